@@ -1,0 +1,90 @@
+"""What must be reached, in one table, and the rows of the one table that is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`met` takes the row's value and its ratio."""
+
+    text: str
+    met: Callable[[float, float], bool]
+
+
+BARS = {
+    "startup": Bar("≤ 1.35x", lambda _, ratio: ratio <= 1.35),
+    "core": Bar("≤ 1.15x", lambda _, ratio: ratio <= 1.15),
+    "launch64": Bar("< 50 ms", lambda value, _: value < 50),
+    "torchrun": Bar("≥ 40x", lambda _, ratio: ratio >= 40),
+    "growth": Bar("≤ 1.3x", lambda _, ratio: ratio <= 1.3),
+    "teardown": Bar("≤ 40 ms", lambda value, _: value <= 40),
+    "output": Bar("≥ 300 MB/s or ≥ 0.5x", lambda value, ratio: value >= 300 or ratio >= 0.5),
+    "whole": Bar("0 lines", lambda value, _: value == 0),
+    "memory": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
+    "idle": Bar("0", lambda value, _: value == 0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table. `against` says what the ratio is to."""
+
+    figure: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    against: str = ""
+    bar: str | None = None
+
+    @property
+    def met(self) -> bool | None:
+        if self.bar is None:
+            return None
+        return BARS[self.bar].met(self.value, self.ratio if self.ratio is not None else float("nan"))
+
+    def record(self) -> dict[str, Any]:
+        text = BARS[self.bar].text if self.bar else None
+        fields = ("figure", "value", "unit", "ratio", "against")
+        return {**{name: getattr(self, name) for name in fields}, "bar": text, "met": self.met}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What one script found out: rows to print, samples to keep, remarks (a peer that is not usable)."""
+
+    name: str
+    rows: Sequence[Row]
+    samples: dict[str, Any]
+    remarks: Sequence[str] = field(default_factory=tuple)
+
+
+def format_value(row: Row) -> str:
+    digits = 0 if row.value == int(row.value) else 2 if abs(row.value) < 100 else 0
+    return f"{row.value:.{digits}f} {row.unit}".strip()
+
+
+def format_cells(row: Row) -> tuple[str, ...]:
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}x {row.against}"
+    bar = BARS[row.bar].text if row.bar else ""
+    return row.figure, format_value(row), ratio, bar, {True: "yes", False: "NO", None: ""}[row.met]
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """A Markdown table whose columns also line up in a terminal."""
+    cells = [("figure", "value", "ratio", "bar", "met"), *map(format_cells, rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(5)]
+    cells.insert(1, tuple("-" * width for width in widths))
+    padded = (map(str.ljust, line, widths) for line in cells)
+    lines = ["| " + " | ".join(line) + " |" for line in padded]
+    return "\n".join(lines)
+
+
+def print_figure(figure: Figure) -> None:
+    """What a script prints when it is run singly."""
+    print(format_table(figure.rows))
+    for remark in figure.remarks:
+        print(f"- {remark}")

@@ -1,0 +1,117 @@
+"""(f) Idle: what the launcher does while 8 ranks sleep. It should be nothing at all.
+
+Two windows: one counts context switches (a wakeup is one) from /proc, one counts system calls with strace.
+They are apart because strace itself wakes what it watches. Every process between us and the ranks counts as
+the launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bars import Figure, Row, print_figure
+from bed import Bed, bed_from_args, scratch
+from gate import Gate
+from launchers import Launcher, find_peer, infini_run
+from sample import CommandFailed, finish, start
+
+RANKS = 8
+SETTLE_S = 1.0
+WINDOW_S = 10.0
+QUICK_WINDOW_S = 2.0
+RANK_PROGRAMS = ("rank", "sleep", "coreutils", "busybox")
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def launcher_pids(pid: int) -> list[int]:
+    """The process itself and all below it that are not ranks (a guard, an agent)."""
+    pids = [pid]
+    for child in children(pid):
+        if Path(os.readlink(f"/proc/{child}/exe")).name not in RANK_PROGRAMS:
+            pids += launcher_pids(child)
+    return pids
+
+
+def switches(pids: list[int]) -> int:
+    """Context switches so far of all threads, voluntary (it slept again) or not."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            lines = (task / "status").read_text().splitlines()
+            total += sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+    return total
+
+
+def count_switches(pids: list[int], window_s: float) -> int:
+    before = switches(pids)
+    time.sleep(window_s)
+    return switches(pids) - before
+
+
+def count_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
+    """System calls under strace; a call that lasts the whole window ends in `<detached ...>` and is none."""
+    strace = shutil.which("strace")
+    if strace is None:
+        raise CommandFailed("strace is not installed")
+    targets = [word for pid in pids for word in ("-p", str(pid))]
+    tracer = start([strace, "-f", "-qq", "-o", str(log), *targets], bed.env)
+    time.sleep(window_s)
+    os.kill(tracer, signal.SIGINT)
+    finish(tracer)
+    return sum("<detached ...>" not in line for line in log.read_text().splitlines())
+
+
+@contextmanager
+def idle_job(bed: Bed, launcher: Launcher, directory: Path) -> Iterator[list[int]]:
+    """A launcher whose ranks all sleep; gives its pids."""
+    with Gate(directory) as gate:
+        argv = launcher.argv(RANKS, [bed.program("rank"), "idle", str(gate.up_path)])
+        pid = start(argv, {**bed.env, **launcher.env})
+        try:
+            gate.wait_up(RANKS)
+            time.sleep(SETTLE_S)
+            yield launcher_pids(pid)
+        finally:
+            os.kill(pid, signal.SIGTERM)
+            finish(pid)
+
+
+def count_idle(bed: Bed, launcher: Launcher, window_s: float) -> dict[str, int]:
+    counts = {}
+    with scratch() as directory, idle_job(bed, launcher, directory) as pids:
+        counts["context switches"] = count_switches(pids, window_s)
+        if shutil.which("strace"):
+            counts["system calls"] = count_calls(bed, pids, window_s, directory / "strace.log")
+    return counts
+
+
+def measure(bed: Bed) -> Figure:
+    window_s = QUICK_WINDOW_S if bed.quick else WINDOW_S
+    unit = f"in {window_s:.0f} s"
+    counts = count_idle(bed, infini_run(bed), window_s)
+    samples = {"infini-run": counts}
+    rows = [Row(figure=f"idle {what}", value=count, unit=unit, bar="idle") for what, count in counts.items()]
+    remarks = [] if "system calls" in counts else ["strace is not installed: no system calls counted"]
+    torchrun = find_peer(bed, "torchrun")
+    if torchrun:
+        samples["torchrun"] = counts = count_idle(bed, torchrun, window_s)
+        rows += [
+            Row(figure=f"- torchrun idle {what}", value=count, unit=unit) for what, count in counts.items()
+        ]
+    return Figure(name="idle", rows=rows, samples=samples, remarks=remarks)
+
+
+if __name__ == "__main__":
+    print_figure(measure(bed_from_args(__doc__)))

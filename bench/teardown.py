@@ -1,0 +1,80 @@
+"""(c) Teardown: from the instant a rank fails to the launcher's exit, with all other ranks dying of TERM.
+
+The failing rank writes the time right before it exits; half of the others are a C program in pause(), half
+are /bin/sleep. All ranks are up before one fails.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+from bars import Figure, Row, print_figure
+from bed import Bed, bed_from_args, scratch
+from gate import Gate
+from launchers import Launcher, find_peers, infini_run
+from sample import Case, CommandFailed, failures, finish, interleave, last_stderr, raw, start
+
+ROUNDS = {8: 20, 64: 20, 256: 10}
+FAIL_CODE = 3
+
+
+def time_teardown(bed: Bed, launcher: Launcher, n: int, directory: Path) -> int:
+    """Runs one job whose last rank fails, and returns the ns from its exit to the launcher's."""
+    stamp = directory / "stamp"
+    stamp.unlink(missing_ok=True)
+    with Gate(directory) as gate:
+        command = [bed.program("rank"), "fail", str(n - 1), str(gate.up_path), str(gate.go_path), str(stamp)]
+        pid = start(launcher.argv(n, command), {**bed.env, **launcher.env})
+        try:
+            gate.wait_up(n)
+        finally:
+            gate.go()
+            code = finish(pid)
+        end = time.monotonic_ns()
+    if code <= 0 or not stamp.exists():
+        raise CommandFailed(f"{launcher.name}: exit code {code}; stderr:\n{last_stderr()}")
+    if launcher.name == "infini-run" and code != FAIL_CODE:
+        raise CommandFailed(f"infini-run: exit code {code}, not that of the rank that failed ({FAIL_CODE})")
+    return end - int(stamp.read_text())
+
+
+def case_of(bed: Bed, launcher: Launcher, n: int, directory: Path) -> Case:
+    return Case(
+        name=f"{launcher.name} N={n}",
+        measure=partial(time_teardown, bed, launcher, n, directory),
+        rounds=max(2, int(bed.rounds(ROUNDS[n]) * launcher.weight)),
+        may_fail=launcher.name != "infini-run",
+    )
+
+
+def rows_at(done: dict[str, Case], launchers: list[Launcher], n: int) -> list[Row]:
+    ours = done[f"infini-run N={n}"].median / 1e6
+    rows = [Row(figure=f"teardown N={n}", value=ours, unit="ms", bar="teardown" if n == 64 else None)]
+    for launcher in launchers[1:]:
+        case = done.get(f"{launcher.name} N={n}")
+        if case:
+            ms = case.median / 1e6
+            figure = f"- {launcher.name} teardown N={n}"
+            rows.append(Row(figure=figure, value=ms, unit="ms", ratio=ms / ours, against="infini-run"))
+    return rows
+
+
+def measure(bed: Bed) -> Figure:
+    launchers = [infini_run(bed), *(peer for peer in find_peers(bed)[0] if peer.stops_most)]
+    with scratch() as directory:
+        cases = [
+            case_of(bed, launcher, n, directory)
+            for n in ROUNDS
+            for launcher in launchers
+            if n <= launcher.stops_most
+        ]
+        done = interleave(cases)
+    rows = [row for n in ROUNDS for row in rows_at(done, launchers, n)]
+    remarks = failures(cases)
+    return Figure(name="teardown", rows=rows, samples=raw(cases), remarks=remarks)
+
+
+if __name__ == "__main__":
+    print_figure(measure(bed_from_args(__doc__)))

@@ -1,0 +1,160 @@
+/* arena.c: the memory that children read between clone and exec: slots, strings, stacks.
+ *
+ * One mapping per spawn, filled before the first clone and given back when the last child has left.
+ * All of the caller's strings are copied, so nothing of the caller's is read after the spawn. */
+#include "core.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct arena {
+    char **pointers;
+    char *strings;
+};
+
+static size_t list_length(const char *const *list) {
+    size_t n = 0;
+    while (list[n] != NULL) n++;
+    return n;
+}
+
+static size_t list_bytes(const char *const *list) {
+    size_t bytes = 0;
+    for (size_t i = 0; list[i] != NULL; i++) bytes += strlen(list[i]) + 1;
+    return bytes;
+}
+
+static size_t env_bytes(const struct ir_worker *worker) {
+    const char *end = worker->env;
+    for (uint32_t i = 0; i < worker->env_count; i++) end += strlen(end) + 1;
+    return (size_t)(end - worker->env);
+}
+
+static char *arena_string(struct arena *arena, const char *string) {
+    size_t size = strlen(string) + 1;
+    char *copy = memcpy(arena->strings, string, size);
+    arena->strings += size;
+    return copy;
+}
+
+static char **arena_list(struct arena *arena, const char *const *list) {
+    char **copy = arena->pointers;
+    for (size_t i = 0; list[i] != NULL; i++) *arena->pointers++ = arena_string(arena, list[i]);
+    *arena->pointers++ = NULL;
+    return copy;
+}
+
+/* The base environment's strings are copied once; each worker has its own pointers to them. */
+static char **arena_env(struct arena *arena, char *const *base, const struct ir_worker *worker) {
+    char **copy = arena->pointers;
+    while (*base != NULL) *arena->pointers++ = *base++;
+    const char *string = worker->env;
+    for (uint32_t i = 0; i < worker->env_count; i++) {
+        *arena->pointers++ = arena_string(arena, string);
+        string += strlen(string) + 1;
+    }
+    *arena->pointers++ = NULL;
+    return copy;
+}
+
+static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                     struct arena *ret_arena) {
+    size_t base = n > 0 ? list_length(workers[0].base_env) + 1 : 0;
+    size_t pointers = base;
+    size_t strings = n > 0 ? list_bytes(workers[0].base_env) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (workers[i].base_env != workers[0].base_env) return -EINVAL;
+        pointers += list_length(workers[i].argv) + 1 + base + workers[i].env_count;
+        strings += list_bytes(workers[i].argv) + env_bytes(&workers[i]) +
+                   strlen(workers[i].program) + 1;
+        if (workers[i].cwd != NULL) strings += strlen(workers[i].cwd) + 1;
+    }
+    strings += 128; /* the maps of a user namespace */
+    size_t head = n * sizeof(struct slot) + pointers * sizeof(char *) + strings;
+    head = (head + 4095) & ~(size_t)4095;
+    g->arena_size = head + (size_t)n * STACK_SIZE;
+    /* shared: after a fork, the child's failure must still reach us */
+    void *memory = mmap(NULL, g->arena_size, PROT_READ | PROT_WRITE,
+                        ((g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE) |
+                            MAP_ANONYMOUS | MAP_NORESERVE,
+                        -1, 0);
+    if (memory == MAP_FAILED) return -errno;
+    g->arena = memory;
+    g->slots = memory;
+    ret_arena->pointers = (char **)(void *)((char *)memory + n * sizeof(struct slot));
+    ret_arena->strings = (char *)(ret_arena->pointers + pointers);
+    return 0;
+}
+
+void arena_free(struct ir_group *g) {
+    if (g->arena != NULL) (void)munmap(g->arena, g->arena_size);
+    g->arena = NULL;
+    g->slots = NULL;
+}
+
+/* Handlers must not run in a child that shares our memory; SIGPIPE and SIGXFSZ are what Python
+ * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for us. */
+static uint64_t signals_to_default(void) {
+    uint64_t defaults =
+        SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGCHLD);
+    for (int sig = 1; sig <= SIGRTMAX; sig++) {
+        struct sigaction action;
+        if (sigaction(sig, NULL, &action) < 0) continue;
+        if (action.sa_handler != SIG_DFL && action.sa_handler != SIG_IGN)
+            defaults |= SIGNAL_BIT(sig);
+    }
+    return defaults;
+}
+
+static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                       struct arena *arena, uint64_t blocked) {
+    char **base = n > 0 ? arena_list(arena, workers[0].base_env) : NULL;
+    uint64_t defaults = signals_to_default();
+    char **argv = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct ir_worker *worker = &workers[i];
+        struct slot *slot = &g->slots[i];
+        if (i == 0 || worker->argv != workers[i - 1].argv) argv = arena_list(arena, worker->argv);
+        *slot = (struct slot){
+            .program = arena_string(arena, worker->program),
+            .argv = argv,
+            .envp = arena_env(arena, base, worker),
+            .cwd = worker->cwd != NULL ? arena_string(arena, worker->cwd) : NULL,
+            .blocked = (g->config.flags & IR_OWN_PROCESS) ? g->config.blocked : blocked,
+            .defaults = defaults,
+            .nofile_soft = g->config.entry.nofile_soft,
+            .nofile_hard = g->config.entry.nofile_hard,
+            .parent = g->self,
+            .stdio = {worker->stdio[0], worker->stdio[1], worker->stdio[2]},
+            .terminal_fd = (worker->flags & IR_WORKER_FOREGROUND) && tty_is_ours(g) ? g->terminal_fd : -1,
+            .flags = worker->flags,
+        };
+    }
+}
+
+static void slot_add_user_namespace(struct slot *slot, struct arena *arena) {
+    char map[64];
+    (void)snprintf(map, sizeof map, "%u %u 1", (unsigned)geteuid(), (unsigned)geteuid());
+    slot->uid_map = arena_string(arena, map);
+    (void)snprintf(map, sizeof map, "%u %u 1", (unsigned)getegid(), (unsigned)getegid());
+    slot->gid_map = arena_string(arena, map);
+}
+
+int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked) {
+    struct arena arena = {0};
+    int r = arena_new(g, workers, n, &arena);
+    if (r < 0) return r;
+    slots_fill(g, workers, n, &arena, blocked);
+    for (uint32_t i = 0; i < n; i++)
+        if ((workers[i].flags & IR_WORKER_ISOLATE) && geteuid() != 0)
+            slot_add_user_namespace(&g->slots[i], &arena);
+    return 0;
+}
+
+/* Stacks grow down; each child's begins where the next one's ends. */
+void *arena_stack(const struct ir_group *g, uint32_t index) {
+    return (char *)g->arena + g->arena_size - (size_t)index * STACK_SIZE;
+}

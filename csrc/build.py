@@ -1,0 +1,31 @@
+"""The cffi definition of the core: cut from irun.h, so that nothing can drift.
+
+The extension uses the limited API, so that one abi3 build serves CPython 3.10 and later.
+IRUN_CFLAGS adds compiler flags (the sanitizer, coverage and warning builds of the Makefile).
+"""
+
+import os
+
+from cffi import FFI
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+SOURCES = sorted(name for name in os.listdir(HERE) if name.endswith(".c") and not name.startswith("_"))
+
+with open(os.path.join(HERE, "irun.h"), encoding="ascii") as file:
+    definition = file.read().split("/* [cffi] */")[1]
+
+flags = os.environ.get("IRUN_CFLAGS", "").split()
+
+ffi = FFI()
+ffi.cdef(definition)
+ffi.set_source(
+    "infini_run._irun",
+    '#include "irun.h"',
+    sources=[os.path.relpath(os.path.join(HERE, name), os.getcwd()) for name in SOURCES],
+    include_dirs=[HERE],
+    define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
+    py_limited_api=True,
+    extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread", *flags],
+    extra_link_args=["-pthread", *flags],
+)

@@ -1,0 +1,142 @@
+/* child.c: what a child does between clone and exec.
+ *
+ * The child may share our memory until its exec (CLONE_VM), and the thread-local errno with it. So
+ * everything here is raw system calls on data that was prepared before the clone: no libc wrapper
+ * (it would write the parent's errno), no allocation, no lock, nothing of ours from other files.
+ * See signal-safety(7), and musl's posix_spawn for the same rule. */
+#include "core.h"
+
+#include <fcntl.h>
+#include <linux/prctl.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+static long raw(long number, long a, long b, long c, long d, long e) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+#elif defined(__aarch64__)
+static long raw(long number, long a, long b, long c, long d, long e) {
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    register long x4 __asm__("x4") = e;
+    __asm__ volatile("svc 0"
+                     : "+r"(x0)
+                     : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4)
+                     : "memory");
+    return x0;
+}
+#else /* only reached after a real fork (spawn.c), where errno is our own copy */
+#include <errno.h>
+static long raw(long number, long a, long b, long c, long d, long e) {
+    long result = syscall(number, a, b, c, d, e);
+    return result < 0 ? -errno : result;
+}
+#endif
+
+/* The kernel's own sigaction, not libc's: for SIG_DFL only the zeroes matter. */
+struct kernel_sigaction {
+    unsigned long handler, flags, restorer, mask;
+};
+
+_Noreturn static void child_fail(struct slot *slot, int step, long result) {
+    slot->error = (int)-result;
+    slot->step = step;
+    for (;;) (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
+}
+
+static long child_write_file(const char *path, const char *text) {
+    long fd = raw(SYS_openat, AT_FDCWD, (long)path, O_WRONLY | O_CLOEXEC, 0, 0);
+    if (fd < 0) return fd;
+    long size = 0;
+    while (text[size] != '\0') size++;
+    long result = raw(SYS_write, fd, (long)text, size, 0, 0);
+    (void)raw(SYS_close, fd, 0, 0, 0, 0);
+    return result < 0 ? result : 0;
+}
+
+/* A /proc that shows the new PID namespace, seen by nobody outside it (pid_namespaces(7)). */
+static void child_isolate(struct slot *slot) {
+    long r = 0;
+    if (slot->uid_map != NULL) {
+        (void)child_write_file("/proc/self/setgroups", "deny"); /* absent before Linux 3.19 */
+        r = child_write_file("/proc/self/uid_map", slot->uid_map);
+        if (r == 0) r = child_write_file("/proc/self/gid_map", slot->gid_map);
+        if (r < 0) child_fail(slot, IR_STEP_USER_NAMESPACE, r);
+    }
+    r = raw(SYS_mount, (long)"none", (long)"/", 0, MS_REC | MS_PRIVATE, 0);
+    if (r == 0)
+        r = raw(SYS_mount, (long)"proc", (long)"/proc", (long)"proc",
+                MS_NOSUID | MS_NODEV | MS_NOEXEC, 0);
+    if (r < 0) child_fail(slot, IR_STEP_PROC, r);
+}
+
+/* The parent-death signal covers a launcher that is SIGKILLed; one that died before the prctl is
+ * seen by the parent's pid having changed. In a new PID namespace getppid says 0. */
+static void child_tie(struct slot *slot) {
+    long r = raw(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (r < 0) child_fail(slot, IR_STEP_PARENT, r);
+    if (slot->flags & IR_WORKER_ISOLATE) return;
+    if (raw(SYS_getppid, 0, 0, 0, 0, 0) != slot->parent)
+        for (;;) (void)raw(SYS_exit_group, 128 + SIGKILL, 0, 0, 0, 0);
+}
+
+static void child_stdio(struct slot *slot) {
+    for (int i = 0; i < 3; i++) {
+        if (slot->stdio[i] == IR_FD_INHERIT) continue;
+        long r = raw(SYS_dup3, slot->stdio[i], i, 0, 0, 0);
+        if (r < 0) child_fail(slot, IR_STEP_STDIO, r);
+    }
+}
+
+/* Handlers first, the mask last: no handler of the parent may ever run in memory that is shared. */
+static void child_signals(struct slot *slot) {
+    struct kernel_sigaction action = {0, 0, 0, 0};
+    for (int sig = 1; sig <= 64; sig++) {
+        if (!(slot->defaults & SIGNAL_BIT(sig))) continue;
+        long r = raw(SYS_rt_sigaction, sig, (long)&action, 0, 8, 0);
+        if (r < 0) child_fail(slot, IR_STEP_SIGNALS, r);
+    }
+    uint64_t mask = slot->blocked;
+    long r = raw(SYS_rt_sigprocmask, SIG_SETMASK, (long)&mask, 0, 8, 0);
+    if (r < 0) child_fail(slot, IR_STEP_SIGNALS, r);
+}
+
+int child_main(void *argument) {
+    struct slot *slot = argument;
+    long r = raw(SYS_setpgid, 0, 0, 0, 0, 0);
+    if (r < 0) child_fail(slot, IR_STEP_GROUP, r);
+    if (slot->flags & IR_WORKER_DIES_WITH_US) child_tie(slot);
+    if (slot->flags & IR_WORKER_ISOLATE) child_isolate(slot);
+    if (slot->cwd != NULL) {
+        r = raw(SYS_chdir, (long)slot->cwd, 0, 0, 0, 0);
+        if (r < 0) child_fail(slot, IR_STEP_CWD, r);
+    }
+    if (slot->terminal_fd >= 0) { /* all signals are blocked: no SIGTTOU */
+        pid_t self = (pid_t)raw(SYS_getpid, 0, 0, 0, 0, 0);
+        r = raw(SYS_ioctl, slot->terminal_fd, TIOCSPGRP, (long)&self, 0, 0);
+        if (r < 0) child_fail(slot, IR_STEP_TERMINAL, r);
+    }
+    child_stdio(slot);
+    if (slot->nofile_hard != 0) {
+        uint64_t limit[2] = {slot->nofile_soft, slot->nofile_hard};
+        r = raw(SYS_prlimit64, 0, RLIMIT_NOFILE, (long)limit, 0, 0);
+        if (r < 0) child_fail(slot, IR_STEP_LIMIT, r);
+    }
+    child_signals(slot);
+    r = raw(SYS_execve, (long)slot->program, (long)slot->argv, (long)slot->envp, 0, 0);
+    child_fail(slot, IR_STEP_EXEC, r);
+}

@@ -1,0 +1,233 @@
+/* core.h: what the files of the core share. Not public.
+ *
+ * fd.c     descriptors                       child.c  between clone and exec
+ * spawn.c  the clone loop, arena.c its memory wait.c   exits, in the order of death
+ * state.c  the stop's timetable              stray.c  descendants that outlive the workers
+ * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
+ * pump.c   pipes to lines                    sink.c   lines to the console
+ * input.c  our stdin to the workers          group.c  the handle; entry.c the process at its start */
+#ifndef CORE_H
+#define CORE_H
+
+#include <limits.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "irun.h"
+
+/* The child's code is raw system calls on these two; elsewhere, and under a sanitizer that keeps
+ * shadow state per address space, a plain fork. */
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(__SANITIZE_ADDRESS__)
+#define CAN_SHARE_MEMORY true
+#else
+#define CAN_SHARE_MEMORY false
+#endif
+
+#define STACK_SIZE 16384u /* a child's, until its exec */
+#define NS_PER_MS 1000000LL
+#define GIVE_UP_MS 5000          /* how long we wait for what SIGKILL does not end */
+#define CONSOLE_WAIT_MS 1000     /* after a stop, how long for a reader that does not read */
+#define STREAM_BUFFER 65536u     /* the longest line that is passed on in one piece */
+#define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
+#define SINK_MARGIN 8192u
+#define TAIL_BUFFER 4096u        /* last words that are kept for the report */
+
+#define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
+#define ALL_SIGNALS (~UINT64_C(0))
+
+struct ir_group;
+
+/* ---- what an epoll event means: kind in the high half, index in the low one */
+enum watch {
+    WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
+    WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET,
+};
+
+/* ---- child.c: everything a child needs, and where it leaves its failure */
+struct slot {
+    const char *program;
+    char *const *argv;
+    char *const *envp;
+    const char *cwd;
+    const char *uid_map; /* NULL: no user namespace */
+    const char *gid_map;
+    uint64_t blocked;    /* the mask it gets */
+    uint64_t defaults;   /* signals put back to default */
+    uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
+    pid_t parent;
+    int stdio[3];        /* >= 3, or IR_FD_INHERIT */
+    int terminal_fd;     /* -1: the foreground is not handed over */
+    uint32_t flags;      /* ir_worker.flags */
+    volatile int step;   /* out: what failed, and why */
+    volatile int error;
+};
+int child_main(void *slot);
+
+/* ---- a worker and its pipes */
+struct stream {
+    int fd;          /* -1: closed */
+    int to;          /* IR_TO_CONSOLE | IR_TO_LOG */
+    bool paused;     /* not watched, with bytes at hand: the console does not take more */
+    bool ended;      /* no more will come: an unended last line is passed on too */
+    bool more;       /* the last piece did not end its line */
+    uint32_t start;  /* buffer[start..end) is not passed on yet */
+    uint32_t end;
+    char *buffer;    /* STREAM_BUFFER, once there was output */
+    const char *label, *label_more;
+    uint32_t label_size, label_more_size;
+};
+
+struct worker {
+    pid_t pid;       /* 0: never started */
+    int pidfd;       /* stays open after the reaping: it still names the process group */
+    int log_fd;
+    int child_ends[3]; /* of its pipes, until it has them */
+    bool reaped;
+    bool told;       /* our stop signal was sent */
+    int failed_step; /* between clone and exec; 0: it did exec */
+    int failed_errno;
+    bool log_lost;   /* told once */
+    int log_open;    /* stream whose unended line is the log's last, or -1 */
+    struct stream streams[2];
+    char *tail;      /* TAIL_BUFFER, a ring of stderr */
+    uint64_t tail_count;
+};
+
+/* ---- sink.c: one console */
+struct sink {
+    int fd;          /* -1: none */
+    bool owned;      /* fd is ours to close */
+    bool pollable;   /* a pipe, socket or terminal: never block on it */
+    bool nonblocking; /* our own O_NONBLOCK description: any size may be written */
+    bool waiting;    /* watched for room */
+    int which;
+    bool broken;     /* EPIPE and the like: everything more is dropped */
+    uint32_t start, end;
+    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own */
+};
+
+/* ---- input.c: our stdin to several workers */
+struct target { int fd; uint32_t done; bool waiting; };
+struct input {
+    int fd;          /* -1: none */
+    bool watchable;  /* not a regular file, which is always ready */
+    uint32_t n, end;
+    struct target *targets;
+    char *buffer;
+};
+
+enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
+enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
+
+struct ir_group {
+    struct ir_config config;
+    char *mark;
+    int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd, terminal_fd;
+    int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
+    enum state state;
+    bool hurry;                 /* a second stop came: no further grace */
+    bool told;                  /* a signal from outside stopped us */
+    bool console_told;
+    bool has_group_pidfd;       /* PIDFD_SIGNAL_PROCESS_GROUP works (Linux 6.9) */
+    int stop_with;              /* the signal that this stop sends */
+    pid_t self;
+    uint32_t capacity, n, started, alive, abandoned, strays_alive;
+    struct worker *workers;
+    char *labels;               /* copies */
+    void *arena;                /* slots, stacks, strings of the children until their exec */
+    size_t arena_size;
+    struct slot *slots;
+    struct ir_event *events;    /* a ring */
+    uint32_t event_head, event_count, event_capacity, strays_told;
+    struct sink sinks[2];       /* sinks[1].fd == -1 and err_sink 0 where both are one file */
+    int err_sink;
+    struct input input;
+    char *log_buffer;           /* STREAM_BUFFER, for the marked lines of one write */
+    pid_t *foreign;             /* children that we had before: reaped, never touched */
+    uint32_t foreign_count;
+};
+
+/* fd.c */
+int fd_close(int fd);
+int fd_above_stdio(int fd);
+int fd_duplicate(int fd);
+int fd_pipe(int ret_fds[2], int nonblocking_end);
+int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
+int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
+void fd_unwatch(const struct ir_group *g, int fd);
+int64_t clock_ns(void);
+void timer_set(const struct ir_group *g, int64_t delay_ms);
+
+/* group.c */
+struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid);
+bool event_room(const struct ir_group *g);
+
+/* arena.c */
+int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked);
+void *arena_stack(const struct ir_group *g, uint32_t index);
+void arena_free(struct ir_group *g);
+
+/* spawn.c */
+int pidfd_open_of(const struct ir_group *g, pid_t pid);
+
+/* wait.c */
+void worker_exited_wait(struct ir_group *g, uint32_t index);
+void wait_exits(struct ir_group *g);
+void wait_execs(struct ir_group *g);
+void wait_any(struct ir_group *g);
+bool wait_has_children(void);
+int waiter_start(struct ir_group *g, uint32_t index);
+void waiter_ready(struct ir_group *g);
+
+/* state.c */
+void state_cause(struct ir_group *g, enum cause cause);
+void state_check(struct ir_group *g);
+
+/* stray.c */
+int stray_foreign(struct ir_group *g);
+uint32_t stray_count(struct ir_group *g);
+uint32_t stray_signal(struct ir_group *g, int sig, bool tell);
+void stray_name_stuck(struct ir_group *g);
+void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
+
+/* signal.c */
+int signal_open(struct ir_group *g);
+void signal_ready(struct ir_group *g);
+int group_signal_leaders(struct ir_group *g, int sig);
+void group_signal_groups(struct ir_group *g, int sig);
+
+/* tty.c */
+int tty_prepare(struct ir_group *g);
+bool tty_is_ours(const struct ir_group *g);
+void tty_hand_over(struct ir_group *g);
+void tty_restore(struct ir_group *g);
+void tty_suspend(struct ir_group *g);
+void tty_check_stopped(struct ir_group *g);
+
+/* pump.c */
+void pump_ready(struct ir_group *g, uint32_t index, int which);
+void pump_drain(struct ir_group *g, uint32_t index);
+void pump_resume(struct ir_group *g);
+void pump_close(struct ir_group *g);
+bool pump_idle(const struct ir_group *g);
+
+/* sink.c */
+int sink_open(struct ir_group *g);
+struct sink *sink_of(struct ir_group *g, int which);
+bool sink_has_room(struct ir_group *g, struct sink *s, uint32_t wanted);
+void sink_put(struct sink *s, const char *bytes, uint32_t size);
+void sink_flush(struct ir_group *g, struct sink *s);
+void sink_flush_all(struct ir_group *g);
+bool sink_empty(const struct ir_group *g);
+void sink_close(struct ir_group *g);
+
+/* input.c */
+int input_open(struct ir_group *g, const int *fds, uint32_t n);
+void input_source_ready(struct ir_group *g);
+void input_target_ready(struct ir_group *g, uint32_t index);
+void input_resume(struct ir_group *g);
+void input_close(struct ir_group *g);
+
+#endif

@@ -1,0 +1,90 @@
+/* fd.c: descriptors. Every descriptor of ours is close-on-exec from birth and above 2. */
+#include "core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+int fd_close(int fd) {
+    if (fd >= 0) (void)close(fd);
+    return -1;
+}
+
+/* Moves a new descriptor above 2: in a library the host may have closed its stdio, and a worker's
+ * stdio is made by dup2 onto 0-2, which must not overwrite a source. */
+int fd_above_stdio(int fd) {
+    if (fd < 0 || fd > 2) return fd;
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    int r = moved < 0 ? -errno : moved;
+    (void)close(fd);
+    return r;
+}
+
+int fd_duplicate(int fd) {
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    return copy < 0 ? -errno : copy;
+}
+
+/* A pipe; `nonblocking_end` (0 or 1) is ours, the other goes to a worker, who expects to block. */
+int fd_pipe(int ret_fds[2], int nonblocking_end) {
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0) return -errno;
+    for (int i = 0; i < 2; i++) {
+        fds[i] = fd_above_stdio(fds[i]);
+        if (fds[i] < 0) {
+            int r = fds[i];
+            (void)fd_close(fds[1 - i]);
+            return r;
+        }
+    }
+    if (fcntl(fds[nonblocking_end], F_SETFL, O_NONBLOCK) < 0) {
+        int r = -errno;
+        (void)close(fds[0]);
+        (void)close(fds[1]);
+        return r;
+    }
+    ret_fds[0] = fds[0];
+    ret_fds[1] = fds[1];
+    return 0;
+}
+
+static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events, enum watch kind,
+                      uint32_t index) {
+    struct epoll_event event = {.events = events,
+                                .data.u64 = ((uint64_t)kind << 32) | index};
+    return epoll_ctl(g->epoll_fd, op, fd, &event) < 0 ? -errno : 0;
+}
+
+int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
+             uint32_t index) {
+    return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
+}
+
+int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
+               uint32_t index) {
+    return fd_control(g, EPOLL_CTL_MOD, fd, events, kind, index);
+}
+
+void fd_unwatch(const struct ir_group *g, int fd) {
+    (void)epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+int64_t clock_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Arms the one timer of the timetable; a negative delay disarms it. */
+void timer_set(const struct ir_group *g, int64_t delay_ms) {
+    struct itimerspec when = {0};
+    if (delay_ms >= 0) {
+        when.it_value.tv_sec = (time_t)(delay_ms / 1000);
+        when.it_value.tv_nsec = (long)(delay_ms % 1000 * NS_PER_MS);
+        if (delay_ms == 0) when.it_value.tv_nsec = 1;
+    }
+    (void)timerfd_settime(g->timer_fd, 0, &when, NULL);
+}

@@ -1,0 +1,120 @@
+/* input.c: our stdin to several workers, or a terminal to one of several.
+ *
+ * One buffer; it is filled again when every target has taken it, so the slowest reader sets the
+ * pace and nobody misses a byte. A target that closed its stdin is forgotten. */
+#include "core.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define INPUT_BUFFER 65536u
+
+int input_open(struct ir_group *g, const int *fds, uint32_t n) {
+    struct input *in = &g->input;
+    if (n == 0) return 0;
+    in->targets = calloc(n, sizeof *in->targets);
+    in->buffer = malloc(INPUT_BUFFER);
+    if (in->targets == NULL || in->buffer == NULL) {
+        for (uint32_t i = 0; i < n; i++) (void)fd_close(fds[i]);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < n; i++) in->targets[i] = (struct target){.fd = fds[i]};
+    in->n = n;
+    in->fd = fd_duplicate(g->config.stdin_fd);
+    if (in->fd < 0) return in->fd;
+    int r = fd_watch(g, in->fd, EPOLLIN, WATCH_SOURCE, 0);
+    in->watchable = r != -EPERM;
+    return in->watchable ? r : 0;
+}
+
+static void target_close(struct target *target) {
+    target->fd = fd_close(target->fd);
+    target->waiting = false;
+}
+
+void input_close(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->input.n; i++) target_close(&g->input.targets[i]);
+    g->input.fd = fd_close(g->input.fd);
+}
+
+/* True: it has taken the whole buffer, or is gone. */
+static bool target_feed(struct ir_group *g, uint32_t index) {
+    struct input *in = &g->input;
+    struct target *target = &in->targets[index];
+    while (target->fd >= 0 && target->done < in->end) {
+        ssize_t n = write(target->fd, in->buffer + target->done, in->end - target->done);
+        if (n >= 0) {
+            target->done += (uint32_t)n;
+        } else if (errno == EAGAIN) {
+            if (!target->waiting) (void)fd_watch(g, target->fd, EPOLLOUT, WATCH_TARGET, index);
+            target->waiting = true;
+            return false;
+        } else if (errno != EINTR) {
+            target_close(target); /* EPIPE: it reads no more */
+        }
+    }
+    if (target->waiting) fd_unwatch(g, target->fd);
+    target->waiting = false;
+    return true;
+}
+
+static bool input_feed(struct ir_group *g) {
+    bool all = true, any = false;
+    for (uint32_t i = 0; i < g->input.n; i++) {
+        all &= target_feed(g, i);
+        any |= g->input.targets[i].fd >= 0;
+    }
+    if (!any) input_close(g);
+    return all;
+}
+
+static void source_watch(struct ir_group *g, bool watch) {
+    if (!g->input.watchable || g->input.fd < 0) return;
+    if (watch) (void)fd_watch(g, g->input.fd, EPOLLIN, WATCH_SOURCE, 0);
+    else fd_unwatch(g, g->input.fd);
+}
+
+/* In the background a terminal's read is EIO (SIGTTIN is blocked): we look again after SIGCONT. */
+static bool source_read(struct ir_group *g) {
+    struct input *in = &g->input;
+    ssize_t n = read(in->fd, in->buffer, INPUT_BUFFER);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+    if (n < 0 && errno == EIO && isatty(in->fd)) {
+        source_watch(g, false);
+        return false;
+    }
+    if (n <= 0) {
+        input_close(g);
+        return false;
+    }
+    in->end = (uint32_t)n;
+    for (uint32_t i = 0; i < in->n; i++) in->targets[i].done = 0;
+    return true;
+}
+
+void input_source_ready(struct ir_group *g) {
+    while (g->input.fd >= 0 && source_read(g)) {
+        if (!input_feed(g)) {
+            source_watch(g, false);
+            return;
+        }
+        if (g->input.watchable) return;
+    }
+}
+
+void input_target_ready(struct ir_group *g, uint32_t index) {
+    if (!target_feed(g, index)) return;
+    for (uint32_t i = 0; i < g->input.n; i++)
+        if (g->input.targets[i].fd >= 0 && g->input.targets[i].done < g->input.end) return;
+    if (!g->input.watchable) input_source_ready(g);
+    else source_watch(g, true);
+}
+
+/* After the spawn, for a source that cannot be watched; and when we are continued. */
+void input_resume(struct ir_group *g) {
+    if (g->input.fd < 0) return;
+    if (!g->input.watchable) input_source_ready(g);
+    else source_watch(g, true);
+}

@@ -1,0 +1,171 @@
+/* irun.h: the public face of the core, and the single source of the cffi definition.
+ *
+ * A group is the live workers of one node. It is spawned once, watched with wait and step, stopped
+ * in stages, and freed. The core never prints, never exits the process and holds no global state.
+ *
+ * Every function that can fail returns a negative errno. Times are nanoseconds of CLOCK_MONOTONIC.
+ * Sets of signals are 64-bit masks: bit n-1 is signal n.
+ *
+ * A group may be used from several threads if the caller serialises all calls but ir_group_wait,
+ * which may block in one thread (or several) while another calls the rest. */
+#ifndef IRUN_H
+#define IRUN_H
+
+#include <stdint.h>
+
+/* [cffi] */
+
+/* What the process looked like when it was started; ir_entry_take fills it. */
+struct ir_entry {
+    uint64_t ignored;     /* signals that were ignored */
+    uint64_t nofile_soft; /* RLIMIT_NOFILE, given back to workers */
+    uint64_t nofile_hard;
+    int32_t closed;       /* bit i: descriptor i (0-2) was closed and is /dev/null now */
+};
+
+enum { /* ir_config.flags */
+    IR_OWN_PROCESS = 1, /* the whole process is ours: take signals, adopt and reap orphans */
+    IR_USE_FORK = 2,    /* plain fork instead of clone(CLONE_VM) */
+    IR_NO_PIDFD = 4,    /* behave as on a kernel without pidfds (before 5.3) */
+};
+
+enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
+
+struct ir_config {
+    const char *mark;         /* "NAME=value", in every worker's environment: how strays are known */
+    uint64_t blocked;         /* own process: the signal mask that workers get */
+    struct ir_entry entry;    /* own process: from ir_entry_take */
+    int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
+    int32_t stop_signal;
+    int32_t stop_scope;
+    int32_t console_fd[2];    /* where labelled stdout and stderr go; -1: nowhere */
+    int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
+    uint32_t flags;
+};
+
+enum { IR_FD_INHERIT = -1, IR_FD_PIPE = -2 }; /* ir_worker.stdio, instead of a descriptor */
+
+enum { IR_TO_CONSOLE = 1, IR_TO_LOG = 2 }; /* ir_worker.output */
+
+enum { /* ir_worker.flags */
+    IR_WORKER_FOREGROUND = 1, /* gets the terminal, if it is ours to give */
+    IR_WORKER_ISOLATE = 2,    /* process 1 of a new PID namespace with a /proc of its own */
+    IR_WORKER_DIES_WITH_US = 4, /* SIGKILL when the spawning thread ends: not from short-lived threads */
+};
+
+/* One process of the plan. All strings are copied before ir_group_spawn returns. */
+struct ir_worker {
+    const char *program;         /* the file to execute; no search */
+    const char *const *argv;     /* NULL-ended */
+    const char *const *base_env; /* NULL-ended; the same array for every worker */
+    const char *env;             /* "NAME=value" strings one after the other, each NUL-ended */
+    const char *cwd;             /* NULL: ours */
+    const char *label[2];        /* put before each line of stdout and stderr on the console */
+    const char *label_more[2];   /* the same, before the further pieces of an overlong line */
+    uint32_t env_count;          /* how many strings in env */
+    uint32_t flags;
+    int32_t stdio[3];            /* a descriptor, IR_FD_INHERIT or IR_FD_PIPE */
+    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG */
+    int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
+};
+
+enum { /* ir_failure.step: what could not be done */
+    IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
+    IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC,
+};
+
+struct ir_failure {
+    int32_t worker;
+    int32_t step;
+    int32_t error; /* positive errno */
+};
+
+enum { /* ir_event.kind */
+    IR_STARTED = 1,   /* worker, pid */
+    IR_EXITED,        /* worker, pid, code or signal, flags, usage */
+    IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
+    IR_TOLD,          /* signal: from outside, it stops the group (again: it kills it) */
+    IR_PASSED,        /* signal: from outside, passed on to the workers */
+    IR_STRAY,         /* pid, name: a descendant that outlived the workers and is being stopped */
+    IR_STUCK,         /* pid, name, code: state letter; SIGKILL did not end it: given up */
+    IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
+    IR_OUTPUT_HELD,   /* worker, code: stream; still open in a process that we may not end */
+    IR_CONSOLE_STUCK, /* nobody reads the console; the last output waits for its reader */
+    IR_ENDED,         /* nothing is left; the last event */
+};
+
+enum { /* ir_event.flags of IR_EXITED */
+    IR_DUMPED_CORE = 1,
+    IR_AFTER_STOP = 2,  /* seen after our stop signal: never the first failure */
+    IR_STATUS_LOST = 4, /* somebody else reaped it; code and signal are unknown */
+};
+
+struct ir_event {
+    int32_t kind;
+    int32_t worker;
+    int32_t pid;
+    int32_t code;
+    int32_t signal;
+    uint32_t flags;
+    int64_t time_ns;
+    int64_t user_us;
+    int64_t system_us;
+    int64_t max_rss_kib;
+    char name[16];
+};
+
+struct ir_group;
+
+/* Own process: takes the process over, once, before anything else is opened. Descriptors 0-2 that
+ * are closed become /dev/null, SIGCHLD becomes default, the soft descriptor limit is raised to the
+ * hard one, and orphans come to us (PR_SET_CHILD_SUBREAPER, Linux 3.4). The caller has blocked all
+ * signals already. Returns 0; -errno where /dev/null cannot be opened. */
+int ir_entry_take(struct ir_entry *ret_entry);
+
+/* Own process: after the spawn, sits in / and closes what the user's shell left open above 2 (our
+ * own descriptors are all close-on-exec), so that nothing is pinned by a mere supervisor.
+ * Returns how many descriptors were closed. */
+int ir_entry_settle(void);
+
+/* Makes a group for `n` workers. -EINVAL: a config that makes no sense; -EMFILE, -ENOMEM. */
+int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group);
+
+/* Starts the workers, in order; returns how many were started: fewer than asked for if a signal
+ * that stops the group came meanwhile. -errno with `ret_failure` filled where one could not be
+ * created: those before it run, and the caller stops the group. A worker that fails between clone
+ * and exec is told by IR_START_FAILED instead. Called once. */
+int ir_group_spawn(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
+                   struct ir_failure *ret_failure);
+
+/* Blocks until ir_group_step has something to do, or for `timeout_ms` (-1: for ever).
+ * 1: something is ready; 0: time is up; -EINTR. Touches nothing but one descriptor. */
+int ir_group_wait(const struct ir_group *group, int timeout_ms);
+
+/* Does what is to be done now, without blocking: moves output, reaps, runs the stop's timetable.
+ * Fills at most `n` events (at least 64 of room) and returns how many. */
+int ir_group_step(struct ir_group *group, struct ir_event *ret_events, uint32_t n);
+
+/* Sends a signal to one worker's leader (`worker` >= 0) or to every worker's (-1). 0 is allowed.
+ * Returns how many got it; -ESRCH: that worker is gone; -EINVAL: no such worker or signal. */
+int ir_group_signal(struct ir_group *group, int worker, int sig);
+
+/* Begins to stop: sends `sig` (0: the configured stop signal) as the stop scope says, and starts
+ * the grace. Nothing happens where that was begun before, or after the end. */
+void ir_group_stop(struct ir_group *group, int sig);
+
+/* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
+void ir_group_kill(struct ir_group *group);
+
+/* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
+int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Puts whole lines of our own on the labelled console, between the workers' lines. */
+void ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
+
+/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. */
+struct ir_group *ir_group_free(struct ir_group *group);
+
+/* [cffi] */
+
+#endif

@@ -1,0 +1,126 @@
+/* signal.c: signals of an own process, and signals to workers.
+ *
+ * All signals are blocked and read from one signalfd, so that none is lost and none has a handler.
+ * A worker that is not reaped yet is signalled by its number, which cannot be reused; after that
+ * its process group, which its children may keep alive, is reached through the pidfd only. */
+#include "core.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
+#define PIDFD_SIGNAL_TO_GROUP 4u /* PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9 */
+
+enum policy {
+    PASS,          /* to each worker's leader: a trainer asked for it, its helpers would die of it */
+    PASS_TO_GROUP, /* what a terminal sends to a whole job */
+    STOPS,         /* ends the job: a request, or a fault signal from outside */
+    SUSPENDS,
+    REAPS,
+    DROPPED,       /* the kernel's answer to something that we did */
+};
+
+static enum policy policy_of(const struct ir_group *g, int sig) {
+    if (sig == SIGCHLD) return REAPS;
+    if (sig < 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
+    switch (sig) {
+    case SIGTERM: case SIGINT: case SIGQUIT:
+    case SIGILL: case SIGTRAP: case SIGABRT: case SIGBUS: case SIGFPE: case SIGSEGV: case SIGSYS:
+        return STOPS;
+    case SIGTSTP:
+        return SUSPENDS;
+    case SIGPIPE: case SIGTTIN: case SIGTTOU:
+        return DROPPED;
+    case SIGHUP: case SIGWINCH: case SIGCONT:
+        return PASS_TO_GROUP;
+    default:
+        return PASS;
+    }
+}
+
+int signal_open(struct ir_group *g) {
+    sigset_t all;
+    (void)sigfillset(&all);
+    g->signal_fd = fd_above_stdio(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (g->signal_fd < 0) return g->signal_fd == -1 ? -errno : g->signal_fd;
+    return fd_watch(g, g->signal_fd, EPOLLIN, WATCH_SIGNALS, 0);
+}
+
+static void worker_signal_group(const struct worker *w, int sig) {
+    if (w->pid == 0) return;
+    if (!w->reaped) (void)kill(-w->pid, sig);
+    else if (w->pidfd >= 0)
+        (void)syscall(SYS_pidfd_send_signal, w->pidfd, sig, NULL, PIDFD_SIGNAL_TO_GROUP);
+}
+
+void group_signal_groups(struct ir_group *g, int sig) {
+    for (uint32_t i = 0; i < g->started; i++) worker_signal_group(&g->workers[i], sig);
+}
+
+int group_signal_leaders(struct ir_group *g, int sig) {
+    int reached = 0;
+    for (uint32_t i = 0; i < g->started; i++) {
+        const struct worker *w = &g->workers[i];
+        if (w->pid != 0 && !w->reaped && kill(w->pid, sig) == 0) reached++;
+    }
+    return reached;
+}
+
+int ir_group_signal(struct ir_group *g, int worker, int sig) {
+    if (sig < 0 || sig > SIGRTMAX || worker >= (int)g->n) return -EINVAL;
+    if (worker < 0) return group_signal_leaders(g, sig);
+    const struct worker *w = &g->workers[worker];
+    if (w->pid == 0 || w->reaped) return -ESRCH;
+    return kill(w->pid, sig) < 0 ? -errno : 1;
+}
+
+/* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
+ * are; TERM and faults as the stop signal that was asked for. */
+static void signal_stops(struct ir_group *g, int sig) {
+    if (event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
+    bool again = g->told;
+    g->told = true;
+    if (again) ir_group_kill(g);
+    else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0);
+}
+
+static void signal_take(struct ir_group *g, int sig) {
+    switch (policy_of(g, sig)) {
+    case REAPS:
+        wait_any(g);
+        tty_check_stopped(g);
+        return;
+    case STOPS:
+        signal_stops(g, sig);
+        return;
+    case SUSPENDS:
+        tty_suspend(g);
+        return;
+    case PASS:
+        (void)group_signal_leaders(g, sig);
+        break;
+    case PASS_TO_GROUP:
+        if (sig == SIGCONT) tty_hand_over(g);
+        group_signal_groups(g, sig);
+        if (sig == SIGCONT) input_resume(g);
+        break;
+    case DROPPED:
+        return;
+    }
+    if (event_room(g)) event_push(g, IR_PASSED, -1, 0)->signal = sig;
+}
+
+void signal_ready(struct ir_group *g) {
+    struct signalfd_siginfo info[16];
+    for (;;) {
+        ssize_t n = read(g->signal_fd, info, sizeof info);
+        if (n <= 0) return;
+        for (size_t i = 0; i < (size_t)n / sizeof *info; i++)
+            signal_take(g, (int)info[i].ssi_signo);
+    }
+}

@@ -1,0 +1,202 @@
+/* spawn.c: the clone loop. Everything that can fail is made before the first clone.
+ *
+ * A child shares our memory until its exec (clone(CLONE_VM) without CLONE_VFORK, each on a stack of
+ * its own), so that children start side by side and no page table is copied. What they read lives
+ * in one arena, which is given back when a close-on-exec pipe says that the last one has left. */
+#include "core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef CLONE_PIDFD
+#define CLONE_PIDFD 0x1000
+#endif
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+static uint64_t mask_of(const sigset_t *set) {
+    uint64_t mask = 0;
+    for (int sig = 1; sig <= SIGRTMAX; sig++)
+        if (sigismember(set, sig) == 1) mask |= SIGNAL_BIT(sig);
+    return mask;
+}
+
+/* Labels outlive the spawn; one copy each, and few of them. */
+static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    size_t size = 1;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++)
+            size += strlen(workers[i].label[k]) + strlen(workers[i].label_more[k]) + 2;
+    char *at = g->labels = malloc(size);
+    if (at == NULL) return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++) {
+            struct stream *stream = &g->workers[i].streams[k];
+            stream->label = strcpy(at, workers[i].label[k]);
+            stream->label_size = (uint32_t)strlen(at);
+            at += stream->label_size + 1;
+            stream->label_more = strcpy(at, workers[i].label_more[k]);
+            stream->label_more_size = (uint32_t)strlen(at);
+            at += stream->label_more_size + 1;
+        }
+    return 0;
+}
+
+static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    uint32_t targets = 0;
+    int *target_fds = calloc(n + 1, sizeof *target_fds);
+    if (target_fds == NULL) return -ENOMEM;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < n; i++) {
+        int fds[2];
+        g->workers[i].log_fd = workers[i].log_fd;
+        if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
+            g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
+            target_fds[targets++] = fds[1];
+        }
+        for (int k = 0; r == 0 && k < 2; k++) {
+            if (workers[i].stdio[k + 1] != IR_FD_PIPE || (r = fd_pipe(fds, 0)) < 0) continue;
+            struct stream *stream = &g->workers[i].streams[k];
+            stream->fd = fds[0];
+            stream->to = workers[i].output[k];
+            g->slots[i].stdio[k + 1] = g->workers[i].child_ends[k + 1] = fds[1];
+            r = fd_watch(g, fds[0], EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
+        }
+    }
+    if (r == 0) r = input_open(g, target_fds, targets);
+    else
+        for (uint32_t i = 0; i < targets; i++) (void)fd_close(target_fds[i]);
+    free(target_fds);
+    return r;
+}
+
+int pidfd_open_of(const struct ir_group *g, pid_t pid) {
+    if (g->config.flags & IR_NO_PIDFD) return -ENOSYS;
+    long fd = syscall(SYS_pidfd_open, pid, 0);
+    return fd < 0 ? -errno : fd_above_stdio((int)fd);
+}
+
+static pid_t worker_clone(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
+    int flags = SIGCHLD;
+    if (!(g->config.flags & IR_NO_PIDFD)) flags |= CLONE_PIDFD;
+    if (slot->flags & IR_WORKER_ISOLATE)
+        flags |= CLONE_NEWPID | CLONE_NEWNS | (slot->uid_map != NULL ? CLONE_NEWUSER : 0);
+    *ret_pidfd = -1; /* and so it stays before Linux 5.2, which ignores CLONE_PIDFD */
+    pid_t pid;
+    if (g->config.flags & IR_USE_FORK) {
+        pid = (pid_t)syscall(SYS_clone, (long)flags, NULL, ret_pidfd, NULL, NULL);
+        if (pid == 0) (void)child_main(slot);
+    } else {
+        pid = clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
+    }
+    return pid < 0 ? -errno : pid;
+}
+
+/* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread. */
+static int worker_watch(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    if (w->pidfd < 0) w->pidfd = pidfd_open_of(g, w->pid);
+    if (w->pidfd >= 0) {
+        struct epoll_event event = {.events = EPOLLIN, .data.u64 = index};
+        if (epoll_ctl(g->exits_fd, EPOLL_CTL_ADD, w->pidfd, &event) == 0) return 0;
+        w->pidfd = fd_close(w->pidfd);
+    }
+    if (g->config.flags & IR_OWN_PROCESS) return 0;
+    return waiter_start(g, index);
+}
+
+/* The slot itself is not touched: the child may still be reading it. */
+static void worker_close_child_ends(struct worker *w) {
+    for (int i = 0; i < 3; i++) w->child_ends[i] = fd_close(w->child_ends[i]);
+}
+
+static int worker_start(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    struct slot *slot = &g->slots[index];
+    pid_t pid = worker_clone(g, slot, index, &w->pidfd);
+    if (pid < 0) return pid;
+    w->pid = pid;
+    (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
+    worker_close_child_ends(w);
+    g->started++;
+    g->alive++;
+    event_push(g, IR_STARTED, (int)index, pid);
+    if (worker_watch(g, index) == 0) return 0;
+    (void)kill(pid, SIGKILL); /* nobody would ever hear of its end: it must not go on */
+    worker_exited_wait(g, index);
+    return -EAGAIN;
+}
+
+static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                         uint64_t blocked, int *ret_step) {
+    *ret_step = IR_STEP_TERMINAL;
+    for (uint32_t i = 0; i < n; i++) {
+        int r = (workers[i].flags & IR_WORKER_FOREGROUND) ? tty_prepare(g) : 0;
+        if (r < 0) return r;
+    }
+    *ret_step = IR_STEP_MEMORY;
+    int r = arena_fill(g, workers, n, blocked);
+    if (r >= 0) r = labels_copy(g, workers, n);
+    if (r < 0) return r;
+    *ret_step = IR_STEP_DESCRIPTORS;
+    return pipes_make(g, workers, n);
+}
+
+/* The read end of a pipe whose write end only the children hold, until they exec. */
+static int spawn_open_execs(struct ir_group *g) {
+    int fds[2];
+    int r = fd_pipe(fds, 0);
+    if (r < 0) return r;
+    g->execs_fd = fds[0];
+    r = fd_watch(g, fds[0], EPOLLIN, WATCH_EXECS, 0);
+    if (r < 0) {
+        (void)fd_close(fds[1]);
+        return r;
+    }
+    return fds[1];
+}
+
+static int spawn_all(struct ir_group *g, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) {
+        int r = worker_start(g, i);
+        if (r < 0) return r;
+        if (g->signal_fd >= 0) signal_ready(g);
+        if (g->state != RUNNING) break;
+    }
+    return (int)g->started;
+}
+
+int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                   struct ir_failure *ret_failure) {
+    *ret_failure = (struct ir_failure){0};
+    if (g->state != IDLE || n > g->capacity) return -EINVAL;
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    g->n = n;
+    g->state = RUNNING;
+    int step;
+    int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
+    int execs_end = r < 0 ? r : spawn_open_execs(g);
+    if (execs_end >= 0) {
+        step = IR_STEP_CLONE;
+        r = spawn_all(g, n);
+        (void)fd_close(execs_end);
+    } else {
+        r = execs_end;
+    }
+    for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r < 0)
+        *ret_failure = (struct ir_failure){
+            .worker = (int32_t)g->started, .step = step, .error = -r};
+    return r;
+}

@@ -1,0 +1,58 @@
+"""infini-run: launches, watches and takes down the processes of distributed training.
+
+    import infini_run as ir
+
+    report = ir.run(["python", "train.py"], nproc_per_node=8, log_dir="logs")
+
+Names are looked up when they are asked for: the command imports this package too, and needs none of them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.errors import (
+        DeviceError,
+        InfiniRunError,
+        NotExecutable,
+        ProgramError,
+        ProgramMissing,
+        StartError,
+        UsageError,
+        WorkerError,
+    )
+    from infini_run.group import Event
+    from infini_run.launch import ProcessLauncher, launch_local, run
+    from infini_run.report import Exit, Report
+
+__all__ = [
+    "DeviceError",
+    "Event",
+    "Exit",
+    "InfiniRunError",
+    "NotExecutable",
+    "ProcessLauncher",
+    "ProgramError",
+    "ProgramMissing",
+    "Report",
+    "StartError",
+    "UsageError",
+    "WorkerError",
+    "launch_local",
+    "run",
+]
+
+_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report"}
+_HOMES |= {"launch_local": "launch", "run": "launch"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,0 +1,81 @@
+"""Our control groups: where their files are, and what two of them say.
+
+Paths and mounts are read as cgroups(7) and proc_pid_mountinfo(5) say, for v1, v2 and hybrid mounts and
+in namespaces. A file that cannot be read says nothing: no limit and no count that we could know of.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def own_folders(
+    controller: str, cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/proc/self/mountinfo"
+) -> Iterator[tuple[int, str]]:
+    """(cgroup version, folder) of our group and of all above it, ours first, wherever `controller` may be."""
+    groups = dict(_own_groups(read_text(cgroup_file), controller))
+    for version, root, mount in _mounts(read_text(mountinfo_file), controller):
+        for folder in _from_ours_up(groups.get(version), root, mount):
+            yield version, folder
+
+
+def oom_kills(cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/proc/self/mountinfo") -> int:
+    """How many processes of our cgroup the kernel has killed for memory, ever; 0 where nobody counts.
+
+    Source: the kernel's cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control, 4.13).
+    """
+    for version, folder in own_folders("memory", cgroup_file, mountinfo_file):
+        text = read_text(f"{folder}/memory.{'events' if version == 2 else 'oom_control'}")
+        for line in text.split("\n"):
+            name, _, count = line.partition(" ")
+            if name == "oom_kill" and count.isdecimal():
+                return int(count)
+    return 0
+
+def _own_groups(text: str, controller: str) -> Iterator[tuple[int, str]]:
+    for line in text.split("\n"):
+        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if hierarchy == "0" and not controllers:
+            yield 2, path
+        elif controller in controllers.split(","):
+            yield 1, path
+
+
+def _mounts(text: str, controller: str) -> Iterator[tuple[int, str, str]]:
+    """(cgroup version, which cgroup is at its top, mount point) of each mount that may have the controller."""
+    for line in text.split("\n"):
+        left, _, right = line.partition(" - ")
+        place, (kind, _, options) = left.split(" "), [*right.split(" "), "", ""][:3]
+        if len(place) > 4 and (kind == "cgroup2" or (kind == "cgroup" and controller in options.split(","))):
+            yield 2 if kind == "cgroup2" else 1, _unescape(place[3]), _unescape(place[4])
+
+
+def _from_ours_up(group: str | None, root: str, mount: str) -> Iterator[str]:
+    """The folders of our cgroup and all above it that this mount shows."""
+    if group is None:
+        return
+    ours = [part for part in group.split("/") if part]
+    top = [part for part in root.split("/") if part]
+    # Paths count from our cgroup namespace's root: a top that starts with .. is above it, so above us.
+    if top[:1] == [".."]:
+        ours = top
+    if ours[: len(top)] == top and ".." not in ours[len(top) :]:
+        for depth in range(len(ours), len(top) - 1, -1):
+            yield "/".join((mount, *ours[len(top) : depth]))
+
+
+def _unescape(path: str) -> str:
+    for code, character in (("040", " "), ("011", "\t"), ("012", "\n"), ("134", "\\")):
+        path = path.replace("\\" + code, character)
+    return path
+
+
+def read_text(path: str) -> str:
+    """The file's text; nothing where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,71 @@
+"""--dry_run: the plan for people and for programs. What a rank inherits unchanged is not repeated."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.plan import Plan, Worker
+
+
+def render_text(plan: Plan) -> str:
+    """Ready for a shell: every rank's variables and its command."""
+    lines = [
+        f"{len(plan.workers)} of {plan.world_size} ranks, {plan.nnodes} {'node' if plan.nnodes == 1 else 'nodes'}, "
+        f"rendezvous at {_endpoint(plan)}",
+        f"every rank: {_assignments(plan.env)}",
+    ]
+    for node in plan.nodes:
+        lines.append(f"node {node.index} ({node.host}):")
+        lines += [_worker_text(plan, worker) for worker in plan.workers if worker.node == node.index]
+    return "\n".join(lines)
+
+
+def _endpoint(plan: Plan) -> str:
+    host = f"[{plan.master_addr}]" if ":" in plan.master_addr else plan.master_addr
+    return f"{host}:{plan.master_port}"
+
+
+def _worker_text(plan: Plan, worker: Worker) -> str:
+    import shlex
+
+    words = worker.argv if plan.file == worker.argv[0] else (plan.file, *worker.argv[1:])
+    return f"  rank {worker.rank}: {_assignments(worker.env)} {shlex.join(words)}"
+
+
+def _assignments(env: tuple[tuple[str, str], ...]) -> str:
+    import shlex
+
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
+
+
+def render_json(plan: Plan) -> str:
+    """One object. `env` of a rank is complete but for what it inherits."""
+    import json
+
+    return json.dumps(
+        {
+            "format": 1,
+            "launch_id": plan.launch_id,
+            "nnodes": plan.nnodes,
+            "world_size": plan.world_size,
+            "master_addr": plan.master_addr,
+            "master_port": plan.master_port,
+            "nodes": [{"node_rank": node.index, "host": node.host, "nproc": node.nproc} for node in plan.nodes],
+            "ranks": [
+                {
+                    "rank": worker.rank,
+                    "local_rank": worker.local_rank,
+                    "node_rank": worker.node,
+                    "file": plan.file,
+                    "argv": list(worker.argv),
+                    "env": dict(plan.env) | dict(worker.env),
+                    "devices": list(worker.devices),
+                    "stdin": worker.stdin,
+                    "log": worker.log or None,
+                }
+                for worker in plan.workers
+            ],
+        },
+        indent=1,
+        ensure_ascii=True,
+    )

@@ -1,0 +1,48 @@
+"""What a program left in TORCHELASTIC_ERROR_FILE: torch's `record` writes JSON there, others write text.
+
+Read and never trusted: any bytes give a message or none, and the exit code stays the kernel's.
+"""
+
+from __future__ import annotations
+
+import os
+
+_MOST = 1 << 20  # bytes that are read
+_SHOWN = 500  # characters that are shown
+
+
+def read_error_file(path: str) -> str:
+    """The message in one line, or "" where there is none.
+
+    Format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, torch 2.13.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    try:
+        text = os.read(fd, _MOST).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return _one_line(_message(text))
+
+
+def _message(text: str) -> str:
+    import json
+
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    for key in ("message", "message"):
+        if not isinstance(found, dict):
+            break
+        found = found.get(key, "")
+    return found if isinstance(found, str) else text
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 3] + "..."

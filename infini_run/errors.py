@@ -1,0 +1,73 @@
+"""Every way in which infini-run says no. Data in attributes, the sentence in the text.
+
+    InfiniRunError                what this package raises, and nothing else; exit_code says what the command exits with
+    ├── UsageError          2     the request makes no sense; nothing was started
+    │   └── DeviceError     2     the GPUs asked for are not there
+    ├── ProgramError              the program cannot be run; nothing was started
+    │   ├── ProgramMissing  127
+    │   └── NotExecutable   126
+    ├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
+    └── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.report import Report
+
+
+class InfiniRunError(Exception):
+    """The root of the tree."""
+
+    exit_code = 1
+
+
+class UsageError(InfiniRunError):
+    """The request makes no sense: what was given, what is allowed, what was probably meant."""
+
+    exit_code = 2
+
+
+class DeviceError(UsageError):
+    """The devices asked for are not there, or cannot be counted."""
+
+
+class ProgramError(InfiniRunError):
+    """The program to run cannot be run. `path` is what was asked for."""
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ProgramMissing(ProgramError):
+    """There is no such program (exit code 127, as a shell's)."""
+
+    exit_code = 127
+
+
+class NotExecutable(ProgramError):
+    """The program is there but cannot be executed (exit code 126, as a shell's)."""
+
+    exit_code = 126
+
+
+class StartError(InfiniRunError):
+    """A worker could not be created. `step` is the call that failed, `errno` its number, `rank` the first one missing."""
+
+    def __init__(self, message: str, step: str, errno: int, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.errno = errno
+        self.rank = rank
+
+
+class WorkerError(InfiniRunError):
+    """A worker failed. `report` is the whole story, `rank` and `exit_code` those of the first failure."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report.text())
+        self.report = report
+        self.rank = report.first_failure.rank if report.first_failure else None
+        self.exit_code = report.exit_code

@@ -1,0 +1,349 @@
+"""The gflags grammar, driven by a table: words in, settings out. It knows no flag of infini-run.
+
+The one rule: `--` or the first word that is not a flag ends the options, and nothing after that is looked at.
+Grammar: https://gflags.github.io/gflags/ with `-` and `_` the same in a name, one dash or two.
+A kind turns text into a value, or raises ValueError saying what is allowed; who said it is added here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import UsageError
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    Entry: TypeAlias = "tuple[Flag, str | None, bool]"  # flag, what it means without a value, negated
+    Chain: TypeAlias = tuple[str, ...]  # the flag files being read, outermost first
+
+GRAMMAR_GROUP = "flags"
+COMMAND_LINE = 0
+
+
+@record
+class Flag:
+    """One row of a table. `default` is a value of its kind.
+
+    `bare` and `negated` are what `--name` and `--noname` stand for; `shown` is how help puts the default.
+    """
+
+    name: str
+    kind: Callable[[str], object]
+    default: object
+    group: str
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    bare: str | None = None
+    negated: str | None = None
+    shown: str = ""
+
+
+@record
+class Prefix:
+    """Variables of the environment that set flags: `text` followed by the flag's name in capitals."""
+
+    text: str
+    is_binary: bool = False  # booleans are 0 or 1 and nothing else
+
+
+@record
+class Setting:
+    """A value that somebody gave. `origin` quotes them; `level`: 0 the command line, n the n-th prefix."""
+
+    value: Any
+    origin: str
+    level: int
+
+
+@record
+class Parsed:
+    """What the words meant. `question` is "", or the flag that asks to be told: help, helpfull, version."""
+
+    question: str
+    settings: dict[str, Setting]
+    program: tuple[str, ...]
+
+
+def plain(text: str) -> str:
+    return text
+
+
+def boolean(text: str) -> bool:
+    lower = text.lower()
+    if lower in ("true", "t", "1", "yes", "y"):
+        return True
+    if lower in ("false", "f", "0", "no", "n"):
+        return False
+    raise ValueError("true or false is allowed")
+
+
+def switch(name: str, group: str, help: str, default: bool = False, aliases: tuple[str, ...] = ()) -> Flag:  # noqa: A002
+    """A boolean row: `--name`, `--noname`, `--name=true|false`."""
+    return Flag(
+        name=name, kind=boolean, default=default, group=group, help=help, aliases=aliases,
+        bare="true", negated="false", shown="on" if default else "off",
+    )  # fmt: skip
+
+
+def _own(name: str, metavar: str, help: str) -> Flag:  # noqa: A002
+    return Flag(name=name, kind=plain, default="", group=GRAMMAR_GROUP, metavar=metavar, help=help)
+
+
+GRAMMAR = (
+    _own("flagfile", "FILE", "read flags from FILE: one a line, # comments, further flag files"),
+    _own("fromenv", "a,b", "take flags a and b from the variables FLAGS_a and FLAGS_b"),
+    _own("tryfromenv", "a,b", "the same, where they are set"),
+    _own("undefok", "a,b", "it is no error if there are no flags a and b (write them --a=value)"),
+    switch("help", GRAMMAR_GROUP, "this text", aliases=("h",)),
+    switch("helpfull", GRAMMAR_GROUP, "this text and the flags that are rarely needed"),
+    switch("version", GRAMMAR_GROUP, "the version"),
+)
+
+
+def index(flags: Iterable[Flag]) -> dict[str, Entry]:
+    """Every spelling of every flag, those of the grammar included."""
+    table: dict[str, Entry] = {}
+    for flag in (*flags, *GRAMMAR):
+        for name in (flag.name, *flag.aliases):
+            table[name] = (flag, flag.bare, False)
+            if flag.negated is not None and len(name) > 1:
+                table["no" + name] = (flag, flag.negated, True)
+    return table
+
+
+def parse(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    table: Mapping[str, Entry],
+    prefixes: Sequence[Prefix] = (),
+) -> Parsed:
+    """Read the flags at the front of `argv`, the files they name, and the prefixed variables of `environ`.
+
+    Later beats earlier, the command line the environment, an earlier prefix a later one; empty is unset.
+    Raises UsageError, one line: what was given, and where.
+    """
+    scan = _Scan(table, environ)
+    try:
+        read = _read_words(scan, argv)
+    except UsageError:
+        _refuse_unknown(scan)
+        raise
+    _refuse_unknown(scan)
+    settings: dict[str, Setting] = {}
+    if not scan.question:
+        for flag, text, origin in scan.given:
+            settings[flag.name] = _convert(flag, text, origin, COMMAND_LINE)
+        _read_prefixed(scan, prefixes, settings)
+    return Parsed(question=scan.question, settings=settings, program=tuple(argv[read:]))
+
+
+class _Scan:
+    """What has been read so far."""
+
+    __slots__ = ("environ", "given", "question", "table", "undefok", "unknown")
+
+    def __init__(self, table: Mapping[str, Entry], environ: Mapping[str, str]) -> None:
+        self.table = table
+        self.environ = environ
+        self.given: list[tuple[Flag, str, str]] = []
+        self.unknown: list[tuple[str, str]] = []
+        self.undefok: set[str] = set()
+        self.question = ""
+
+
+def _read_words(scan: _Scan, words: Sequence[str]) -> int:
+    """Take the flags at the front of `words`; returns how many words they and their values were."""
+    at, end = 0, len(words)
+    while at < end and not scan.question:
+        word = words[at]
+        if word == "--":
+            return at + 1
+        if not _is_flag(word):
+            break
+        at += 1
+        spelling, equals, text = word.partition("=")
+        if equals:
+            _take(scan, spelling, text)
+        elif not _needs_value(scan, spelling):
+            _take(scan, spelling, None)
+        elif at == end or words[at] == "--":
+            raise UsageError(_missing(scan, spelling))
+        elif _is_flag(words[at]) and _name(words[at].partition("=")[0]) in scan.table:
+            raise UsageError(f"{_missing(scan, spelling)}; {quote(words[at])} after it is a flag")
+        else:
+            _take(scan, spelling, words[at])
+            at += 1
+    return at
+
+
+def _is_flag(word: str) -> bool:
+    return len(word) > 1 and word[0] == "-"
+
+
+def _name(spelling: str) -> str:
+    return spelling[2 if spelling.startswith("--") else 1 :].replace("-", "_")
+
+
+def _needs_value(scan: _Scan, spelling: str) -> bool:
+    entry = scan.table.get(_name(spelling))
+    return entry is not None and entry[1] is None
+
+
+def _missing(scan: _Scan, spelling: str) -> str:
+    return f"{spelling} needs a value: {spelling}={metavar(scan.table[_name(spelling)][0])}"
+
+
+def metavar(flag: Flag) -> str:
+    """How --help and the errors write a flag's value."""
+    return flag.metavar or "|".join(flag.choices) or "VALUE"
+
+
+def quote(text: str) -> str:
+    """Text as an error shows it: always one printable line."""
+    return text if text.isprintable() else ascii(text)
+
+
+def _take(scan: _Scan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
+    """One flag and its value, whoever gave it. A flag without value must have a meaning of its own."""
+    name = _name(spelling)
+    entry = scan.table.get(name)
+    if entry is None:
+        scan.unknown.append((name, quote(spelling) + where))
+        return
+    flag, implied, is_negated = entry
+    origin = spelling + where if text is None else f"{spelling}={quote(text)}{where}"
+    if text is None:
+        assert implied is not None
+        text = implied
+    elif is_negated:
+        raise UsageError(f"{origin}: {spelling} takes no value; --{flag.name}={quote(text)} does")
+    if flag.group == GRAMMAR_GROUP:
+        _obey(scan, flag, text, origin, chain)
+    else:
+        scan.given.append((flag, text, origin))
+
+
+def _obey(scan: _Scan, flag: Flag, text: str, origin: str, chain: Chain) -> None:
+    if flag.name == "flagfile":
+        _read_file(scan, text, origin, chain)
+    elif flag.name == "undefok":
+        scan.undefok.update(_split(text))
+    elif flag.name in ("fromenv", "tryfromenv"):
+        _read_named(scan, flag, text, origin, chain)
+    elif _convert(flag, text, origin, COMMAND_LINE).value:
+        scan.question = flag.name
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip().replace("-", "_") for name in names.split(",") if name.strip()]
+
+
+def _read_named(scan: _Scan, flag: Flag, names: str, origin: str, chain: Chain) -> None:
+    for name in _split(names):
+        text = scan.environ.get("FLAGS_" + name)
+        if name in ("fromenv", "tryfromenv"):
+            raise UsageError(f"{origin}: {name} itself cannot come from the environment")
+        if text is not None:
+            _take(scan, "--" + name, text, f" (from FLAGS_{quote(name)})", chain)
+        elif flag.name == "fromenv":
+            raise UsageError(f"{origin}: FLAGS_{quote(name)} is not set; --tryfromenv takes it if it is")
+
+
+def _read_file(scan: _Scan, text: str, origin: str, chain: Chain) -> None:
+    path = os.path.join(os.path.dirname(chain[-1]), text) if chain else text
+    lines = _lines(path, origin)
+    inner = (*chain, path)
+    if os.path.realpath(path) in [os.path.realpath(seen) for seen in chain]:
+        raise UsageError(f"{origin}: flag files in a circle: {quote(' -> '.join(inner))}")
+    for number, line in enumerate(lines, 1):
+        if line and line[0] != "#":
+            _read_line(scan, line, f" ({quote(path)}:{number})", inner)
+        if scan.question:
+            return
+
+
+def _lines(path: str, origin: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return [line.strip() for line in file]
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UsageError(f"{origin}: cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def _read_line(scan: _Scan, line: str, where: str, chain: Chain) -> None:
+    """`--name`, `--name=value` or `--name value`; the value is the rest of the line, spaces and all."""
+    spelling = line.split(None, 1)[0].partition("=")[0]
+    rest = line[len(spelling) :].lstrip()
+    if not _is_flag(line) or spelling == "--":
+        raise UsageError(f"{quote(line)}{where}: a flag file holds flags only, one a line")
+    if rest.startswith("="):
+        _take(scan, spelling, rest[1:], where, chain)
+    elif not rest and _needs_value(scan, spelling):
+        raise UsageError(_missing(scan, spelling) + where)
+    elif rest and _name(spelling) in scan.table and not _needs_value(scan, spelling):
+        raise UsageError(f"{quote(line)}{where}: {spelling} takes its value as {spelling}=value")
+    else:
+        _take(scan, spelling, rest or None, where, chain)
+
+
+def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, Setting]) -> None:
+    """Variables set what the command line left open. A flag's own name beats its aliases."""
+    starts = tuple(prefix.text for prefix in prefixes)
+    keys = [key for key in scan.environ if key.startswith(starts)]
+    for level, prefix in enumerate(prefixes if keys else (), COMMAND_LINE + 1):
+        found = [(flag, key) for key in sorted(keys) if (flag := _prefixed(scan, key, prefix.text))]
+        for flag, key in sorted(found, key=lambda pair: pair[1] != prefix.text + pair[0].name.upper()):
+            if flag.name not in settings:
+                settings[flag.name] = _read_variable(scan, flag, key, prefix, level)
+
+
+def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, level: int) -> Setting:
+    text = scan.environ[key]
+    origin = f"{key}={quote(text)}"
+    if prefix.is_binary and flag.kind is boolean and text not in ("0", "1"):
+        raise UsageError(f"{origin}: 0 or 1 is allowed")
+    return _convert(flag, text, origin, level)
+
+
+def _prefixed(scan: _Scan, key: str, prefix: str) -> Flag | None:
+    """The flag that a variable sets, or None: another prefix, no such flag, one letter, empty."""
+    name = key[len(prefix) :].lower()
+    entry = scan.table.get(name)
+    if entry is None or len(name) == 1 or not scan.environ[key] or key != prefix + name.upper():
+        return None
+    flag, _, is_negated = entry
+    return None if is_negated or flag.group == GRAMMAR_GROUP else flag
+
+
+def _convert(flag: Flag, text: str, origin: str, level: int) -> Setting:
+    if flag.choices and text not in flag.choices:
+        from infini_run.spelling import nearest
+
+        near = nearest(text, flag.choices)
+        hint = f" (the nearest is {near})" if near else ""
+        raise UsageError(f"{origin}: {_either(flag.choices)} is allowed{hint}")
+    try:
+        return Setting(value=flag.kind(text), origin=origin, level=level)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from None
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _refuse_unknown(scan: _Scan) -> None:
+    for name, said in scan.unknown:
+        if name in scan.undefok or (name.startswith("no") and name[2:] in scan.undefok):
+            continue
+        from infini_run.spelling import nearest
+
+        near = nearest(name, scan.table)
+        hint = f"the nearest is --{near}" if near else "--help lists them all"
+        raise UsageError(f"there is no flag {said}; {hint}")

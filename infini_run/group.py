@@ -1,0 +1,348 @@
+"""The live workers of one node: the only door to the C core (csrc/irun.h says what each call does).
+
+Rules: every byte string that goes down is kept by us until the call returns, the core copies what it
+keeps; calls are serialised by one lock, except the one that blocks, which touches a descriptor only.
+"""
+
+from __future__ import annotations
+
+import errno as errnos
+import os
+from _thread import RLock
+
+from infini_run._irun import ffi, lib
+from infini_run.errors import StartError
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+INHERIT = int(lib.IR_FD_INHERIT)
+PIPE = int(lib.IR_FD_PIPE)
+TO_CONSOLE = int(lib.IR_TO_CONSOLE)
+TO_LOG = int(lib.IR_TO_LOG)
+
+SCOPES = {"group": lib.IR_SCOPE_GROUP, "leader": lib.IR_SCOPE_LEADER, "mixed": lib.IR_SCOPE_MIXED}
+
+KINDS = {
+    lib.IR_STARTED: "started",
+    lib.IR_EXITED: "exited",
+    lib.IR_START_FAILED: "start_failed",
+    lib.IR_TOLD: "told",
+    lib.IR_PASSED: "passed",
+    lib.IR_STRAY: "stray",
+    lib.IR_STUCK: "stuck",
+    lib.IR_OUTPUT_LOST: "output_lost",
+    lib.IR_OUTPUT_HELD: "output_held",
+    lib.IR_CONSOLE_STUCK: "console_stuck",
+    lib.IR_ENDED: "ended",
+}
+
+STEPS = {
+    lib.IR_STEP_MEMORY: "allocating memory",
+    lib.IR_STEP_DESCRIPTORS: "opening pipes",
+    lib.IR_STEP_CLONE: "creating the process",
+    lib.IR_STEP_GROUP: "making its process group",
+    lib.IR_STEP_PARENT: "tying it to the launcher",
+    lib.IR_STEP_USER_NAMESPACE: "making a user namespace",
+    lib.IR_STEP_PROC: "mounting /proc in its PID namespace",
+    lib.IR_STEP_CWD: "entering its working directory",
+    lib.IR_STEP_STDIO: "connecting its stdio",
+    lib.IR_STEP_TERMINAL: "giving it the terminal",
+    lib.IR_STEP_LIMIT: "restoring its descriptor limit",
+    lib.IR_STEP_SIGNALS: "restoring its signals",
+    lib.IR_STEP_EXEC: "executing the program",
+}
+
+
+@record
+class Entry:
+    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n."""
+
+    blocked: int
+    ignored: int
+    nofile_soft: int
+    nofile_hard: int
+
+
+@record
+class Event:
+    """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
+
+    kind: started, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck, ended.
+    worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a start_failed;
+    the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
+    """
+
+    kind: str
+    worker: int
+    rank: int
+    pid: int
+    code: int
+    signal: int
+    dumped_core: bool
+    after_stop: bool
+    status_lost: bool
+    time_ns: int
+    user_us: int
+    system_us: int
+    max_rss_kib: int
+    name: str
+
+
+class Spec:
+    """One process for the core: bytes and descriptors, as the C struct has them."""
+
+    __slots__ = (
+        "argv",
+        "cwd",
+        "dies_with_us",
+        "env",
+        "foreground",
+        "isolate",
+        "label",
+        "log_fd",
+        "output",
+        "program",
+        "rank",
+        "stdio",
+    )
+
+    def __init__(self, rank: int, program: bytes, argv: Sequence[bytes], env: Sequence[bytes]) -> None:
+        self.rank = rank
+        self.program = program
+        self.argv = argv
+        self.env = env
+        self.cwd: bytes | None = None
+        self.stdio = [INHERIT, INHERIT, INHERIT]
+        self.output = [0, 0]
+        self.label = ((b"", b""), (b"", b""))
+        self.log_fd = -1
+        self.foreground = self.isolate = self.dies_with_us = False
+
+
+def take_entry(blocked: int) -> Entry:
+    """Take the whole process over (ir_entry_take); the caller has blocked all signals, `blocked` were before."""
+    entry = ffi.new("struct ir_entry *")
+    error = lib.ir_entry_take(entry)
+    if error < 0:
+        raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
+    return Entry(
+        blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard
+    )
+
+
+def settle_entry() -> None:
+    """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_settle)."""
+    lib.ir_entry_settle()
+
+
+def debug_flags(environ: Any) -> int:
+    """INFINI_RUN_DEBUG=fork,nopidfd: what the core would do on an older kernel."""
+    asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
+    return (lib.IR_USE_FORK if "fork" in asked else 0) | (lib.IR_NO_PIDFD if "nopidfd" in asked else 0)
+
+
+class Group:
+    """A handle on live workers. Spawn once, then step and wait until an `ended` event, then close.
+
+    Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        mark: bytes,
+        grace_s: float,
+        stop_signal: int,
+        stop_scope: str,
+        console: tuple[int, int] = (-1, -1),
+        stdin_fd: int = -1,
+        entry: Entry | None = None,
+        debug: int = 0,
+    ) -> None:
+        self._lock = RLock()
+        self._waiting = 0
+        self._closed = False
+        self._ranks: list[int] = []
+        self.ended = False
+        self._events = ffi.new("struct ir_event[64]")
+        kept = ffi.new("char[]", mark)
+        config = ffi.new("struct ir_config *")
+        config.mark = kept
+        config.grace_ms = max(0, round(grace_s * 1000))
+        config.stop_signal = stop_signal
+        config.stop_scope = SCOPES[stop_scope]
+        config.console_fd = console
+        config.stdin_fd = stdin_fd
+        config.flags = debug
+        if entry is not None:
+            config.flags |= lib.IR_OWN_PROCESS
+            config.blocked = entry.blocked
+            config.entry.ignored = entry.ignored
+            config.entry.nofile_soft = entry.nofile_soft
+            config.entry.nofile_hard = entry.nofile_hard
+        handle = ffi.new("struct ir_group **")
+        error = lib.ir_group_new(config, size, handle)
+        if error < 0:
+            raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
+        self._handle = handle[0]
+
+    def spawn(self, specs: Sequence[Spec], base_env: Sequence[bytes]) -> int:
+        """Start all, in order; return how many were (fewer: a signal that ends the job came meanwhile).
+
+        Raises StartError where one could not be created; those before it are running.
+        """
+        kept: list[Any] = []
+        workers = ffi.new("struct ir_worker[]", max(1, len(specs)))
+        base = _strings(base_env, kept)
+        argv_of: dict[int, Any] = {}
+        for worker, spec in zip(workers, specs, strict=False):
+            if id(spec.argv) not in argv_of:
+                argv_of[id(spec.argv)] = _strings(spec.argv, kept)
+            _fill(worker, spec, argv_of[id(spec.argv)], base, kept)
+        failure = ffi.new("struct ir_failure *")
+        self._ranks = [spec.rank for spec in specs]
+        with self._lock:
+            started = lib.ir_group_spawn(self._handle, workers, len(specs), failure)
+        if started < 0:
+            step = STEPS.get(failure.step, "starting")
+            rank = self._ranks[failure.worker] if failure.worker < len(specs) else None
+            raise StartError(os.strerror(-started), step, -started, rank)
+        return int(started)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until `step` has something to do; False when the time is up. May return early."""
+        with self._lock:
+            if self._closed or self.ended:
+                return True
+            self._waiting += 1
+        try:
+            timeout_ms = -1 if timeout_s is None else min(max(0, -int(-timeout_s * 1000 // 1)), 2**31 - 1)
+            ready = lib.ir_group_wait(self._handle, timeout_ms)
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                self._free_if_last()
+        return bool(ready != 0)
+
+    def step(self) -> list[Event]:
+        """Do what is to be done now; never blocks. The events come once, in order."""
+        events: list[Event] = []
+        with self._lock:
+            while not self._closed:
+                count = lib.ir_group_step(self._handle, self._events, 64)
+                events += [_event(self._events[i], self._ranks) for i in range(count)]
+                if count < 64:
+                    break
+            if events and events[-1].kind == "ended":
+                self.ended = True
+        return events
+
+    def signal(self, worker: int, number: int) -> int:
+        """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone)."""
+        with self._lock:
+            reached = -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
+        if reached == -errnos.ESRCH:
+            return 0
+        if reached < 0:
+            raise OSError(-reached, os.strerror(-reached))
+        return reached
+
+    def stop(self, number: int = 0) -> None:
+        """Begin to stop with this signal (0: the stop signal); nothing where that was begun before."""
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_stop(self._handle, number)
+
+    def kill(self) -> None:
+        """SIGKILL to everything that is left."""
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_kill(self._handle)
+
+    def tail(self, worker: int) -> bytes:
+        """The last bytes that a piped worker wrote to stderr."""
+        buffer = ffi.new("char[4096]")
+        with self._lock:
+            size = 0 if self._closed else lib.ir_group_tail(self._handle, worker, buffer, 4096)
+        return bytes(ffi.buffer(buffer, max(0, size)))
+
+    def say(self, text: str) -> None:
+        """A line of ours on the labelled stderr, between the workers' lines."""
+        line = os.fsencode(text + "\n")
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_say(self._handle, 1, line, len(line))
+
+    def close(self) -> None:
+        """Kill and reap what is left, free everything. Safe twice."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._waiting:
+                lib.ir_group_kill(self._handle)
+                while not self.ended:
+                    if not self.step():
+                        lib.ir_group_wait(self._handle, -1)
+            self._closed = True
+            self._free_if_last()
+
+    def _free_if_last(self) -> None:
+        if self._closed and self._waiting == 0 and self._handle:
+            self._handle = lib.ir_group_free(self._handle)
+
+
+def _strings(strings: Sequence[bytes], kept: list[Any]) -> Any:
+    pointers = [ffi.from_buffer("char[]", string + b"\0") for string in strings]
+    array = ffi.new("char *[]", [*pointers, ffi.NULL])
+    kept += (pointers, array)
+    return array
+
+
+def _string(string: bytes, kept: list[Any]) -> Any:
+    kept.append(ffi.from_buffer("char[]", string + b"\0"))
+    return kept[-1]
+
+
+def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> None:
+    worker.program = _string(spec.program, kept)
+    worker.argv = argv
+    worker.base_env = base
+    worker.env = _string(b"\0".join(spec.env), kept)
+    worker.env_count = len(spec.env)
+    if spec.cwd is not None:
+        worker.cwd = _string(spec.cwd, kept)
+    for i in range(2):
+        worker.label[i] = _string(spec.label[i][0], kept)
+        worker.label_more[i] = _string(spec.label[i][1], kept)
+    worker.stdio = spec.stdio
+    worker.output = spec.output
+    worker.log_fd = spec.log_fd
+    worker.flags = (
+        (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
+        | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)
+        | (lib.IR_WORKER_DIES_WITH_US if spec.dies_with_us else 0)
+    )
+
+
+def _event(event: Any, ranks: list[int]) -> Event:
+    return Event(
+        kind=KINDS[event.kind],
+        worker=event.worker,
+        rank=ranks[event.worker] if event.worker >= 0 else -1,
+        pid=event.pid,
+        code=event.code,
+        signal=event.signal,
+        dumped_core=bool(event.flags & lib.IR_DUMPED_CORE),
+        after_stop=bool(event.flags & lib.IR_AFTER_STOP),
+        status_lost=bool(event.flags & lib.IR_STATUS_LOST),
+        time_ns=event.time_ns,
+        user_us=event.user_us,
+        system_us=event.system_us,
+        max_rss_kib=event.max_rss_kib,
+        name=os.fsdecode(ffi.string(event.name)) if event.name[0] != b"\0" else "",
+    )

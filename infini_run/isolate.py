@@ -1,0 +1,76 @@
+"""--isolate: the command, once more, as process 1 of a PID namespace of its own.
+
+A worker of one, in a group of the same core: what stops it, waits for it and follows the terminal is what
+does so for ranks. The kernel ends every process of the namespace with its process 1 (pid_namespaces(7)).
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import StartError
+from infini_run.group import STEPS, Group, Spec, debug_flags, settle_entry
+from infini_run.plan import MARK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infini_run.group import Entry
+
+_SPARE_S = 15.0  # beyond two graces (ranks, strays): what the inner command may take for its own bounds
+
+
+def run_isolated(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    entry: Entry,
+    *,
+    grace_s: float,
+    say: Callable[[str], None],
+) -> int:
+    """Run `command` so, and return what it exits with. Raises StartError: not permitted here."""
+    argv = [os.fsencode(word) for word in command]
+    spec = Spec(0, argv[0], argv, [])
+    spec.isolate = spec.dies_with_us = True
+    spec.foreground = os.isatty(0)
+    group = Group(
+        1,
+        mark=os.fsencode(f"{MARK}={os.urandom(6).hex()}"),
+        grace_s=2 * grace_s + _SPARE_S,
+        stop_signal=15,
+        stop_scope="leader",
+        entry=entry,
+        debug=debug_flags(environ),
+    )
+    try:
+        group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in environ.items()])
+        settle_entry()
+        return _follow(group, say)
+    except StartError as error:
+        raise _refused(error.step, error.errno) from None
+    finally:
+        group.close()
+
+
+def _follow(group: Group, say: Callable[[str], None]) -> int:
+    code = 1
+    while not group.ended:
+        for event in group.step():
+            if event.kind == "start_failed":
+                raise _refused(STEPS[event.code], event.signal)
+            if event.kind == "exited":
+                code = 128 + event.signal if event.signal else event.code
+            if event.kind == "stuck":
+                say(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
+        group.wait()
+    return code
+
+
+def _refused(step: str, errno: int) -> StartError:
+    return StartError(
+        f"--isolate: {step}: {os.strerror(errno)}; it needs root, or user namespaces and a /proc "
+        "that may be mounted (not inside most containers, whose own PID namespace does the same)",
+        step,
+        errno,
+    )

@@ -1,0 +1,199 @@
+"""The kinds of values that flags take: text in, a value out.
+
+The one rule: what is not understood raises ValueError, and its text says what is allowed.
+"""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_INT = 2**31 - 1
+MAX_LISTED = 2**20
+
+STDOUT = 1
+STDERR = 2
+
+
+@record
+class StreamMap:
+    """Which streams of which local rank: STDOUT | STDERR for `ranks`, `others` for those not among them."""
+
+    others: int = 0
+    ranks: tuple[tuple[int, int], ...] = ()
+
+
+def streams_of(chosen: StreamMap, local_rank: int) -> int:
+    """0, STDOUT, STDERR or STDOUT | STDERR."""
+    for rank, streams in chosen.ranks:
+        if rank == local_rank:
+            return streams
+    return chosen.others
+
+
+def number(text: str) -> int | None:
+    """A whole number in plain digits, or None. int() would also take `1_000` and other scripts' digits."""
+    digits = text[1:] if text[:1] == "-" else text
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
+
+
+def whole(low: int, high: int = MAX_INT) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = number(text)
+        if value is None or not low <= value <= high:
+            raise ValueError(f"a whole number from {low} to {high} is allowed")
+        return value
+
+    return read
+
+
+def node_count(text: str) -> int:
+    """A number, or torchrun's MIN:MAX where both are the same."""
+    low, colon, high = text.partition(":")
+    if colon and number(low) is not None and number(high) is not None and low != high:
+        raise ValueError(f"a job does not grow or shrink here: give one number, --nnodes={high}")
+    return whole(1)(low if low == high else text)
+
+
+def proc_count(text: str) -> int | str:
+    if text in ("auto", "gpu", "cpu"):
+        return text
+    value = number(text)
+    if value is None or not 1 <= value <= MAX_INT:
+        raise ValueError(f"a whole number from 1 to {MAX_INT}, auto, gpu or cpu is allowed")
+    return value
+
+
+def thread_count(text: str) -> int:
+    value = 0 if text == "auto" else number(text)
+    if value is None or not 0 <= value <= MAX_INT:
+        raise ValueError(f"auto or a whole number from 1 to {MAX_INT} is allowed")
+    return value
+
+
+def port(text: str) -> int:
+    value = number(text)
+    if value is None or not 0 <= value <= 65535:
+        raise ValueError("a port from 0 to 65535 is allowed (0: a free one, on a single node)")
+    return value
+
+
+def address(text: str) -> str:
+    """A host's name or address, without port; brackets around an IPv6 address are taken off."""
+    host = text[1:-1] if text[:1] == "[" and text[-1:] == "]" else text
+    if not host or not host.isprintable() or any(c in " /[],@" for c in host):
+        raise ValueError("a host name or an address is allowed")
+    if host.count(":") == 1:
+        raise ValueError("an address without port is allowed: --rdzv_endpoint=HOST:PORT takes both")
+    return host
+
+
+def endpoint(text: str) -> tuple[str, int]:
+    """HOST:PORT or [IPV6]:PORT."""
+    host, colon, digits = text.rpartition(":")
+    if not colon or not digits or text[-1] == "]":
+        raise ValueError("the port is missing: HOST:PORT is allowed, such as node0:29500")
+    if ":" in host and not (host[0] == "[" and host[-1] == "]"):
+        raise ValueError("an IPv6 address with a port is written in brackets: [IPV6]:PORT")
+    return address(host), port(digits)
+
+
+def duration(text: str) -> float:
+    """Seconds: 10, 0.5, 10s, 500ms, 2m, 1h."""
+    body, unit_s = text, 1.0
+    for suffix, each_s in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
+        if text.endswith(suffix):
+            body, unit_s = text[: -len(suffix)], each_s
+            break
+    try:
+        value = float(body) * unit_s if body.strip("0123456789.+-e") == "" else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_INT:
+        raise ValueError(f"a time from 0 to {MAX_INT} seconds is allowed, such as 10, 10s, 500ms or 2m")
+    return abs(value)
+
+
+def timeout(text: str) -> float:
+    """A duration, or off."""
+    return 0.0 if text == "off" else duration(text)
+
+
+def ranks(text: str) -> tuple[int, ...] | None:
+    """`0,4-7` in rising order, each once; None for all of them."""
+    if text in ("", "all"):
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        low_text, dash, high_text = part.partition("-")
+        low = number(low_text)
+        high = number(high_text) if dash else low
+        if low is None or high is None or high < low:
+            raise ValueError("all or a list of ranks and ranges is allowed, such as 0,4-7")
+        if high - low + len(found) >= MAX_LISTED or high > MAX_INT:
+            raise ValueError(f"at most {MAX_LISTED} ranks can be listed, and none is above {MAX_INT}")
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def streams(text: str) -> StreamMap:
+    """torchrun's: one of 0 to 3 for every local rank, or `0:3,10:1` for those named and 0 for the others."""
+    every = number(text)
+    if every is not None and 0 <= every <= 3:
+        return StreamMap(others=every)
+    chosen: dict[int, int] = {}
+    for part in text.split(","):
+        left, _, right = part.partition(":")
+        rank, value = number(left), number(right)
+        if rank is None or value is None or not 0 <= rank <= MAX_INT or not 0 <= value <= 3:
+            raise ValueError("0 (none), 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:0-3,... is allowed")
+        chosen[rank] = value
+    return StreamMap(ranks=tuple(sorted(chosen.items())))
+
+
+def stdin_reader(text: str) -> int | str:
+    """The rank that reads the terminal, all or none."""
+    if text in ("all", "none"):
+        return text
+    value = 0 if text == "rank0" else number(text)
+    if value is None or not 0 <= value <= MAX_INT:
+        raise ValueError("rank0, all, none or a rank is allowed")
+    return value
+
+
+def stop_signal(text: str) -> int:
+    """TERM, SIGTERM, 15, RTMIN+3: any signal that a process can catch (signal(7))."""
+    known = _signals()
+    value = number(text)
+    if value is None:
+        value = _signal_number(text.upper(), known)
+    if value in (known["KILL"], known["STOP"]):
+        raise ValueError("a process cannot catch it, so it asks for nothing; --grace says when KILL follows")
+    # between 31 and RTMIN are the C library's own; Python 3.10 has no name for 16
+    if value not in range(1, 32) and value not in range(known["RTMIN"], known["RTMAX"] + 1):
+        raise ValueError(f"a signal is allowed, such as TERM, RTMIN+3 or a number up to {known['RTMAX']}")
+    assert value is not None
+    return value
+
+
+def _signals() -> dict[str, int]:
+    import _signal  # type: ignore[import-not-found]  # signal itself imports enum
+
+    return {
+        name[3:]: int(value)
+        for name, value in vars(_signal).items()
+        if name.startswith("SIG") and name[3:4] != "_" and isinstance(value, int)
+    }
+
+
+def _signal_number(name: str, known: dict[str, int]) -> int | None:
+    name = name.removeprefix("SIG")
+    for base in ("RTMIN", "RTMAX"):
+        rest = name.removeprefix(base)
+        if rest != name and rest[:1] in ("+", "-"):
+            value = known[base] + (number(rest.removeprefix("+")) or 0)
+            return value if known["RTMIN"] <= value <= known["RTMAX"] else None
+    return known.get(name)

@@ -1,0 +1,261 @@
+"""The Python API: `run` for a launch from start to end, `ProcessLauncher` for those who watch.
+
+Usable from any thread and several at a time: no signal handler is installed, and only processes that we
+started are signalled or reaped; the host program's own children are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import RLock
+
+from infini_run.errors import InfiniRunError, UsageError, WorkerError
+from infini_run.node import NodeRun
+from infini_run.options import resolve
+from infini_run.plan import make_plan
+from infini_run.program import find_command
+from infini_run.survey import error_folder, free_port, new_launch_id, survey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from infini_run.group import Event
+    from infini_run.options import Options
+    from infini_run.report import Exit, Report
+
+_NOT_HERE = ("dry_run", "help", "helpfull", "isolate", "report", "verbose", "version")
+
+
+def run(
+    command: Sequence[str],
+    *,
+    check: bool = True,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    **flags: object,
+) -> Report:
+    """Run `command` on every rank, from start to end, and return how it ended.
+
+    command: the program and its arguments. check: raise WorkerError when a rank failed. timeout_s: seconds
+    after which everything is stopped and TimeoutError is raised; None: no limit. env: the whole environment
+    (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here).
+    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`.
+
+    Raises UsageError and ProgramError before anything starts, StartError when a rank could not be created,
+    WorkerError when one failed. Whatever is raised, Ctrl-C too, no rank is left.
+    """
+    with ProcessLauncher(command, env=env, cwd=cwd, **flags) as launcher:
+        launcher.launch()
+        if not launcher.wait(timeout_s):
+            raise TimeoutError(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
+        report = launcher.report()
+    if check and report.exit_code != 0:
+        raise WorkerError(report)
+    return report
+
+
+def launch_local(
+    program: str, num_processes: int, args: Sequence[str] = (), log_dir: str = "./logs", **flags: object
+) -> Report:
+    """Run `program args` in `num_processes` processes of this machine, one GPU each where there are GPUs,
+    with a log file each. Raises WorkerError, with `rank` and `exit_code`, when one fails.
+
+    flags: as for `run`; gpus_per_proc=0 leaves CUDA_VISIBLE_DEVICES alone.
+    """
+    if "gpus_per_proc" not in flags:
+        from infini_run.devices import find_gpus
+        from infini_run.errors import DeviceError
+
+        try:
+            enough = len(find_gpus(os.environ)) >= num_processes
+        except DeviceError:
+            enough = False
+        flags["gpus_per_proc"] = 1 if enough else 0
+    return run([program, *args], nproc_per_node=num_processes, log_dir=log_dir, **flags)
+
+
+class ProcessLauncher:
+    """Ranks of one command on this machine, to watch and to steer.
+
+    Leaving the `with` block terminates and reaps whatever still runs. One launch at a time; after its end
+    another one may follow. Arguments as for `run`; `distributed_args=True` adds --distributed-rank=R and
+    --distributed-world-size=W to each rank's arguments.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        **flags: object,
+    ) -> None:
+        if isinstance(command, str) or not command:
+            raise UsageError(f"command={command!r}: give a list, the program and its arguments")
+        self._command = tuple(os.fspath(word) for word in command)
+        self._environ = dict(os.environ if env is None else env)
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._options = _options(flags, self._command)
+        self._run: NodeRun | None = None
+        self._lock = RLock()
+
+    # ---- starting
+
+    def launch(self, args: Sequence[str] = ()) -> None:
+        """Start every rank with `args` after the command's own arguments.
+
+        Raises UsageError, ProgramError or StartError; then nothing runs. InfiniRunError: one is running.
+        """
+        with self._lock:
+            if self.running():
+                raise InfiniRunError("a launch is still running: wait for it, or terminate it")
+            self._close_run()
+            words = self._command + tuple(os.fspath(word) for word in args)
+            launch_id = new_launch_id()
+            plan = make_plan(
+                self._options,
+                find_command(
+                    words, self._environ, module=self._options.module, no_python=self._options.no_python
+                ),
+                [survey(self._options, self._environ)],
+                launch_id=launch_id,
+                master_port=self._options.master_port or free_port(),
+                environ=self._environ,
+                error_dir=error_folder(self._options, launch_id, self._environ),
+                stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
+            )
+            run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
+            run.start()
+            self._run = run
+
+    # ---- watching
+
+    def events(self, timeout_s: float | None = None) -> list[Event]:
+        """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until
+        there is). Empty when the time is up, or when everything has ended. kind: started, exited, ended, ..."""
+        run = self._launched()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not run.ended:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            events = run.poll(left)
+            if events or left == 0.0:
+                return events
+        return []
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has ended and nothing is left; False when the time is up first."""
+        run = self._launched()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not run.ended:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not run.poll(left) and left == 0.0 and not run.ended:
+                return False
+        return True
+
+    def running(self) -> bool:
+        """Whether anything of the launch is left. Looks, and does not wait."""
+        run = self._run
+        if run is None or run.ended:
+            return False
+        run.poll(0.0)
+        return not run.ended
+
+    def status(self) -> tuple[Exit, ...]:
+        """Each rank as far as it has come, by rank: pid and start; end, code and signal once it has ended."""
+        self.running()
+        return self._launched().outcome.exits()
+
+    def exit_code(self, rank: int) -> int | None:
+        """A rank's exit code as a shell says it (128 + n for signal n); None while it runs.
+
+        Raises UsageError: there is no such rank.
+        """
+        for exit_ in self.status():
+            if exit_.rank == rank:
+                return None if exit_.end_s is None else exit_.shell_code
+        raise UsageError(f"rank={rank}: the ranks are 0 to {len(self._launched().plan.workers) - 1}")
+
+    def first_failure(self) -> Exit | None:
+        """The first rank that failed of its own, or None."""
+        self.running()
+        return self._launched().outcome.first_failure()
+
+    def report(self) -> Report:
+        """How it ended, or how far it has come."""
+        run = self._launched()
+        if run.ended:
+            run.close()
+        return run.outcome.report()
+
+    # ---- steering
+
+    def signal(self, number: int, rank: int | None = None) -> int:
+        """Send a signal to one rank's process (None: to every rank's); return how many it reached."""
+        return self._launched().signal(number, rank)
+
+    def terminate(self) -> None:
+        """Begin to stop: the stop signal, SIGKILL after the grace. Returns at once; `wait` sees the end."""
+        run = self._run
+        if run is not None and not run.ended:
+            run.group.stop()
+
+    def kill(self) -> None:
+        """SIGKILL to everything that is left. Returns at once; `wait` sees the end."""
+        run = self._run
+        if run is not None and not run.ended:
+            run.group.kill()
+
+    def close(self) -> None:
+        """Stop what still runs (gracefully, within the grace), reap it, and free everything. Safe twice."""
+        with self._lock:
+            if self.running():
+                try:
+                    self.terminate()
+                    self.wait()
+                finally:
+                    self._close_run()
+            self._close_run()
+
+    def _close_run(self) -> None:
+        if self._run is not None:
+            self._run.close()
+
+    def _launched(self) -> NodeRun:
+        if self._run is None:
+            raise InfiniRunError("nothing was launched yet: call launch() first")
+        return self._run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:
+    """Python values become the words of the command line, so there is one parser, one check, one message."""
+    for name in flags:
+        if name in _NOT_HERE:
+            raise UsageError(f"{name}= belongs to the command, not to the Python API")
+    words = [word for name, value in flags.items() for word in _words(name, value)]
+    options = resolve([*words, "--", *program], {}).options
+    assert options is not None
+    return options
+
+
+def _words(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if value is True or value is False:
+        return [f"--{name}" if value else f"--no{name}"]
+    if isinstance(value, (list, tuple, range)):
+        value = ",".join(str(item) for item in value)
+    return [f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]

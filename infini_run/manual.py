@@ -1,0 +1,90 @@
+"""What --help says, out of the table of flags. Imported only when somebody asks.
+
+The one rule: no line is longer than 79 columns.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from infini_run.flags import GRAMMAR, Flag, metavar
+from infini_run.option_table import FLAGS, GROUPS
+from infini_run.options import UNBUILT, USAGE
+
+WIDTH = 79
+COLUMN = 28
+
+_TITLES = {
+    "job": "Job",
+    "program": "Program",
+    "where": "Where",
+    "devices": "Devices",
+    "output": "Output",
+    "ending": "Ending",
+    "seeing": "Seeing",
+    "torchrun": "torchrun's other flags",
+    "flags": "Flags about flags",
+}
+
+_GRAMMAR = """\
+--name=value and --name value, --name and --noname, one dash or two, - and _
+are the same. -- or the first word that is not a flag ends the flags; nothing
+after the program is read. A flag NAME that is not given is taken from the
+variable INFINI_RUN_NAME, then PET_NAME. --helpfull adds torchrun's flags.
+"""
+
+_EXAMPLES = """\
+Examples:
+  infini-run --nproc_per_node=8 train.py --lr=1e-3
+  infini-run --standalone --nproc_per_node=gpu -m package.train
+  infini-run --nnodes=2 --node_rank=0 --rdzv_endpoint=node0:29500 \\
+      --nproc_per_node=8 --log_dir=logs train.py     # the same on node 1
+  infini-run --nproc_per_node=4 --ranks_on_console=0 -- ./train --steps 10
+  infini-run --flagfile=job.flags --dry_run train.py
+"""
+
+
+def help_text(full: bool) -> str:
+    """The text of --help, or of --helpfull: usage, every flag by group with its default, examples."""
+    groups = GROUPS if full else tuple(name for name in GROUPS if name != "torchrun")
+    parts = [
+        f"usage: {USAGE}\n",
+        "Starts the processes of a distributed training job, watches them, and takes\nthem down.\n",
+        *(_section(name, [flag for flag in FLAGS if flag.group == name], full) for name in groups),
+        _section("flags", GRAMMAR, full),
+        _GRAMMAR,
+        _EXAMPLES,
+    ]
+    return "\n".join(parts)
+
+
+def _section(group: str, flags: list[Flag] | tuple[Flag, ...], full: bool) -> str:
+    return f"{_TITLES[group]}:\n" + "".join(_entry(flag, full) for flag in flags)
+
+
+def _entry(flag: Flag, full: bool) -> str:
+    left = "  " + _usage(flag, full)
+    lines = textwrap.wrap(_explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
+    if len(left) > COLUMN - 2:
+        lines = ["", *lines]
+    firsts = [left] + [""] * (len(lines) - 1)
+    return "".join(
+        f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True)
+    )
+
+
+def _usage(flag: Flag, full: bool) -> str:
+    """How the flag is written: its short name, its own, and with --helpfull torchrun's."""
+    short = "".join(f"-{name}, " for name in flag.aliases if len(name) == 1)
+    long = "".join(f", --{name}" for name in flag.aliases if len(name) > 1 and full)
+    if flag.bare is None:
+        return f"{short}--{flag.name}={metavar(flag)}{long}"
+    value = f"[={metavar(flag)}]" if flag.metavar else ""
+    return f"{short}--[no]{flag.name}{value}{long}"
+
+
+def _explain(flag: Flag) -> str:
+    if flag.group in ("flags", "torchrun") and not flag.help.startswith("honoured"):
+        return flag.help
+    unbuilt = "; not built yet" if flag.name in UNBUILT else ""
+    return f"{flag.help} (default: {flag.shown or flag.default}{unbuilt})"

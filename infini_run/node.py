@@ -1,0 +1,285 @@
+"""One node's part of a plan, live: open what it names, start the group, follow its events.
+
+The one place that acts on a plan, for the command and for the Python API alike. What is needed only once
+the workers run is imported while they start.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import StartError, UsageError
+from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags
+from infini_run.plan import MARK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.group import Entry, Event
+    from infini_run.options import Options
+    from infini_run.outcome import Outcome
+    from infini_run.plan import Output, Plan, Worker
+
+_LAST_LINES = 20  # kept in the report; its text shows fewer
+
+
+class NodeRun:
+    """A plan's workers on this node, alive: start, poll until `ended`, close.
+
+    entry: given where the process is ours (the command). say: gets a line for the user, where there is one
+    to tell while the job runs. cwd: where the workers start; None: where we are.
+    """
+
+    outcome: Outcome
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        *,
+        environ: Mapping[str, str],
+        entry: Entry | None = None,
+        cwd: str | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.options = options
+        self._environ = environ
+        self._entry = entry
+        self._cwd = cwd
+        self._say = say
+        self._group: Group | None = None
+        self._logs: dict[int, int] = {}
+        self._error_folder = ""
+        self._null = -1
+        self._argvs: dict[tuple[str, ...], list[bytes]] = {}
+        self._has_terminal = False
+        self._is_labelled = any(o.piped and o.console for w in plan.workers for o in (w.stdout, w.stderr))
+
+    # ---- starting
+
+    def start(self) -> None:
+        """Start every worker. Raises UsageError for a file that cannot be made and StartError where a worker
+        could not be created: then none is left."""
+        try:
+            self._open()
+            specs = [self._spec(worker) for worker in self.plan.workers]
+            base = self.plan.base(self._environ) | dict(self.plan.env)
+            started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
+        except StartError as error:
+            self.close()
+            raise _explain(error) from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._close_null()
+        from infini_run.outcome import Outcome
+
+        self.outcome = Outcome(self.plan, self.options, has_terminal=self._has_terminal)
+        if self.options.verbose:
+            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}")
+
+    @property
+    def group(self) -> Group:
+        """The live workers. Only between start and close."""
+        assert self._group is not None, "not started, or closed"
+        return self._group
+
+    @property
+    def ended(self) -> bool:
+        return self._group is None or self.outcome.ended
+
+    def _open(self) -> None:
+        """Everything that can fail, before the first worker."""
+        self._check_report()
+        if self.options.log_dir:
+            self._open_logs(self.options.log_dir)
+        else:
+            self._make_error_folder()
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._group = Group(
+            len(self.plan.workers),
+            mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
+            grace_s=self.options.grace_s,
+            stop_signal=self.options.stop_signal,
+            stop_scope=self.options.stop_scope,
+            console=(1, 2) if self._is_labelled else (-1, -1),
+            stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
+            entry=self._entry,
+            debug=debug_flags(self._environ),
+        )
+
+    def _open_logs(self, folder: str) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+        for worker in self.plan.workers:
+            try:
+                self._logs[worker.rank] = os.open(worker.log, flags, 0o600)
+                _unlink(worker.error_file)  # an earlier launch's, which would be taken for ours
+            except OSError as error:
+                raise UsageError(f"--log_dir: {worker.log} cannot be written: {error.strerror}") from None
+
+    def _make_error_folder(self) -> None:
+        folder = os.path.dirname(self.plan.workers[0].error_file)
+        if not folder:
+            return
+        try:
+            os.mkdir(folder, 0o700)
+            self._error_folder = folder
+        except OSError:
+            return  # a read-only container: an error file is a convenience, and its writer says so itself
+
+    def _check_report(self) -> None:
+        path = self.options.report
+        folder = os.path.dirname(os.path.abspath(path))
+        if path and (os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK)):
+            raise UsageError(f"--report={path} cannot be written: give a file in a folder that is there and writable")
+
+    def _spec(self, worker: Worker) -> Spec:
+        env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
+        spec = Spec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
+        spec.cwd = os.fsencode(self._cwd) if self._cwd else None
+        spec.dies_with_us = self._entry is not None or _is_main_thread()
+        spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._null}[worker.stdin]
+        if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
+            spec.foreground = self._has_terminal = os.isatty(0)
+        for i, output in enumerate((worker.stdout, worker.stderr)):
+            spec.stdio[i + 1] = self._target(output)
+            spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
+        if self.options.console == "prefix":
+            spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
+        spec.log_fd = self._logs.get(worker.rank, -1)
+        return spec
+
+    def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
+        """The same list for the same arguments: the core copies it once."""
+        if argv not in self._argvs:
+            self._argvs[argv] = [os.fsencode(word) for word in argv]
+        return self._argvs[argv]
+
+    def _target(self, output: Output) -> int:
+        if output.piped:
+            return PIPE
+        return INHERIT if output.console else self._null
+
+    # ---- following
+
+    def poll(self, timeout_s: float | None = None) -> list[Event]:
+        """The events that have come up, waiting for the first one at most `timeout_s` (None: for ever)."""
+        events = self.group.step()
+        if not events and not self.ended and self.group.wait(timeout_s):
+            events = self.group.step()
+        for event in events:
+            text = self.outcome.note(event)
+            if self.outcome.wants_stop:
+                self.group.stop()
+            if text or self.options.verbose:
+                self._tell(text or _describe(event))
+        return events
+
+    def _tell(self, text: str) -> None:
+        if self._say is None or not text:
+            return
+        if self._is_labelled and not self.ended:
+            self.group.say(f"infini-run: {text}")
+        else:
+            self._say(f"infini-run: {text}")
+
+    # ---- acting
+
+    def signal(self, number: int, rank: int | None = None) -> int:
+        """Send a signal to one rank's process, or to every rank's; return how many it reached."""
+        return self.group.signal(-1 if rank is None else self._index(rank), number)
+
+    def _index(self, rank: int) -> int:
+        for index, worker in enumerate(self.plan.workers):
+            if worker.rank == rank:
+                return index
+        raise UsageError(f"there is no rank {rank} on this node")
+
+    def words_of(self, rank: int) -> tuple[str, tuple[str, ...]]:
+        """What a rank said: the message in its error file, its last lines of stderr (where they came to us)."""
+        from infini_run.error_file import read_error_file
+
+        index = self._index(rank)
+        path = self.plan.workers[index].error_file
+        text = self.group.tail(index).decode("utf-8", "replace")
+        lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+        return read_error_file(path) if path else "", tuple(line for line in lines if line)[-_LAST_LINES:]
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
+        if self._group is not None:
+            if "outcome" in self.__dict__ and self.outcome.first is not None:
+                self.outcome.add_words(*self.words_of(self.outcome.first))
+            self._group.close()
+            self._group = None
+        self._close_null()
+        while self._logs:
+            os.close(self._logs.popitem()[1])
+        if self._error_folder:
+            for worker in self.plan.workers:
+                _unlink(worker.error_file)
+            os.rmdir(self._error_folder)
+            self._error_folder = ""
+
+    def _close_null(self) -> None:
+        if self._null >= 0:
+            os.close(self._null)
+            self._null = -1
+
+
+def _labels(name: str) -> tuple[bytes, bytes]:
+    return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
+
+
+def _is_main_thread() -> bool:
+    """The parent-death signal is the spawning thread's (prctl(2)): only the main one lives as long as we do."""
+    from _thread import get_native_id
+
+    return get_native_id() == os.getpid()
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _describe(event: Event) -> str:
+    """One line of --verbose."""
+    from infini_run.report import signal_name
+
+    if event.kind == "exited":
+        how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
+        return f"rank {event.rank} ended, {how}"
+    if event.kind == "passed":
+        return f"{signal_name(event.signal)} passed on"
+    if event.kind == "stray":
+        return f"stopping {event.name} ({event.pid}), which was left behind"
+    return ""
+
+
+def _explain(error: StartError) -> StartError:
+    """The system's word, and the limit that was hit: fork(2), pipe(2), getrlimit(2)."""
+    import errno
+
+    limit = {
+        errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
+        errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
+        errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
+        errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
+    }.get(error.errno, "")
+    who = "nothing" if error.rank is None else f"rank {error.rank}"
+    text = f"{who} can be started: {error.step}: {error}" if error.rank is None else (
+        f"{who} cannot be started: {error.step}: {error}"
+    )
+    return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)

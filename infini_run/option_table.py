@@ -1,0 +1,193 @@
+"""Every flag of infini-run, in the order of --help: the one place for names, defaults and help texts.
+
+A default is a value, not a text. torchrun's flags come last; the kind of one that cannot be honoured refuses
+what it is given and says what to use.
+"""
+
+from __future__ import annotations
+
+from infini_run import kind
+from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROUPS = ("job", "program", "where", "devices", "output", "ending", "seeing", "torchrun")
+PREFIXES = (Prefix(text="INFINI_RUN_"), Prefix(text="PET_", is_binary=True))
+TERM = 15
+
+
+def _dry_run(text: str) -> str:
+    if text in ("", "text", "json"):
+        return text
+    try:
+        return "text" if boolean(text) else ""
+    except ValueError:
+        raise ValueError("text or json is allowed") from None
+
+
+def _variable_names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if any("=" in name for name in names):
+        raise ValueError("names of variables are allowed, not values; set those in the environment")
+    return names
+
+
+def _rdzv_backend(text: str) -> str:
+    if text not in ("static", "c10d"):
+        raise ValueError("static or c10d is allowed; --rdzv_endpoint=HOST:PORT says where rank 0 listens")
+    return text
+
+
+def _row(
+    group: str,
+    name: str,
+    kind: Callable[[str], object],
+    default: object,
+    metavar: str,
+    help: str,  # noqa: A002
+    shown: str = "",
+    aliases: tuple[str, ...] = (),
+) -> Flag:
+    return Flag(
+        group=group,
+        name=name,
+        kind=kind,
+        default=default,
+        metavar=metavar,
+        help=help,
+        shown=shown,
+        aliases=aliases,
+    )
+
+
+def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: str = "") -> Flag:  # noqa: A002
+    """The first choice is the default."""
+    return Flag(
+        group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown
+    )
+
+
+def _ignored(name: str, metavar: str, why: str) -> Flag:
+    return _row("torchrun", name, plain, "", metavar, f"ignored: {why}")
+
+
+def _refused(name: str, metavar: str, use: str) -> Flag:
+    def refuse(text: str) -> object:
+        raise ValueError(f"this cannot be honoured; {use}")
+
+    return _row("torchrun", name, refuse, "", metavar, f"refused: {use}")
+
+
+def _refused_switch(name: str, use: str) -> Flag:
+    def refuse_true(text: str) -> object:
+        if boolean(text):
+            raise ValueError(f"this cannot be honoured; {use}")
+        return False
+
+    return Flag(
+        group="torchrun",
+        name=name,
+        kind=refuse_true,
+        default=False,
+        help=f"refused: {use}",
+        bare="true",
+        negated="false",
+    )
+
+
+# fmt: off
+FLAGS = (
+    _row("job", "nnodes", kind.node_count, 1, "N", "how many nodes"),
+    _row("job", "nproc_per_node", kind.proc_count, 1, "N|auto|gpu|cpu",
+         "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
+         "auto: gpu where there is one, else cpu"),
+    _row("job", "node_rank", kind.whole(0), 0, "N", "which node this is, from 0"),
+    _row("job", "rdzv_endpoint", kind.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
+         "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
+         shown="127.0.0.1:29500"),
+    _row("job", "master_addr", kind.address, "127.0.0.1", "HOST", "the same host, on its own"),
+    _row("job", "master_port", kind.port, 29500, "PORT", "the same port, on its own"),
+    switch("standalone", "job", "one node and a free port"),
+    _row("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
+         shown="made up", aliases=("rdzv_id",)),
+
+    switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
+    switch("no_python", "program",
+           "execute the program itself, always; without this flag a .py file that is not executable is run "
+           "by this Python with -u"),
+    switch("distributed_args", "program",
+           "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
+
+    _choice("where", "engine", ("local", "ssh", "slurm", "pbs", "mpi", "auto"),
+            "what reaches the other nodes"),
+    _row("where", "hosts", plain, "", "a,b:4,node[01-16]",
+         "the nodes, with how many processes each has room for", shown="none"),
+    _row("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
+    _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
+    _row("where", "export", _variable_names, (), "NAME,...",
+         "variables of the environment that other nodes get too", shown="none"),
+
+    _row("devices", "gpus_per_proc", kind.whole(0), 0, "N",
+         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES alone"),
+    _choice("devices", "bind", ("none", "numa", "cores"), "what each process is bound to"),
+    _row("devices", "omp_num_threads", kind.thread_count, 0, "N|auto",
+         "OMP_NUM_THREADS where it is not set; auto: cores / processes, with more than one process",
+         shown="auto"),
+
+    _row("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
+    _choice("output", "console", ("inherit", "prefix", "none"),
+            "where output goes: straight to this terminal, through us in lines marked [rank 3], or nowhere",
+            shown="inherit; prefix with --log_dir"),
+    _row("output", "ranks_on_console", kind.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
+    _row("output", "stdin", kind.stdin_reader, 0, "rank0|all|none|N",
+         "who reads this terminal's input; the others read /dev/null", shown="rank0"),
+    _row("output", "redirects", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
+         "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only",
+         shown="0", aliases=("r",)),
+    _row("output", "tee", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
+         "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
+    _row("output", "local_ranks_filter", kind.ranks, None, "all|0,4-7",
+         "as torchrun: the local ranks whose output is shown", shown="all"),
+
+    _row("ending", "grace", kind.duration, 10.0, "TIME",
+         "time from the stop signal to KILL, on every path: 10, 10s, 500ms, 2m",
+         shown="10s", aliases=("shutdown_timeout",)),
+    _row("ending", "stop_signal", kind.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
+         shown="TERM"),
+    _choice("ending", "stop_scope", ("group", "leader", "mixed"),
+            "who gets it: each rank's process group, the rank's own process only, or that and at half the "
+            "grace its group"),
+    switch("isolate", "ending", "run the job in a PID namespace of its own"),
+    _row("ending", "max_restarts", kind.whole(0), 0, "N", "start the job again so many times when it fails"),
+    _row("ending", "hang_timeout", kind.timeout, 0.0, "TIME|off",
+         "end the job when it shows no sign of life for so long", shown="off"),
+    _row("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
+    switch("keep_going", "ending", "let the other ranks finish when one has failed"),
+
+    Flag(group="seeing", name="dry_run", kind=_dry_run, default="", metavar="text|json", bare="text",
+         negated="", shown="off",
+         help="print the plan, every rank's environment and arguments, and start nothing"),
+    switch("verbose", "seeing", "say what is done"),
+
+    _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
+         "honoured: c10d on a single node without endpoint means a free port; etcd is refused"),
+    _row("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
+    _ignored("rdzv_conf", "K=V,...", "nobody meets before the program starts"),
+    _ignored("monitor_interval", "TIME", "nothing is polled"),
+    _ignored("start_method", "NAME", "the program is always executed"),
+    _ignored("event_log_handler", "NAME", "see --report"),
+    _ignored("local_addr", "HOST", "no address is published"),
+    _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on"),
+    _refused_switch("run_path", "give the script as the program"),
+    _refused("logs_specs", "NAME", "use --log_dir, --console and --report"),
+    _refused("duplicate_stdout_filters", "TEXT,...", "search the files of --log_dir"),
+    _refused("duplicate_stderr_filters", "TEXT,...", "search the files of --log_dir"),
+    _refused_switch("virtual_local_rank", "use --gpus_per_proc=1: each process sees its own GPUs only"),
+    _refused("numa_binding", "KIND", "put numactl in front of the program; --bind will do this"),
+)
+# fmt: on
+
+DEFAULTS = {flag.name: flag.default for flag in FLAGS}
+TABLE = index(FLAGS)

@@ -1,0 +1,230 @@
+"""What the user asked for: words and variables become complete, frozen Options, or an error says why not.
+
+The one rule: no later module looks at the command line or at a variable that stands for a flag. What
+contradicts itself is refused where one authority said both; otherwise the higher authority is right.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.flags import parse
+from infini_run.kind import MAX_INT, StreamMap
+from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    from infini_run.flags import Setting
+
+    Given: TypeAlias = dict[str, Setting]
+    Values: TypeAlias = dict[str, Any]
+
+USAGE = "infini-run [flags] [--] program [args...]"
+_MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
+_BY_HAND = "run the same command on every node with its --node_rank"
+UNBUILT = {  # every value but the default is refused: what to do instead
+    "engine": _BY_HAND,
+    "hosts": _BY_HAND,
+    "hostfile": _BY_HAND,
+    "max_restarts": "leave it at 0",
+    "hang_timeout": "leave it off",
+    "bind": "leave it at none",
+}
+
+
+@record
+class Options:
+    """What the user asked for, complete. Times are in seconds; None for ranks means all of them."""
+
+    nnodes: int
+    nproc_per_node: int | str  # auto, gpu, cpu
+    node_rank: int
+    master_addr: str
+    master_port: int  # 0: a free one
+    rdzv_explicit: bool  # somebody gave the address or the port
+    standalone: bool
+    run_id: str
+    role: str
+    module: bool
+    no_python: bool
+    distributed_args: bool
+    engine: str
+    hosts: str
+    hostfile: str
+    ssh_config: str
+    export: tuple[str, ...]
+    gpus_per_proc: int
+    bind: str
+    omp_num_threads: int  # 0: auto
+    log_dir: str
+    console: str
+    ranks_on_console: tuple[int, ...] | None
+    local_ranks_filter: tuple[int, ...] | None
+    stdin: int | str  # a global rank, all, none
+    redirects: StreamMap
+    tee: StreamMap
+    grace_s: float
+    stop_signal: int
+    stop_scope: str
+    isolate: bool
+    max_restarts: int
+    hang_timeout_s: float
+    report: str
+    keep_going: bool
+    dry_run: str  # "", text, json
+    verbose: bool
+    program: tuple[str, ...]
+
+
+@record
+class Request:
+    """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none."""
+
+    question: str
+    options: Options | None
+
+
+def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Read the command line (without our own name) and the environment.
+
+    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME>, the default.
+    Raises UsageError: one line saying what was given and what is allowed.
+    """
+    parsed = parse(argv, environ, TABLE, PREFIXES)
+    if parsed.question:
+        return Request(question=parsed.question, options=None)
+    given = dict(parsed.settings)
+    _refuse_unbuilt(given)
+    _settle_standalone(given)
+    values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
+    values["program"] = parsed.program
+    values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
+    values["master_addr"] = _meeting(given, "master_addr", 0)
+    values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
+    values["grace_s"], values["hang_timeout_s"] = values["grace"], values["hang_timeout"]
+    if values["log_dir"] and "console" not in given:
+        values["console"] = "prefix"
+    _check_job(given, values)
+    _check_program(given, values)
+    _check_output(given, values)
+    names = Options.__slots__  # type: ignore[attr-defined]
+    return Request(question="", options=Options(**{name: values[name] for name in names}))
+
+
+def _said(given: Given, name: str) -> str:
+    """A flag as somebody gave it, or its default."""
+    return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
+
+
+def _refuse_unbuilt(given: Given) -> None:
+    for name, instead in UNBUILT.items():
+        if name in given and given[name].value != DEFAULTS[name]:
+            raise UsageError(f"{given[name].origin} is not built yet; {instead}")
+
+
+def _settle_standalone(given: Given) -> None:
+    """One node and a free port, over everything that a lower authority says of nodes and ports."""
+    ours = given.get("standalone")
+    if ours is None or not ours.value:
+        return
+    theirs = [given[name] for name in _MEETING if name in given and not _is_alone(name, given[name].value)]
+    for setting in theirs:
+        if setting.level == ours.level:
+            raise UsageError(
+                f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them"
+            )
+    if any(setting.level < ours.level for setting in theirs):
+        del given["standalone"]
+        return
+    for name in _MEETING:
+        if name in given and given[name].level > ours.level:
+            del given[name]
+    given["nnodes"] = replace(ours, value=1)
+
+
+def _is_alone(name: str, value: Any) -> bool:
+    """Whether a value agrees with one node and a free port."""
+    if name == "nnodes":
+        return bool(value == 1)
+    if name == "rdzv_endpoint":
+        return bool(value[1] == 0)
+    return name != "master_port" or value == 0
+
+
+def _wants_free_port(given: Given, values: Values) -> bool:
+    """Whether nobody named a port and it need not be known beforehand."""
+    is_alone = values["standalone"] or (values["rdzv_backend"] == "c10d" and values["nnodes"] == 1)
+    return is_alone and "rdzv_endpoint" not in given and "master_port" not in given
+
+
+def _meeting(given: Given, name: str, part: int) -> Any:
+    """The address or the port: its own flag or its part of the endpoint, by authority."""
+    own, whole = given.get(name), given.get("rdzv_endpoint")
+    if whole is None:
+        return own.value if own else DEFAULTS[name]
+    if own is None or own.level > whole.level:
+        return whole.value[part]
+    if own.level == whole.level and own.value != whole.value[part]:
+        raise UsageError(f"{whole.origin} and {own.origin} contradict each other: drop one of them")
+    return own.value
+
+
+def _check_job(given: Given, values: Values) -> None:
+    nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
+    if values["node_rank"] >= nnodes:
+        raise UsageError(
+            f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed"
+        )
+    if nnodes > 1 and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
+        raise UsageError(
+            f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank"
+        )
+    if nnodes > 1 and values["master_port"] == 0:
+        port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")
+        raise UsageError(
+            f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed"
+        )
+    if isinstance(nproc, int) and nnodes * nproc > MAX_INT:
+        each = _said(given, "nproc_per_node")
+        raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks: at most {MAX_INT} are allowed")
+
+
+def _check_program(given: Given, values: Values) -> None:
+    if values["module"] and values["no_python"]:
+        module, no_python = given["module"], given["no_python"]
+        if module.level == no_python.level:
+            raise UsageError(
+                f"{module.origin} and {no_python.origin}: a module needs Python, drop one of them"
+            )
+        values["no_python" if module.level < no_python.level else "module"] = False
+    if not values["program"]:
+        what = "module" if values["module"] else "program"
+        raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
+
+
+def _check_output(given: Given, values: Values) -> None:
+    nproc = values["nproc_per_node"]
+    for name in ("redirects", "tee"):
+        if values[name] != DEFAULTS[name] and not values["log_dir"]:
+            raise UsageError(
+                f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it"
+            )
+    if not isinstance(nproc, int):
+        return  # how many ranks there are is not known yet
+    world = values["nnodes"] * nproc
+    stdin = values["stdin"]
+    _check_ranks(given, "ranks_on_console", values["ranks_on_console"] or (), world, "ranks")
+    _check_ranks(given, "stdin", (stdin,) if isinstance(stdin, int) else (), world, "ranks")
+    _check_ranks(given, "local_ranks_filter", values["local_ranks_filter"] or (), nproc, "local ranks")
+    for name in ("redirects", "tee"):
+        _check_ranks(given, name, [rank for rank, _ in values[name].ranks], nproc, "local ranks")
+
+
+def _check_ranks(given: Given, name: str, ranks: Sequence[int], count: int, what: str) -> None:
+    if ranks and max(ranks) >= count:
+        raise UsageError(
+            f"{_said(given, name)}: there is no rank {max(ranks)}, {what} from 0 to {count - 1} are allowed"
+        )

@@ -1,0 +1,157 @@
+"""What became of the workers of one node: events in, one Exit per worker and a Report out.
+
+Pure bookkeeping, and the one decision that events ask for: whether a failure ends the job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.cgroup import oom_kills
+from infini_run.group import STEPS
+from infini_run.record import replace
+from infini_run.report import Exit, Report, Stray, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.group import Event
+    from infini_run.options import Options
+    from infini_run.plan import Plan
+
+_KILL, _INTERRUPTS = 9, (2, 3)
+_IGNORED = frozenset(("passed",))
+
+
+class Outcome:
+    """The story so far. `has_terminal`: a lone worker has the terminal, so Ctrl-C is its own."""
+
+    def __init__(self, plan: Plan, options: Options, *, has_terminal: bool) -> None:
+        self._plan = plan
+        self._options = options
+        self._has_terminal = has_terminal
+        host = os.uname().nodename
+        self._host = host
+        self._exits = {
+            worker.rank: Exit(rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.log)
+            for worker in plan.workers
+        }
+        self.first: int | None = None  # rank of the first failure
+        self.told = 0  # the signal from outside that ended the job
+        self.ended = False
+        self._strays: list[Stray] = []
+        self._stuck: list[Stray] = []
+        self._notices: list[str] = []
+        self._oom_kills = oom_kills()
+        self._epoch_s = time.time() - time.monotonic()
+        self._start_s = self._end_s = time.time()
+
+    # ---- events in
+
+    def note(self, event: Event) -> str:
+        """Take one event in; return what there is to tell the user about it now, or ""."""
+        if event.kind in _IGNORED:
+            return ""
+        text: str = getattr(self, f"_note_{event.kind}")(event) or ""
+        return text
+
+    @property
+    def wants_stop(self) -> bool:
+        """Whether a failure is to end the job."""
+        return self.first is not None and not self._options.keep_going
+
+    def _note_started(self, event: Event) -> None:
+        self._change(event.rank, pid=event.pid, start_s=self._epoch_s + event.time_ns / 1e9)
+
+    def _note_start_failed(self, event: Event) -> None:
+        self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)
+
+    def _note_exited(self, event: Event) -> None:
+        unknown = event.status_lost or event.signal != 0
+        self._change(
+            event.rank,
+            code=None if unknown else event.code,
+            signal=event.signal,
+            dumped_core=event.dumped_core,
+            stopped=event.after_stop,
+            status_lost=event.status_lost,
+            end_s=self._epoch_s + event.time_ns / 1e9,
+            user_s=event.user_us / 1e6,
+            system_s=event.system_us / 1e6,
+            max_rss_kib=event.max_rss_kib,
+        )
+        if self.first is None and self._exits[event.rank].is_failure:
+            self.first = event.rank
+            by_kernel = event.signal == _KILL and oom_kills() > self._oom_kills
+            self._change(event.rank, out_of_memory=by_kernel)
+
+    def _note_told(self, event: Event) -> str:
+        name = signal_name(event.signal)
+        if self.told:
+            return f"{name} again: killing what is left"
+        self.told = event.signal
+        return f"{name}: stopping; SIGKILL in {self._options.grace_s:g} s, or at once when told again"
+
+    def _note_stray(self, event: Event) -> None:
+        self._strays.append(Stray(pid=event.pid, name=event.name))
+
+    def _note_stuck(self, event: Event) -> None:
+        self._stuck.append(Stray(pid=event.pid, name=event.name, state=chr(event.code)))
+        if event.rank >= 0:
+            self._change(event.rank, stuck=True, stopped=True)
+
+    def _note_output_lost(self, event: Event) -> str:
+        reason = os.strerror(event.signal)
+        what = "the console takes no more output" if event.rank < 0 else f"the log of rank {event.rank} cannot be written"
+        return self._notice(f"{what} ({reason}); the job goes on")
+
+    def _note_output_held(self, event: Event) -> str:
+        stream = ("stdout", "stderr")[event.code]
+        return self._notice(f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go")
+
+    def _note_console_stuck(self, event: Event) -> str:
+        return self._notice("every worker has ended; waiting for the reader of our output to read on")
+
+    def _note_ended(self, event: Event) -> None:
+        self.ended = True
+        self._end_s = self._epoch_s + event.time_ns / 1e9
+
+    def _notice(self, text: str) -> str:
+        self._notices.append(text)
+        return text
+
+    def _change(self, rank: int, **changes: object) -> None:
+        self._exits[rank] = replace(self._exits[rank], **changes)
+
+    # ---- the story out
+
+    def exits(self) -> tuple[Exit, ...]:
+        """How each worker ended, as far as it has; by rank."""
+        return tuple(self._exits[rank] for rank in sorted(self._exits))
+
+    def first_failure(self) -> Exit | None:
+        return None if self.first is None else self._exits[self.first]
+
+    def add_words(self, error_message: str, last_lines: tuple[str, ...]) -> None:
+        """What the first failure said: in its error file, and last on stderr."""
+        if self.first is not None:
+            self._change(self.first, error_message=error_message, last_lines=last_lines)
+
+    def report(self) -> Report:
+        """How it ended. Complete once `ended`."""
+        first = self.first_failure()
+        return Report(
+            launch_id=self._plan.launch_id,
+            run_id=self._options.run_id,
+            host=self._host,
+            world_size=self._plan.world_size,
+            start_s=self._start_s,
+            end_s=self._end_s,
+            exits=self.exits(),
+            first_failure=first,
+            told=self.told,
+            quiet=self._has_terminal and first is not None and first.signal in _INTERRUPTS,
+            strays=tuple(self._strays),
+            stuck=tuple(self._stuck),
+            notices=tuple(self._notices),
+        )

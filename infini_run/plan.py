@@ -1,0 +1,250 @@
+"""The plan: every worker of every node that this launch starts, decided before anything starts.
+
+Pure: what the machine is like (devices, CPUs, host names, a free port) comes in with the Node. A worker
+sees `base environment - names we set + plan.env (the same for all) + worker.env (its own)`.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.kind import streams_of
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.options import Options
+    from infini_run.program import Command
+
+MARK = "INFINI_RUN_ID"
+STDOUT, STDERR = 1, 2  # torchrun's bits of --redirects and --tee
+_WORLD_LIMIT = 2**31 - 1
+
+# A launch inside a worker of another one must not inherit what belongs to that worker alone.
+_NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "NOTIFY_SOCKET")
+
+
+@record
+class Node:
+    """One machine of the launch, as it was found.
+
+    index: its node rank. nproc: workers on it. cpus: CPUs that they share. devices: the GPU names of each
+    local rank; empty where --gpus_per_proc leaves them alone.
+    """
+
+    index: int
+    host: str
+    nproc: int
+    cpus: int = 0
+    devices: tuple[tuple[str, ...], ...] = ()
+
+
+@record
+class Output:
+    """Where one stream of a worker goes. Neither: nowhere. `piped`: through us, so that it can be labelled,
+    logged, or its last words kept."""
+
+    console: bool
+    log: bool
+    piped: bool
+
+
+@record
+class Worker:
+    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null."""
+
+    rank: int
+    local_rank: int
+    node: int
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    stdin: str
+    stdout: Output
+    stderr: Output
+    label: str
+    log: str
+    error_file: str
+
+
+@record
+class Plan:
+    """The whole answer. `file` is what every worker executes; `env` is what they all see."""
+
+    launch_id: str
+    nodes: tuple[Node, ...]
+    nnodes: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    file: str
+    env: tuple[tuple[str, str], ...]
+    workers: tuple[Worker, ...]
+
+    def environ(self, worker: Worker, base: Mapping[str, str]) -> dict[str, str]:
+        """The complete environment of a worker, over the launcher's own."""
+        return self.base(base) | dict(self.env) | dict(worker.env)
+
+    def base(self, base: Mapping[str, str]) -> dict[str, str]:
+        """What is left of the launcher's environment beside the names that the plan sets."""
+        ours = {name for name, _ in self.env} | {name for name, _ in self.workers[0].env} | set(_NEVER)
+        return {name: value for name, value in base.items() if name not in ours}
+
+
+def make_plan(
+    options: Options,
+    command: Command,
+    nodes: Sequence[Node],
+    *,
+    launch_id: str,
+    master_port: int,
+    environ: Mapping[str, str],
+    error_dir: str = "",
+    stdin_is_terminal: bool = False,
+) -> Plan:
+    """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
+    leave error files; empty: nowhere. Raises UsageError: ranks that cannot be."""
+    nproc = nodes[0].nproc
+    world_size = options.nnodes * nproc
+    _check_world(options, nproc, world_size)
+    common = _common_env(options, nodes[0], world_size, master_port, launch_id, environ)
+    workers = tuple(
+        _worker(options, command, node, local_rank, world_size, error_dir, stdin_is_terminal)
+        for node in nodes
+        for local_rank in range(node.nproc)
+    )
+    return Plan(
+        launch_id=launch_id,
+        nodes=tuple(nodes),
+        nnodes=options.nnodes,
+        world_size=world_size,
+        master_addr=options.master_addr,
+        master_port=master_port,
+        file=command.file,
+        env=common,
+        workers=workers,
+    )
+
+
+def _check_world(options: Options, nproc: int, world_size: int) -> None:
+    """Again for a number of workers that was not known on the command line (auto, gpu, cpu)."""
+    if world_size > _WORLD_LIMIT:
+        raise UsageError(f"{options.nnodes} nodes x {nproc} workers are {world_size} ranks; at most {_WORLD_LIMIT}")
+    asked = {
+        "--ranks_on_console": (options.ranks_on_console or (), world_size, "ranks"),
+        "--local_ranks_filter": (options.local_ranks_filter or (), nproc, "local ranks"),
+        "--stdin": ((options.stdin,) if isinstance(options.stdin, int) else (), world_size, "ranks"),
+    }
+    for flag, (ranks, count, what) in asked.items():
+        for rank in ranks:
+            if rank >= count:
+                raise UsageError(f"{flag} names {rank}, but the {what} here are 0 to {count - 1}")
+
+
+def _common_env(
+    options: Options, node: Node, world_size: int, master_port: int, launch_id: str, environ: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    nproc, nnodes = str(node.nproc), str(options.nnodes)
+    world, port = str(world_size), str(master_port)
+    env = [
+        (MARK, launch_id),
+        # infini_run
+        ("NNODES", nnodes),
+        ("NPROC_PER_NODE", nproc),
+        ("MASTER_ADDR", options.master_addr),
+        ("MASTER_PORT", port),
+        ("PROC_WORLD_SIZE", world),
+        # torchrun, as of torch 2.13. Never TORCHELASTIC_USE_AGENT_STORE=True: rank 0 would wait for a
+        # store that the launcher does not host (torch/distributed/rendezvous.py).
+        ("WORLD_SIZE", world),
+        ("LOCAL_WORLD_SIZE", nproc),
+        ("GROUP_RANK", str(node.index)),
+        ("GROUP_WORLD_SIZE", nnodes),
+        ("ROLE_WORLD_SIZE", world),
+        ("ROLE_NAME", options.role),
+        ("TORCHELASTIC_RUN_ID", options.run_id or "none"),
+        ("TORCHELASTIC_RESTART_COUNT", "0"),
+        ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
+    ]
+    threads = _omp_threads(options, node, environ)
+    if threads:
+        env.append(("OMP_NUM_THREADS", str(threads)))
+    return tuple(env)
+
+
+def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> int:
+    """Threads for each worker: what was asked for; else a fair share of the CPUs, where nobody said."""
+    if options.omp_num_threads:
+        return options.omp_num_threads
+    if node.nproc == 1 or "OMP_NUM_THREADS" in environ:
+        return 0
+    return max(1, node.cpus // node.nproc)
+
+
+def _worker(
+    options: Options,
+    command: Command,
+    node: Node,
+    local_rank: int,
+    world_size: int,
+    error_dir: str,
+    stdin_is_terminal: bool,
+) -> Worker:
+    rank = node.index * node.nproc + local_rank
+    text, local = str(rank), str(local_rank)
+    env = [
+        ("GLOBAL_PROC_RANK", text),
+        ("LOCAL_PROC_RANK", local),
+        ("RANK", text),
+        ("LOCAL_RANK", local),
+        ("ROLE_RANK", text),
+    ]
+    error_file = f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+    if error_file:
+        env.append(("TORCHELASTIC_ERROR_FILE", error_file))
+    devices = node.devices[local_rank] if node.devices else ()
+    if devices:
+        env.append(("CUDA_VISIBLE_DEVICES", ",".join(devices)))
+    extra: tuple[str, ...] = ()
+    if options.distributed_args:
+        extra = (f"--distributed-rank={rank}", f"--distributed-world-size={world_size}")
+    return Worker(
+        rank=rank,
+        local_rank=local_rank,
+        node=node.index,
+        argv=command.argv + extra if extra else command.argv,
+        env=tuple(env),
+        devices=devices,
+        stdin=_stdin(options, rank, node.nproc, stdin_is_terminal),
+        stdout=_output(options, rank, local_rank, STDOUT),
+        stderr=_output(options, rank, local_rank, STDERR),
+        label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
+        log=f"{options.log_dir}/rank_{rank}.log" if options.log_dir else "",
+        error_file=error_file,
+    )
+
+
+def _stdin(options: Options, rank: int, nproc: int, is_terminal: bool) -> str:
+    """A terminal is inherited by a lone worker, which gets the foreground with it; one of several gets a
+    copy of what is typed, because Ctrl-C and Ctrl-Z must go to all."""
+    if options.stdin == "all":
+        return "pipe" if nproc > 1 else "inherit"
+    if options.stdin != rank:
+        return "null"
+    return "pipe" if is_terminal and nproc > 1 else "inherit"
+
+
+def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output:
+    """--console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
+    shown = (
+        options.console != "none"
+        and (options.ranks_on_console is None or rank in options.ranks_on_console)
+        and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
+    )
+    if streams_of(options.redirects, local_rank) & stream and not streams_of(options.tee, local_rank) & stream:
+        shown = False
+    logged = bool(options.log_dir)
+    labelled = shown and options.console == "prefix"
+    last_words = stream == STDERR and not shown
+    return Output(console=shown, log=logged, piped=labelled or logged or last_words)

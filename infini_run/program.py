@@ -1,0 +1,130 @@
+"""What to execute: found once, before any rank exists, so that a wrong name is one message and not N.
+
+The search is a shell's (exec(3)): a word with a slash is a path, any other is looked for on PATH; the
+kernel's own refusals that can be known beforehand (no run bit, no `#!`, no interpreter) are told here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from infini_run.errors import NotExecutable, ProgramMissing
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@record
+class Command:
+    """`file` is executed as it stands; `argv` is what it is told."""
+
+    file: str
+    argv: tuple[str, ...]
+
+
+def find_command(
+    words: Sequence[str], environ: Mapping[str, str], *, module: bool = False, no_python: bool = False
+) -> Command:
+    """The command behind the words after the flags.
+
+    module: the first word is a Python module. no_python: a .py file is not run by this interpreter even
+    if it has no run bit. Raises ProgramMissing, NotExecutable.
+    """
+    name = words[0]
+    if module:
+        return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
+    path = _find(name, environ)
+    if path.endswith(".py") and not no_python and not os.access(path, os.X_OK):
+        if not os.access(path, os.R_OK):
+            raise NotExecutable(f"{name} cannot be read: permission denied", name)
+        return Command(file=sys.executable, argv=(sys.executable, "-u", path, *words[1:]))
+    _check_executable(name, path)
+    return Command(file=path, argv=tuple(words))
+
+
+def _find(name: str, environ: Mapping[str, str]) -> str:
+    if not name:
+        raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
+    if "/" in name:
+        if not os.path.lexists(name):
+            raise ProgramMissing(f"{name} does not exist (in {_here()})", name)
+        return name
+    if name.endswith(".py") and os.path.isfile(name):
+        return name
+    found = list(_candidates(name, environ))
+    for path in found:
+        if os.access(path, os.X_OK):
+            return path
+    if found:
+        raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
+    hint = f"; there is one in this directory: ./{name}" if os.path.isfile(name) else ""
+    raise ProgramMissing(f"{name} is not on PATH{hint}", name)
+
+
+def _candidates(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+    for folder in environ.get("PATH", DEFAULT_PATH).split(":"):
+        path = os.path.join(folder or ".", name)
+        if os.path.isfile(path):
+            yield path
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a working directory that was deleted"
+
+
+def _check_executable(name: str, path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise ProgramMissing(f"{path} cannot be reached: {error.strerror}", name) from None
+    if stat.S_ISDIR(mode):
+        raise NotExecutable(f"{path} is a directory; give the program in it", name)
+    if not os.access(path, os.X_OK):
+        first = _first_line(path)
+        way = f"try: infini-run ... {_interpreter(path, first)} {path}, or chmod +x {path}"
+        raise NotExecutable(f"{path} has no run bit; {way}", name)
+    _check_shebang(name, path, _first_line(path))
+
+
+def _first_line(path: str) -> bytes:
+    """At most what the kernel reads of a file to decide how to run it (BINPRM_BUF_SIZE, Linux 5.1: 256)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return (file.read(256) or b"").partition(b"\n")[0]
+    except OSError:
+        return b"\x7fELF"  # may be executed but not read: the kernel decides
+
+
+def _interpreter(path: str, first: bytes) -> str:
+    if first.startswith(b"#!") and first[2:].split():
+        return os.fsdecode(first[2:].split()[0])
+    return sys.executable if path.endswith(".py") else "sh"
+
+
+def _check_shebang(name: str, path: str, first: bytes) -> None:
+    if first.startswith(b"#!"):
+        words = first[2:].split()
+        interpreter = os.fsdecode(words[0]) if words else ""
+        if not os.path.exists(interpreter):
+            shown = interpreter.replace("\r", "\\r") or "nothing"
+            hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
+            raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
+    elif b"\0" not in first and not first.startswith(b"\x7fELF"):
+        # text, or empty: the kernel says ENOEXEC, unless a binfmt_misc rule knows it by its name
+        if os.path.isdir("/proc/sys/fs/binfmt_misc") and os.path.exists("/proc/sys/fs/binfmt_misc/status"):
+            if any(entry not in ("register", "status") for entry in os.listdir("/proc/sys/fs/binfmt_misc")):
+                return
+        raise NotExecutable(
+            f"{path} has no #! line, so the kernel cannot run it; "
+            f"try: infini-run ... {_interpreter(path, first)} {path}",
+            name,
+        )

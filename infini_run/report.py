@@ -1,0 +1,239 @@
+"""How a launch ended: one Exit per worker, the first failure, our exit code; as text and as JSON.
+
+Pure. The first failure is the earliest to die of its own, never a worker that we had told to stop.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TEXT_LINES = 10
+_WORDS = 5  # last lines of stderr that are shown
+
+
+@record
+class Exit:
+    """How one worker ended. Times are seconds since the epoch; None: it never got so far.
+
+    code: what it exited with; None when a signal ended it, when it never ran or its status is unknown.
+    signal: the number of the signal that ended it, else 0. stopped: it ended after our stop signal.
+    start_failure: what could not be done between its creation and its program, else "".
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int | None = None
+    code: int | None = None
+    signal: int = 0
+    dumped_core: bool = False
+    out_of_memory: bool = False
+    stopped: bool = False
+    stuck: bool = False
+    status_lost: bool = False
+    start_failure: str = ""
+    start_errno: int = 0
+    start_s: float | None = None
+    end_s: float | None = None
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_kib: int = 0
+    log: str = ""
+    error_message: str = ""
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def is_failure(self) -> bool:
+        """It ended badly, and not because we stopped it."""
+        bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
+        return self.end_s is not None and bad and not self.stopped
+
+    @property
+    def shell_code(self) -> int:
+        """What a shell would say: its code, 128 + its signal, 126 or 127 where it could not be executed."""
+        if self.start_failure:
+            return 127 if self.start_errno == 2 else 126
+        if self.signal:
+            return 128 + self.signal
+        return 1 if self.code is None else self.code
+
+
+@record
+class Stray:
+    """A process that outlived the workers. `state`: its letter in /proc when SIGKILL had not ended it."""
+
+    pid: int
+    name: str
+    state: str = ""
+
+
+@record
+class Report:
+    """The end of a launch. `told`: the signal from outside that ended it, else 0."""
+
+    launch_id: str
+    run_id: str
+    host: str
+    world_size: int
+    start_s: float
+    end_s: float
+    exits: tuple[Exit, ...]
+    first_failure: Exit | None = None
+    told: int = 0
+    quiet: bool = False
+    strays: tuple[Stray, ...] = ()
+    stuck: tuple[Stray, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Ours: the first failure's; 128 + the signal that we were told; 1 if something could not be ended."""
+        if self.first_failure is not None:
+            return self.first_failure.shell_code
+        if self.told:
+            return 128 + self.told
+        return 1 if self.stuck else 0
+
+    def text(self) -> str:
+        """At most ten lines: who failed, how, its last words, where to look. Empty: nothing to say."""
+        first = self.first_failure
+        lines = []
+        if first is not None and not self.quiet:
+            lines.append(f"infini-run: {_headline(first)}{self._others(first)}")
+            if first.error_message:
+                lines.append(f"  error: {first.error_message}")
+            lines += [f"  | {line}" for line in first.last_lines[-_WORDS:]]
+            if first.log:
+                lines.append(f"  log: {first.log}")
+            hint = _hint(first)
+            if hint:
+                lines.append(f"  {hint}")
+        for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
+            lines.append(
+                f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
+            )
+        if self.strays and len(lines) < TEXT_LINES:
+            lines.append(f"infini-run: stopped {_count(self.strays)} left behind: {_names(self.strays)}")
+        return "\n".join(lines[:TEXT_LINES])
+
+    def _others(self, first: Exit) -> str:
+        stopped = sum(exit.stopped for exit in self.exits)
+        failed = sum(exit.is_failure for exit in self.exits if exit.rank != first.rank)
+        said = []
+        if failed:
+            said.append(f"{failed} more failed")
+        if stopped:
+            said.append(f"{stopped} {'other was' if stopped == 1 else 'others were'} stopped")
+        return f"; {', '.join(said)}" if said else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same and more, of plain types. `format` changes when a field does."""
+        return {
+            "format": 1,
+            "launch_id": self.launch_id,
+            "run_id": self.run_id,
+            "host": self.host,
+            "world_size": self.world_size,
+            "exit_code": self.exit_code,
+            "start": self.start_s,
+            "end": self.end_s,
+            "told": signal_name(self.told) if self.told else None,
+            "first_failure": self.first_failure.rank if self.first_failure else None,
+            "ranks": [_exit_json(exit) for exit in self.exits],
+            "strays": [{"pid": stray.pid, "name": stray.name} for stray in self.strays],
+            "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
+            "notices": list(self.notices),
+        }
+
+
+def _exit_json(exit_: Exit) -> dict[str, Any]:
+    return {
+        "rank": exit_.rank,
+        "local_rank": exit_.local_rank,
+        "host": exit_.host,
+        "pid": exit_.pid,
+        "start": exit_.start_s,
+        "end": exit_.end_s,
+        "exit_code": exit_.code,
+        "signal": signal_name(exit_.signal) if exit_.signal else None,
+        "dumped_core": exit_.dumped_core,
+        "out_of_memory": exit_.out_of_memory,
+        "failed": exit_.is_failure,
+        "stopped": exit_.stopped,
+        "stuck": exit_.stuck,
+        "start_failure": exit_.start_failure or None,
+        "error_message": exit_.error_message or None,
+        "last_lines": list(exit_.last_lines),
+        "log": exit_.log or None,
+        "rusage": {"user": exit_.user_s, "system": exit_.system_s, "max_rss_kib": exit_.max_rss_kib},
+    }
+
+
+def signal_name(number: int) -> str:
+    """SIGTERM for 15; SIGRTMIN+3 for a real-time one."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
+
+
+def _headline(first: Exit) -> str:
+    who = f"rank {first.rank} on {first.host}"
+    if first.start_failure:
+        reason = os.strerror(first.start_errno)
+        return f"{who} could not be started: {first.start_failure}: {reason}"
+    after = f"after {_duration((first.end_s or 0) - (first.start_s or 0))}"
+    return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
+
+
+def describe_end(exit_: Exit) -> str:
+    """`exit code 3`, or `killed by SIGSEGV (core dumped)`."""
+    if exit_.status_lost:
+        return "its exit status was taken by another part of this program"
+    if not exit_.signal:
+        return f"exit code {exit_.code}"
+    notes = []
+    if exit_.dumped_core:
+        notes.append("core dumped")
+    if exit_.out_of_memory:
+        notes.append("by the kernel, for memory")
+    return f"killed by {signal_name(exit_.signal)}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _hint(first: Exit) -> str:
+    if first.start_failure and first.start_errno == 7:
+        return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
+    if first.out_of_memory:
+        return "next: give the job more memory, or each rank less to hold"
+    if first.signal == 9:
+        return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
+    if first.signal == 7:
+        return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
+    return ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _count(strays: tuple[Stray, ...]) -> str:
+    return "1 process" if len(strays) == 1 else f"{len(strays)} processes"
+
+
+def _names(strays: tuple[Stray, ...]) -> str:
+    shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in strays[:4])
+    return shown + (", ..." if len(strays) > 4 else "")

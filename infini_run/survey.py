@@ -1,0 +1,59 @@
+"""What this machine is for the job, looked at once, before the plan.
+
+Everything that a plan takes from its surroundings on one node comes from here.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.plan import Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.options import Options
+
+
+def survey(options: Options, environ: Mapping[str, str]) -> Node:
+    """What this machine is for the job: how many workers, their GPUs, the CPUs they share.
+
+    Raises DeviceError: the GPUs asked for are not there.
+    """
+    nproc, devices, cpus = options.nproc_per_node, (), 0
+    wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
+    if isinstance(nproc, str) or options.gpus_per_proc or wants_cpus:
+        from infini_run.devices import VISIBLE, assign, count_cpus, find_gpus, resolve_nproc
+
+        if isinstance(nproc, str):
+            nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
+        if options.gpus_per_proc:
+            devices = assign(find_gpus(environ), nproc, options.gpus_per_proc, environ.get(VISIBLE))
+        cpus = count_cpus() if wants_cpus else 0
+    return Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus, devices=devices)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now. Rank 0 opens it, not we, so another may still be quicker."""
+    from _socket import AF_INET, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
+
+    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    finally:
+        probe.close()
+    return port
+
+
+def new_launch_id() -> str:
+    """Unique on this machine and all others: strays are told from strangers by it."""
+    return f"ir-{os.urandom(6).hex()}"
+
+
+def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
+    """Where workers may leave error files: beside the logs, or in a folder that goes when we do."""
+    if options.log_dir:
+        return os.path.abspath(options.log_dir)
+    return os.path.join(environ.get("TMPDIR") or "/tmp", f"infini-run-{launch_id}")

@@ -1,0 +1,26 @@
+"""Answers questions about devices, one JSON object a line, so that a test can choose the NVML that is loaded.
+
+A question is {"set": variables for the driver, "call": function, "args": [...]}, an answer {"is": its result}
+or {"error": the text of its DeviceError}. Anything else ends the process with a traceback.
+"""
+
+import json
+import os
+import sys
+
+from infini_run import devices
+from infini_run.errors import DeviceError
+
+
+def fields(record):
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+for line in sys.stdin:
+    question = json.loads(line)
+    os.environ.update(question["set"])
+    try:
+        answer = {"is": getattr(devices, question["call"])(*question["args"])}
+    except DeviceError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer, default=fields), flush=True)

@@ -1,0 +1,154 @@
+"""What every test gets: a clean environment, and a failure if it leaves anything behind.
+
+Leaks are looked for in the kernel: our descriptors, our children and zombies, our threads, and processes
+that carry the mark of a launch.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+CHILDREN = Path(__file__).parent / "children"
+FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
+LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
+
+
+def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Wait for something that no descriptor tells of. The pause is how often we look, not what we wait for."""
+    end = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+def processes() -> dict[int, tuple[int, str, str]]:
+    """pid: (parent, state, name) of every process there is."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+            except OSError:
+                continue
+            name = stat[stat.index("(") + 1 : stat.rindex(")")]
+            state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
+            found[int(entry)] = (int(parent), state, name)
+    return found
+
+
+def children() -> dict[int, str]:
+    return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
+
+
+def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
+    """Live processes that carry the mark of a launch."""
+    found = {}
+    for pid, (_, state, name) in processes().items():
+        try:
+            strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if pid != os.getpid() and state not in "ZX" and any(string.startswith(mark) for string in strings):
+            found[pid] = name
+    return found
+
+
+def descriptors() -> dict[str, str]:
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    before, threads, kids, strays = descriptors(), threading.enumerate(), children(), marked()
+    yield
+    left = {pid: name for pid, name in marked().items() if pid not in strays}
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes that outlived their launch: {left}"
+    assert {p: n for p, n in children().items() if p not in kids} == {}, "children or zombies left"
+    assert [t for t in threading.enumerate() if t not in threads] == [], "threads left"
+    after = descriptors()
+    assert {fd: to for fd, to in after.items() if before.get(fd) != to} == {}, "descriptors left"
+
+
+class Command:
+    """A running `infini-run`, or any other program, of a test; it is always ended and reaped."""
+
+    def __init__(self, argv: list[str], **kwargs: object) -> None:
+        kwargs.setdefault("stdin", subprocess.DEVNULL)
+        kwargs.setdefault("stdout", subprocess.PIPE)
+        kwargs.setdefault("stderr", subprocess.PIPE)
+        self.process = subprocess.Popen(argv, **kwargs)  # type: ignore[call-overload]
+        self.pid: int = self.process.pid
+        self.out = b""
+        self.err = b""
+
+    def read_until(self, text: bytes, limit_s: float = LIMIT_S) -> bytes:
+        """Read stdout until `text` has been seen in all that came so far."""
+        end = time.monotonic() + limit_s
+        while text not in self.out:
+            fd = self.process.stdout.fileno()
+            ready, _, _ = select.select([fd], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{text!r} never came; so far {self.out!r}"
+            chunk = os.read(fd, 65536)
+            assert chunk, f"stdout ended before {text!r}: {self.out!r} {self.process.stderr.read()!r}"
+            self.out += chunk
+        return self.out
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """Its exit code; self.out and self.err hold everything that it wrote."""
+        out, err = self.process.communicate(timeout=limit_s)
+        self.out += out or b""
+        self.err += err or b""
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def infini_run() -> Iterator[Callable[..., Command]]:
+    """Start `infini-run WORDS...`; `under` puts words before it (unshare, nohup, a shell's limit)."""
+    started: list[Command] = []
+
+    def start(*words: str, under: tuple[str, ...] = (), **kwargs: object) -> Command:
+        started.append(Command([*under, *COMMAND, *map(str, words)], **kwargs))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.close()
+
+
+COMMAND = [sys.executable, "-m", "infini_run"]
