@@ -157,6 +157,7 @@ int fd_pipe(int ret_fds[2], int nonblocking_end);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_unwatch(const struct ir_group *g, int fd);
+int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
 void timer_set(const struct ir_group *g, int64_t delay_ms);
 

@@ -72,6 +72,13 @@ void fd_unwatch(const struct ir_group *g, int fd) {
     (void)epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
+/* Closing alone does not end a watch: epoll watches the open file, and a child of another thread's
+ * spawn may have a copy of it until its exec (epoll(7), questions and answers). */
+int fd_release(const struct ir_group *g, int fd) {
+    if (fd >= 0) fd_unwatch(g, fd);
+    return fd_close(fd);
+}
+
 int64_t clock_ns(void) {
     struct timespec now;
     (void)clock_gettime(CLOCK_MONOTONIC, &now);

@@ -88,7 +88,7 @@ static void timer_ready(struct ir_group *g) {
 }
 
 static void stray_gone(struct ir_group *g, uint32_t fd) {
-    (void)fd_close((int)fd);
+    (void)fd_release(g, (int)fd);
     g->strays_alive--;
 }
 

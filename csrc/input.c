@@ -29,14 +29,14 @@ int input_open(struct ir_group *g, const int *fds, uint32_t n) {
     return in->watchable ? r : 0;
 }
 
-static void target_close(struct target *target) {
-    target->fd = fd_close(target->fd);
+static void target_close(const struct ir_group *g, struct target *target) {
+    target->fd = fd_release(g, target->fd);
     target->waiting = false;
 }
 
 void input_close(struct ir_group *g) {
-    for (uint32_t i = 0; i < g->input.n; i++) target_close(&g->input.targets[i]);
-    g->input.fd = fd_close(g->input.fd);
+    for (uint32_t i = 0; i < g->input.n; i++) target_close(g, &g->input.targets[i]);
+    g->input.fd = fd_release(g, g->input.fd);
 }
 
 /* True: it has taken the whole buffer, or is gone. */
@@ -52,7 +52,7 @@ static bool target_feed(struct ir_group *g, uint32_t index) {
             target->waiting = true;
             return false;
         } else if (errno != EINTR) {
-            target_close(target); /* EPIPE: it reads no more */
+            target_close(g, target); /* EPIPE: it reads no more */
         }
     }
     if (target->waiting) fd_unwatch(g, target->fd);

@@ -164,7 +164,7 @@ static void stream_pause(struct ir_group *g, struct stream *s) {
 
 static void stream_end(struct ir_group *g, uint32_t index, int which) {
     struct stream *s = &g->workers[index].streams[which];
-    s->fd = fd_close(s->fd);
+    s->fd = fd_release(g, s->fd);
     s->ended = true;
     s->paused = s->buffer != NULL && !stream_pass(g, index, which);
 }

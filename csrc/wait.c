@@ -122,7 +122,7 @@ void wait_execs(struct ir_group *g) {
         g->workers[i].failed_errno = g->slots[i].error;
     }
     arena_free(g);
-    g->execs_fd = fd_close(g->execs_fd);
+    g->execs_fd = fd_release(g, g->execs_fd);
 }
 
 /* ---- A thread that waits, where there is no pidfd (before Linux 5.3) or it has said all it can.

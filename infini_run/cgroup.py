@@ -34,6 +34,7 @@ def oom_kills(cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/pr
                 return int(count)
     return 0
 
+
 def _own_groups(text: str, controller: str) -> Iterator[tuple[int, str]]:
     for line in text.split("\n"):
         hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]

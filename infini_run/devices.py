@@ -16,7 +16,7 @@ from infini_run.record import record, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any, Literal
+    from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NONE = ("", "-1")  # its two ways to say no GPU, which need no driver
@@ -52,7 +52,7 @@ class Card:
     gpus: tuple[Gpu, ...]  # named by their UUIDs; none: MIG mode without instances
 
 
-def resolve_nproc(kind: Literal["gpu", "cpu", "auto"], environ: Mapping[str, str], gpus_per_proc: int) -> int:
+def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int) -> int:
     """How many ranks `--nproc_per_node=KIND` means here.
 
     kind: `gpu`: one for every `gpus_per_proc` visible GPUs (0: for each one). `cpu`: one for each CPU we may

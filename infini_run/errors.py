@@ -1,13 +1,13 @@
 """Every way in which infini-run says no. Data in attributes, the sentence in the text.
 
-    InfiniRunError                what this package raises, and nothing else; exit_code says what the command exits with
-    ├── UsageError          2     the request makes no sense; nothing was started
-    │   └── DeviceError     2     the GPUs asked for are not there
-    ├── ProgramError              the program cannot be run; nothing was started
-    │   ├── ProgramMissing  127
-    │   └── NotExecutable   126
-    ├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
-    └── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+InfiniRunError                what this package raises, and nothing else; exit_code says what the command exits with
+├── UsageError          2     the request makes no sense; nothing was started
+│   └── DeviceError     2     the GPUs asked for are not there
+├── ProgramError              the program cannot be run; nothing was started
+│   ├── ProgramMissing  127
+│   └── NotExecutable   126
+├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
+└── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 """
 
 from __future__ import annotations

@@ -245,7 +245,9 @@ class Group:
     def signal(self, worker: int, number: int) -> int:
         """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone)."""
         with self._lock:
-            reached = -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
+            reached = (
+                -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
+            )
         if reached == -errnos.ESRCH:
             return 0
         if reached < 0:

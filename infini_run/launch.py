@@ -103,6 +103,7 @@ class ProcessLauncher:
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._options = _options(flags, self._command)
         self._run: NodeRun | None = None
+        self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
 
     # ---- starting
@@ -132,39 +133,41 @@ class ProcessLauncher:
             )
             run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
             run.start()
-            self._run = run
+            self._run, self._untold = run, []
 
     # ---- watching
 
     def events(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until
         there is). Empty when the time is up, or when everything has ended. kind: started, exited, ended, ..."""
-        run = self._launched()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not run.ended:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            events = run.poll(left)
-            if events or left == 0.0:
-                return events
-        return []
+        while not self._untold and self._poll(deadline):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        with self._lock:
+            events, self._untold = self._untold, []
+        return events
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has ended and nothing is left; False when the time is up first."""
-        run = self._launched()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not run.ended:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not run.poll(left) and left == 0.0 and not run.ended:
+        while self._poll(deadline):
+            if deadline is not None and time.monotonic() >= deadline:
                 return False
         return True
 
+    def _poll(self, deadline: float | None) -> bool:
+        """Follow the launch, waiting until the deadline at most; whether it still goes on."""
+        run = self._launched()
+        if not run.ended:
+            events = run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            with self._lock:
+                self._untold += events
+        return not run.ended
+
     def running(self) -> bool:
         """Whether anything of the launch is left. Looks, and does not wait."""
-        run = self._run
-        if run is None or run.ended:
-            return False
-        run.poll(0.0)
-        return not run.ended
+        return self._run is not None and self._poll(0.0)
 
     def status(self) -> tuple[Exit, ...]:
         """Each rank as far as it has come, by rank: pid and start; end, code and signal once it has ended."""

@@ -7,6 +7,7 @@ the workers run is imported while they start.
 from __future__ import annotations
 
 import os
+from _thread import RLock
 
 from infini_run.errors import StartError, UsageError
 from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags
@@ -49,6 +50,7 @@ class NodeRun:
         self._entry = entry
         self._cwd = cwd
         self._say = say
+        self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._logs: dict[int, int] = {}
         self._error_folder = ""
@@ -66,7 +68,9 @@ class NodeRun:
             self._open()
             specs = [self._spec(worker) for worker in self.plan.workers]
             base = self.plan.base(self._environ) | dict(self.plan.env)
-            started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
+            started = self.group.spawn(
+                specs, [os.fsencode(f"{name}={value}") for name, value in base.items()]
+            )
         except StartError as error:
             self.close()
             raise _explain(error) from None
@@ -138,7 +142,9 @@ class NodeRun:
         path = self.options.report
         folder = os.path.dirname(os.path.abspath(path))
         if path and (os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK)):
-            raise UsageError(f"--report={path} cannot be written: give a file in a folder that is there and writable")
+            raise UsageError(
+                f"--report={path} cannot be written: give a file in a folder that is there and writable"
+            )
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
@@ -171,15 +177,22 @@ class NodeRun:
 
     def poll(self, timeout_s: float | None = None) -> list[Event]:
         """The events that have come up, waiting for the first one at most `timeout_s` (None: for ever)."""
-        events = self.group.step()
+        events = self._step()
         if not events and not self.ended and self.group.wait(timeout_s):
-            events = self.group.step()
-        for event in events:
-            text = self.outcome.note(event)
-            if self.outcome.wants_stop:
-                self.group.stop()
-            if text or self.options.verbose:
-                self._tell(text or _describe(event))
+            events = self._step()
+        return events
+
+    def _step(self) -> list[Event]:
+        with self._lock:
+            if self._group is None:
+                return []
+            events = self._group.step()
+            for event in events:
+                text = self.outcome.note(event)
+                if self.outcome.wants_stop:
+                    self._group.stop()
+                if text or self.options.verbose:
+                    self._tell(text or _describe(event))
         return events
 
     def _tell(self, text: str) -> None:
@@ -216,19 +229,20 @@ class NodeRun:
 
     def close(self) -> None:
         """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
-        if self._group is not None:
-            if "outcome" in self.__dict__ and self.outcome.first is not None:
-                self.outcome.add_words(*self.words_of(self.outcome.first))
-            self._group.close()
-            self._group = None
-        self._close_null()
-        while self._logs:
-            os.close(self._logs.popitem()[1])
-        if self._error_folder:
-            for worker in self.plan.workers:
-                _unlink(worker.error_file)
-            os.rmdir(self._error_folder)
-            self._error_folder = ""
+        with self._lock:
+            if self._group is not None:
+                if "outcome" in self.__dict__ and self.outcome.first is not None:
+                    self.outcome.add_words(*self.words_of(self.outcome.first))
+                self._group.close()
+                self._group = None
+            self._close_null()
+            while self._logs:
+                os.close(self._logs.popitem()[1])
+            if self._error_folder:
+                for worker in self.plan.workers:
+                    _unlink(worker.error_file)
+                os.rmdir(self._error_folder)
+                self._error_folder = ""
 
     def _close_null(self) -> None:
         if self._null >= 0:
@@ -279,7 +293,9 @@ def _explain(error: StartError) -> StartError:
         errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
     }.get(error.errno, "")
     who = "nothing" if error.rank is None else f"rank {error.rank}"
-    text = f"{who} can be started: {error.step}: {error}" if error.rank is None else (
-        f"{who} cannot be started: {error.step}: {error}"
+    text = (
+        f"{who} can be started: {error.step}: {error}"
+        if error.rank is None
+        else (f"{who} cannot be started: {error.step}: {error}")
     )
     return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)

@@ -102,12 +102,18 @@ class Outcome:
 
     def _note_output_lost(self, event: Event) -> str:
         reason = os.strerror(event.signal)
-        what = "the console takes no more output" if event.rank < 0 else f"the log of rank {event.rank} cannot be written"
+        what = (
+            "the console takes no more output"
+            if event.rank < 0
+            else f"the log of rank {event.rank} cannot be written"
+        )
         return self._notice(f"{what} ({reason}); the job goes on")
 
     def _note_output_held(self, event: Event) -> str:
         stream = ("stdout", "stderr")[event.code]
-        return self._notice(f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go")
+        return self._notice(
+            f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go"
+        )
 
     def _note_console_stuck(self, event: Event) -> str:
         return self._notice("every worker has ended; waiting for the reader of our output to read on")

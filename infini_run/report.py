@@ -123,8 +123,8 @@ class Report:
         return "\n".join(lines[:TEXT_LINES])
 
     def _others(self, first: Exit) -> str:
-        stopped = sum(exit.stopped for exit in self.exits)
-        failed = sum(exit.is_failure for exit in self.exits if exit.rank != first.rank)
+        stopped = sum(e.stopped for e in self.exits)
+        failed = sum(e.is_failure for e in self.exits if e.rank != first.rank)
         said = []
         if failed:
             said.append(f"{failed} more failed")
@@ -145,7 +145,7 @@ class Report:
             "end": self.end_s,
             "told": signal_name(self.told) if self.told else None,
             "first_failure": self.first_failure.rank if self.first_failure else None,
-            "ranks": [_exit_json(exit) for exit in self.exits],
+            "ranks": [_exit_json(e) for e in self.exits],
             "strays": [{"pid": stray.pid, "name": stray.name} for stray in self.strays],
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),

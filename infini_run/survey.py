@@ -21,7 +21,8 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
 
     Raises DeviceError: the GPUs asked for are not there.
     """
-    nproc, devices, cpus = options.nproc_per_node, (), 0
+    nproc, cpus = options.nproc_per_node, 0
+    devices: tuple[tuple[str, ...], ...] = ()
     wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
     if isinstance(nproc, str) or options.gpus_per_proc or wants_cpus:
         from infini_run.devices import VISIBLE, assign, count_cpus, find_gpus, resolve_nproc

@@ -47,7 +47,9 @@ def processes() -> dict[int, tuple[int, str, str]]:
 
 
 def children() -> dict[int, str]:
-    return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
+    return {
+        pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()
+    }
 
 
 def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
@@ -76,7 +78,11 @@ def descriptors() -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(FOREIGN) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"):
+        if name.startswith(FOREIGN) or name in (
+            "CUDA_VISIBLE_DEVICES",
+            "OMP_NUM_THREADS",
+            "PYTHONUNBUFFERED",
+        ):
             monkeypatch.delenv(name)
 
 
