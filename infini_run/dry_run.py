@@ -50,9 +50,7 @@ def render_json(plan: Plan) -> str:
             "world_size": plan.world_size,
             "master_addr": plan.master_addr,
             "master_port": plan.master_port,
-            "nodes": [
-                {"node_rank": node.index, "host": node.host, "nproc": node.nproc} for node in plan.nodes
-            ],
+            "nodes": [{"node_rank": node.index, "host": node.host, "nproc": node.nproc} for node in plan.nodes],
             "ranks": [
                 {
                     "rank": worker.rank,

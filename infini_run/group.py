@@ -129,9 +129,7 @@ def take_entry(blocked: int) -> Entry:
     error = lib.ir_entry_take(entry)
     if error < 0:
         raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
-    return Entry(
-        blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard
-    )
+    return Entry(blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard)
 
 
 def settle_entry() -> None:
@@ -245,9 +243,7 @@ class Group:
     def signal(self, worker: int, number: int) -> int:
         """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone)."""
         with self._lock:
-            reached = (
-                -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
-            )
+            reached = -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
         if reached == -errnos.ESRCH:
             return 0
         if reached < 0:

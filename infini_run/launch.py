@@ -77,7 +77,8 @@ def launch_local(
         except DeviceError:
             enough = False
         flags["gpus_per_proc"] = 1 if enough else 0
-    return run([program, *args], nproc_per_node=num_processes, log_dir=log_dir, **flags)
+    flags |= {"nproc_per_node": num_processes, "log_dir": log_dir}
+    return run([program, *args], **flags)  # type: ignore[arg-type]
 
 
 class ProcessLauncher:
@@ -121,9 +122,7 @@ class ProcessLauncher:
             launch_id = new_launch_id()
             plan = make_plan(
                 self._options,
-                find_command(
-                    words, self._environ, module=self._options.module, no_python=self._options.no_python
-                ),
+                find_command(words, self._environ, module=self._options.module, no_python=self._options.no_python),
                 [survey(self._options, self._environ)],
                 launch_id=launch_id,
                 master_port=self._options.master_port or free_port(),

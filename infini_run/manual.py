@@ -68,9 +68,7 @@ def _entry(flag: Flag, full: bool) -> str:
     if len(left) > COLUMN - 2:
         lines = ["", *lines]
     firsts = [left] + [""] * (len(lines) - 1)
-    return "".join(
-        f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True)
-    )
+    return "".join(f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True))
 
 
 def _usage(flag: Flag, full: bool) -> str:

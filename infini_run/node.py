@@ -68,9 +68,7 @@ class NodeRun:
             self._open()
             specs = [self._spec(worker) for worker in self.plan.workers]
             base = self.plan.base(self._environ) | dict(self.plan.env)
-            started = self.group.spawn(
-                specs, [os.fsencode(f"{name}={value}") for name, value in base.items()]
-            )
+            started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
             raise _explain(error) from None
@@ -142,9 +140,7 @@ class NodeRun:
         path = self.options.report
         folder = os.path.dirname(os.path.abspath(path))
         if path and (os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK)):
-            raise UsageError(
-                f"--report={path} cannot be written: give a file in a folder that is there and writable"
-            )
+            raise UsageError(f"--report={path} cannot be written: give a file in a folder that is there and writable")
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]

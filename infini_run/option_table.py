@@ -64,9 +64,7 @@ def _row(
 
 def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: str = "") -> Flag:  # noqa: A002
     """The first choice is the default."""
-    return Flag(
-        group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown
-    )
+    return Flag(group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown)
 
 
 def _ignored(name: str, metavar: str, why: str) -> Flag:

@@ -133,9 +133,7 @@ def _settle_standalone(given: Given) -> None:
     theirs = [given[name] for name in _MEETING if name in given and not _is_alone(name, given[name].value)]
     for setting in theirs:
         if setting.level == ours.level:
-            raise UsageError(
-                f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them"
-            )
+            raise UsageError(f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them")
     if any(setting.level < ours.level for setting in theirs):
         del given["standalone"]
         return
@@ -175,18 +173,14 @@ def _meeting(given: Given, name: str, part: int) -> Any:
 def _check_job(given: Given, values: Values) -> None:
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
     if values["node_rank"] >= nnodes:
-        raise UsageError(
-            f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed"
-        )
+        raise UsageError(f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed")
     if nnodes > 1 and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
         raise UsageError(
             f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank"
         )
     if nnodes > 1 and values["master_port"] == 0:
         port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")
-        raise UsageError(
-            f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed"
-        )
+        raise UsageError(f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed")
     if isinstance(nproc, int) and nnodes * nproc > MAX_INT:
         each = _said(given, "nproc_per_node")
         raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks: at most {MAX_INT} are allowed")
@@ -196,9 +190,7 @@ def _check_program(given: Given, values: Values) -> None:
     if values["module"] and values["no_python"]:
         module, no_python = given["module"], given["no_python"]
         if module.level == no_python.level:
-            raise UsageError(
-                f"{module.origin} and {no_python.origin}: a module needs Python, drop one of them"
-            )
+            raise UsageError(f"{module.origin} and {no_python.origin}: a module needs Python, drop one of them")
         values["no_python" if module.level < no_python.level else "module"] = False
     if not values["program"]:
         what = "module" if values["module"] else "program"
@@ -209,9 +201,7 @@ def _check_output(given: Given, values: Values) -> None:
     nproc = values["nproc_per_node"]
     for name in ("redirects", "tee"):
         if values[name] != DEFAULTS[name] and not values["log_dir"]:
-            raise UsageError(
-                f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it"
-            )
+            raise UsageError(f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it")
     if not isinstance(nproc, int):
         return  # how many ranks there are is not known yet
     world = values["nnodes"] * nproc

@@ -130,9 +130,7 @@ def make_plan(
 def _check_world(options: Options, nproc: int, world_size: int) -> None:
     """Again for a number of workers that was not known on the command line (auto, gpu, cpu)."""
     if world_size > _WORLD_LIMIT:
-        raise UsageError(
-            f"{options.nnodes} nodes x {nproc} workers are {world_size} ranks; at most {_WORLD_LIMIT}"
-        )
+        raise UsageError(f"{options.nnodes} nodes x {nproc} workers are {world_size} ranks; at most {_WORLD_LIMIT}")
     asked = {
         "--ranks_on_console": (options.ranks_on_console or (), world_size, "ranks"),
         "--local_ranks_filter": (options.local_ranks_filter or (), nproc, "local ranks"),
@@ -249,10 +247,7 @@ def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output
         and (options.ranks_on_console is None or rank in options.ranks_on_console)
         and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
     )
-    if (
-        streams_of(options.redirects, local_rank) & stream
-        and not streams_of(options.tee, local_rank) & stream
-    ):
+    if streams_of(options.redirects, local_rank) & stream and not streams_of(options.tee, local_rank) & stream:
         shown = False
     logged = bool(options.log_dir)
     labelled = shown and options.console == "prefix"

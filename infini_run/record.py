@@ -8,7 +8,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, TypeVar
 
     from typing_extensions import dataclass_transform
@@ -72,9 +71,7 @@ else:
     def record(cls):
         """Make the annotated class a frozen, slotted, keyword-only record."""
         names = tuple(cls.__annotations__)
-        body = {
-            k: v for k, v in cls.__dict__.items() if k not in names and k not in ("__dict__", "__weakref__")
-        }
+        body = {k: v for k, v in cls.__dict__.items() if k not in names and k not in ("__dict__", "__weakref__")}
         body |= {
             "__slots__": names,
             "_defaults": {name: cls.__dict__[name] for name in names if name in cls.__dict__},

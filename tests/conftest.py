@@ -47,9 +47,7 @@ def processes() -> dict[int, tuple[int, str, str]]:
 
 
 def children() -> dict[int, str]:
-    return {
-        pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()
-    }
+    return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
 
 
 def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
