@@ -107,9 +107,7 @@ def measure(bed: Bed) -> Figure:
     torchrun = find_peer(bed, "torchrun")
     if torchrun:
         samples["torchrun"] = counts = count_idle(bed, torchrun, window_s)
-        rows += [
-            Row(figure=f"- torchrun idle {what}", value=count, unit=unit) for what, count in counts.items()
-        ]
+        rows += [Row(figure=f"- torchrun idle {what}", value=count, unit=unit) for what, count in counts.items()]
     return Figure(name="idle", rows=rows, samples=samples, remarks=remarks)
 
 

@@ -43,17 +43,13 @@ def own_row(done: dict[str, Case], n: int) -> Row:
         return Row(figure="launch N=1", value=ms, unit="ms", ratio=ms / python, against=PYTHON, bar="startup")
     bar = "launch64" if n == 64 else None
     floor_ms = done[case_name("floor", n)].median / 1e6
-    return Row(
-        figure=f"launch N={n}", value=ms, unit="ms", ratio=ms / floor_ms, against="floor command", bar=bar
-    )
+    return Row(figure=f"launch N={n}", value=ms, unit="ms", ratio=ms / floor_ms, against="floor command", bar=bar)
 
 
 def other_row(done: dict[str, Case], launcher: str, n: int) -> Row:
     ms, ours = (done[case_name(name, n)].median / 1e6 for name in (launcher, "infini-run"))
     bar = "torchrun" if (launcher, n) == ("torchrun", 64) else None
-    return Row(
-        figure=f"- {launcher} N={n}", value=ms, unit="ms", ratio=ms / ours, against="infini-run", bar=bar
-    )
+    return Row(figure=f"- {launcher} N={n}", value=ms, unit="ms", ratio=ms / ours, against="infini-run", bar=bar)
 
 
 def growth_rows(done: dict[str, Case]) -> list[Row]:

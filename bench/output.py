@@ -46,9 +46,7 @@ class Output:
     def start_reader(self, mode: Sequence[str]) -> tuple[int, int]:
         """Starts `lines MODE` on a new pipe; returns its pid and the pipe's end for writing."""
         reading, writing = os.pipe()
-        pid = start(
-            [self.bed.program("lines"), *mode], self.bed.env, {0: reading, 1: self.directory / "answer"}
-        )
+        pid = start([self.bed.program("lines"), *mode], self.bed.env, {0: reading, 1: self.directory / "answer"})
         os.close(reading)
         return pid, writing
 

@@ -100,7 +100,7 @@ def print_report(about: dict[str, Any], figures: list[Figure], broken: dict[str,
         for remark in figure.remarks:
             print(f"- {remark}")
     for name, why in broken.items():
-        print(f"- {name} could not be measured: {why}")
+        print(f"- {name} could not be measured: {' '.join(why.split())}")
 
 
 def main() -> int:

@@ -59,11 +59,11 @@ def finish(pid: int, timeout_s: float = TIMEOUT_S) -> int:
     One that is late gets TERM, so that it can take its ranks along, KILL after that, and has failed.
     """
     escalation = iter([signal.SIGTERM])
-    late = False
+    late = ""
 
     def too_late(_signum: int, _frame: FrameType | None) -> None:
         nonlocal late
-        late = True
+        late = late or Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
         os.kill(pid, next(escalation, signal.SIGKILL))
 
     before = signal.signal(signal.SIGALRM, too_late)
@@ -74,7 +74,7 @@ def finish(pid: int, timeout_s: float = TIMEOUT_S) -> int:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     if late:
-        raise CommandFailed(f"did not end within {timeout_s:.0f} s")
+        raise CommandFailed(f"{late}\ndid not end within {timeout_s:.0f} s; stderr:\n{last_stderr()}")
     return os.waitstatus_to_exitcode(status)
 
 

@@ -65,10 +65,7 @@ def measure(bed: Bed) -> Figure:
     launchers = [infini_run(bed), *(peer for peer in find_peers(bed)[0] if peer.stops_most)]
     with scratch() as directory:
         cases = [
-            case_of(bed, launcher, n, directory)
-            for n in ROUNDS
-            for launcher in launchers
-            if n <= launcher.stops_most
+            case_of(bed, launcher, n, directory) for n in ROUNDS for launcher in launchers if n <= launcher.stops_most
         ]
         done = interleave(cases)
     rows = [row for n in ROUNDS for row in rows_at(done, launchers, n)]

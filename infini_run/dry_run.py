@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 def render_text(plan: Plan) -> str:
     """Ready for a shell: every rank's variables and its command."""
+    nodes = "1 node" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
     lines = [
-        f"{len(plan.workers)} of {plan.world_size} ranks, {plan.nnodes} {'node' if plan.nnodes == 1 else 'nodes'}, "
-        f"rendezvous at {_endpoint(plan)}",
+        f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan)}",
         f"every rank: {_assignments(plan.env)}",
     ]
     for node in plan.nodes:

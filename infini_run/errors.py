@@ -54,7 +54,7 @@ class NotExecutable(ProgramError):
 
 
 class StartError(InfiniRunError):
-    """A worker could not be created. `step` is the call that failed, `errno` its number, `rank` the first one missing."""
+    """A worker could not be created. `step`: the call that failed; `errno`: its number; `rank`: who is missing."""
 
     def __init__(self, message: str, step: str, errno: int, rank: int | None = None) -> None:
         super().__init__(message)

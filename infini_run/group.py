@@ -72,8 +72,8 @@ class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
     kind: started, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck, ended.
-    worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a start_failed;
-    the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
+    worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
+    start_failed; the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
     """
 
     kind: str

@@ -180,7 +180,7 @@ def stop_signal(text: str) -> int:
 
 
 def _signals() -> dict[str, int]:
-    import _signal  # type: ignore[import-not-found]  # signal itself imports enum
+    import _signal  # signal itself imports enum
 
     return {
         name[3:]: int(value)

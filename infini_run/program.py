@@ -119,12 +119,18 @@ def _check_shebang(name: str, path: str, first: bytes) -> None:
             hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
             raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
     elif b"\0" not in first and not first.startswith(b"\x7fELF"):
-        # text, or empty: the kernel says ENOEXEC, unless a binfmt_misc rule knows it by its name
-        if os.path.isdir("/proc/sys/fs/binfmt_misc") and os.path.exists("/proc/sys/fs/binfmt_misc/status"):
-            if any(entry not in ("register", "status") for entry in os.listdir("/proc/sys/fs/binfmt_misc")):
-                return
+        if _has_binfmt_rules():
+            return
         raise NotExecutable(
             f"{path} has no #! line, so the kernel cannot run it; "
             f"try: infini-run ... {_interpreter(path, first)} {path}",
             name,
         )
+
+
+def _has_binfmt_rules() -> bool:
+    """Whether the kernel may know a file by its name alone (binfmt_misc); else text without #! is ENOEXEC."""
+    try:
+        return any(entry not in ("register", "status") for entry in os.listdir("/proc/sys/fs/binfmt_misc"))
+    except OSError:
+        return False
