@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from build import RESULTS, compile_programs
+from provision import RESULTS, compile_programs
 
 # What the shell may carry that would change a start-up (no byte code, unbuffered output) or a plan.
 DROPPED = ("PYTHON", "VIRTUAL_ENV", "INFINI_", "PET_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")

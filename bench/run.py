@@ -24,7 +24,7 @@ import output
 import teardown
 from bars import Figure, Row, format_table
 from bed import Bed, add_bed_flags, child_env, make_bed
-from build import RESULTS, make_venv
+from provision import RESULTS, make_venv
 from sample import CommandFailed
 
 FIGURES = {

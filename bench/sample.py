@@ -19,7 +19,7 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
-from build import RESULTS
+from provision import RESULTS
 
 STDERR_PATH = RESULTS / "stderr.txt"
 TIMEOUT_S = 30.0

@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 def _init(self: Any, **given: Any) -> None:
     cls = type(self)
+    values = cls._defaults | given if cls._defaults else given
+    if len(values) != len(cls.__slots__) or values.keys() != cls._names:
+        _refuse(cls, values)
+    for set_field, value in zip(cls._setters, map(values.__getitem__, cls.__slots__)):  # noqa: B905 (of one length)
+        set_field(self, value)
+
+
+def _refuse(cls: Any, values: dict[str, Any]) -> None:
     for name in cls.__slots__:
-        if name in given:
-            object.__setattr__(self, name, given.pop(name))
-        elif name in cls._defaults:
-            object.__setattr__(self, name, cls._defaults[name])
-        else:
+        if name not in values:
             raise TypeError(f"{cls.__name__}() needs {name}=")
-    if given:
-        raise TypeError(f"{cls.__name__}() has no field {', '.join(sorted(given))}")
+    unknown = ", ".join(sorted(values.keys() - cls._names))
+    raise TypeError(f"{cls.__name__}() has no field {unknown}")
 
 
 def _setattr(self: Any, name: str, value: object) -> None:
@@ -83,7 +87,10 @@ else:
             "__hash__": _hash,
             "__reduce__": _reduce,
         }
-        return type(cls.__name__, cls.__bases__, body)
+        made = type(cls.__name__, cls.__bases__, body)
+        made._names = frozenset(names)
+        made._setters = tuple(made.__dict__[name].__set__ for name in names)
+        return made
 
 
 def replace(instance: T, **changes: object) -> T:

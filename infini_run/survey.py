@@ -54,7 +54,12 @@ def new_launch_id() -> str:
 
 
 def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
-    """Where workers may leave error files: beside the logs, or in a folder that goes when we do."""
+    """Where workers may leave error files: beside the logs, or in a folder that goes when we do.
+
+    In memory where that is to be had: on a disk, removing an empty folder takes longer than creating a process.
+    """
     if options.log_dir:
         return os.path.abspath(options.log_dir)
-    return os.path.join(environ.get("TMPDIR") or "/tmp", f"infini-run-{launch_id}")
+    shared_memory = os.access("/dev/shm", os.W_OK | os.X_OK)
+    base = "/dev/shm" if shared_memory else environ.get("TMPDIR") or "/tmp"
+    return os.path.join(base, f"infini-run-{launch_id}")
