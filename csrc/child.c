@@ -6,6 +6,7 @@
  * See signal-safety(7), and musl's posix_spawn for the same rule. */
 #include "core.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <linux/prctl.h>
 #include <sys/ioctl.h>
@@ -40,7 +41,6 @@ static long raw(long number, long a, long b, long c, long d, long e) {
     return x0;
 }
 #else /* only reached after a real fork (spawn.c), where errno is our own copy */
-#include <errno.h>
 static long raw(long number, long a, long b, long c, long d, long e) {
     long result = syscall(number, a, b, c, d, e);
     return result < 0 ? -errno : result;
@@ -52,10 +52,12 @@ struct kernel_sigaction {
     unsigned long handler, flags, restorer, mask;
 };
 
+/* A shell's codes for a program that is not there or cannot be executed; 1 for what is our failure. */
 _Noreturn static void child_fail(struct slot *slot, int step, long result) {
+    int code = step != IR_STEP_EXEC ? 1 : result == -ENOENT ? 127 : 126;
     slot->error = (int)-result;
     slot->step = step;
-    for (;;) (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
+    for (;;) (void)raw(SYS_exit_group, code, 0, 0, 0, 0);
 }
 
 static long child_write_file(const char *path, const char *text) {

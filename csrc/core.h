@@ -131,6 +131,7 @@ struct ir_group {
     bool told;                  /* a signal from outside stopped us */
     bool console_told;
     bool has_group_pidfd;       /* PIDFD_SIGNAL_PROCESS_GROUP works (Linux 6.9) */
+    uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
@@ -159,6 +160,7 @@ int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kin
 void fd_unwatch(const struct ir_group *g, int fd);
 int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
+uint64_t clock_ticks(void);
 void timer_set(const struct ir_group *g, int64_t delay_ms);
 
 /* group.c */

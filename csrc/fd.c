@@ -85,6 +85,14 @@ int64_t clock_ns(void) {
     return (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
+/* proc_pid_stat(5) gives a process's start in these, since boot and rounded down. */
+uint64_t clock_ticks(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_BOOTTIME, &now);
+    uint64_t per_second = (uint64_t)sysconf(_SC_CLK_TCK);
+    return (uint64_t)now.tv_sec * per_second + (uint64_t)now.tv_nsec * per_second / 1000000000u;
+}
+
 /* Arms the one timer of the timetable; a negative delay disarms it. */
 void timer_set(const struct ir_group *g, int64_t delay_ms) {
     struct itimerspec when = {0};

@@ -166,10 +166,10 @@ static int spawn_open_execs(struct ir_group *g) {
 
 static int spawn_all(struct ir_group *g, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) {
-        int r = worker_start(g, i);
-        if (r < 0) return r;
         if (g->signal_fd >= 0) signal_ready(g);
         if (g->state != RUNNING) break;
+        int r = worker_start(g, i);
+        if (r < 0) return r;
     }
     return (int)g->started;
 }
@@ -182,6 +182,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     g->n = n;
+    g->spawn_ticks = clock_ticks();
     g->state = RUNNING;
     int step;
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);

@@ -23,6 +23,7 @@
 
 struct process {
     pid_t pid, parent;
+    uint64_t start_ticks;
     char state;
     bool ours;
     char name[16];
@@ -49,11 +50,15 @@ static bool process_read(pid_t pid, struct process *ret) {
     if (read_file(path, stat, sizeof stat) <= 0) return false;
     char *open_paren = strchr(stat, '('), *close_paren = strrchr(stat, ')');
     int parent;
+    unsigned long long start;
     *ret = (struct process){.pid = pid};
     if (open_paren == NULL || close_paren == NULL ||
-        sscanf(close_paren + 1, " %c %d", &ret->state, &parent) != 2)
+        sscanf(close_paren + 1,
+               " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &ret->state, &parent, &start) != 3)
         return false;
     ret->parent = parent;
+    ret->start_ticks = start;
     *close_paren = '\0';
     (void)snprintf(ret->name, sizeof ret->name, "%.15s", open_paren + 1);
     return true;
@@ -146,7 +151,8 @@ static bool has_mark(const struct ir_group *g, pid_t pid) {
 static void mark_marked(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
-        p->ours = p->pid != g->self && p->state != 'Z' && has_mark(g, p->pid);
+        p->ours = p->pid != g->self && p->state != 'Z' && p->start_ticks >= g->spawn_ticks &&
+                  has_mark(g, p->pid);
     }
 }
 

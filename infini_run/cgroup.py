@@ -1,10 +1,12 @@
-"""Our control groups: where their files are, and what two of them say.
+"""Our control groups: where their files are, and what they say of CPUs and of memory.
 
 Paths and mounts are read as cgroups(7) and proc_pid_mountinfo(5) say, for v1, v2 and hybrid mounts and
 in namespaces. A file that cannot be read says nothing: no limit and no count that we could know of.
 """
 
 from __future__ import annotations
+
+import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +21,32 @@ def own_folders(
     for version, root, mount in _mounts(read_text(mountinfo_file), controller):
         for folder in _from_ours_up(groups.get(version), root, mount):
             yield version, folder
+
+
+def count_cpus(
+    affinity: int | None = None,
+    cgroup_file: str = "/proc/self/cgroup",
+    mountinfo_file: str = "/proc/self/mountinfo",
+) -> int:
+    """How many CPUs this process can keep busy: those it may run on, or fewer by its cgroups' quotas.
+
+    affinity: CPUs it may run on (None: sched_getaffinity, which has cpusets in it).
+
+    Source: the kernel's cgroup-v2.rst (cpu.max) and sched-bwc.rst.
+    """
+    cpus = len(os.sched_getaffinity(0)) if affinity is None else affinity
+    for version, folder in own_folders("cpu", cgroup_file, mountinfo_file):
+        cpus = min(cpus, _quota(folder, version) or cpus)
+    return max(cpus, 1)
+
+
+def _quota(folder: str, version: int) -> int | None:
+    """CPUs by this cgroup's quota, rounded up; None: no limit, or none to be read."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    words = " ".join(read_text(f"{folder}/{name}") for name in names).split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None
+    return -(-int(words[0]) // int(words[1]))
 
 
 def oom_kills(cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/proc/self/mountinfo") -> int:

@@ -43,11 +43,11 @@ def _run(argv: list[str], before: set[int]) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
-    if options.isolate and not (environ.pop(ISOLATED, "") and os.getpid() == 1):
-        return _run_isolated(options, environ, _take_entry(before))
-    environ.pop(ISOLATED, None)
+    is_inside = bool(environ.pop(ISOLATED, "")) and os.getpid() == 1
     if options.dry_run:
-        return _show(_make_plan(options, environ), options, environ, before)
+        return _show(_make_plan(options, environ), options, before)
+    if options.isolate and not is_inside:
+        return _run_isolated(options, environ, _take_entry(before))
     return _launch(options, environ, before)
 
 
@@ -138,7 +138,7 @@ def _answer(question: str, before: set[int]) -> int:
     return 0
 
 
-def _show(plan: Plan, options: Options, environ: dict[str, str], before: set[int]) -> int:
+def _show(plan: Plan, options: Options, before: set[int]) -> int:
     from infini_run.dry_run import render_json, render_text
 
     _signal.pthread_sigmask(_signal.SIG_SETMASK, before)

@@ -1,15 +1,13 @@
-"""What this machine gives the ranks: how many CPUs, and which GPUs under which names.
+"""What this machine gives the ranks: which GPUs under which names, and how many ranks that makes.
 
 The rule: the caller's own choice is law. An inherited CUDA_VISIBLE_DEVICES is read as CUDA reads it,
 and each rank gets some of its entries, spelled as the caller spelled them. NVML is asked, never CUDA:
-counting makes no context. `survey` and the readers of cgroups look; everything else here only decides.
+counting makes no context. `survey` looks; everything else here only decides.
 """
 
 from __future__ import annotations
 
-import os
-
-from infini_run.cgroup import own_folders, read_text
+from infini_run.cgroup import count_cpus
 from infini_run.errors import DeviceError
 from infini_run.record import record, replace
 
@@ -265,29 +263,3 @@ def _gpu(nvml: Any, handle: Any, bus_id: str | None, **mig: str) -> Gpu:
     except nvml.NVMLError_NotSupported:  # memory shared with the CPU, as on GB10
         memory_mib = None
     return Gpu(name=uuid, uuid=uuid, product=product, memory_mib=memory_mib, bus_id=bus_id, **mig)
-
-
-def count_cpus(
-    affinity: int | None = None,
-    cgroup_file: str = "/proc/self/cgroup",
-    mountinfo_file: str = "/proc/self/mountinfo",
-) -> int:
-    """How many CPUs this process can keep busy: those it may run on, or fewer by its cgroups' quotas.
-
-    affinity: CPUs it may run on (None: sched_getaffinity, which has cpusets in it).
-
-    Source: the kernel's cgroup-v2.rst (cpu.max) and sched-bwc.rst.
-    """
-    cpus = len(os.sched_getaffinity(0)) if affinity is None else affinity
-    for version, folder in own_folders("cpu", cgroup_file, mountinfo_file):
-        cpus = min(cpus, _quota(folder, version) or cpus)
-    return max(cpus, 1)
-
-
-def _quota(folder: str, version: int) -> int | None:
-    """CPUs by this cgroup's quota, rounded up; None: no limit, or none to be read."""
-    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-    words = " ".join(read_text(f"{folder}/{name}") for name in names).split()
-    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
-        return None
-    return -(-int(words[0]) // int(words[1]))

@@ -44,7 +44,7 @@ class Outcome:
         self._notices: list[str] = []
         self._oom_kills = oom_kills()
         self._epoch_s = time.time() - time.monotonic()
-        self._start_s = self._end_s = time.time()
+        self._start_s = self._end_s = time.time()  # until the first worker tells better
 
     # ---- events in
 
@@ -61,7 +61,9 @@ class Outcome:
         return self.first is not None and not self._options.keep_going
 
     def _note_started(self, event: Event) -> None:
-        self._change(event.rank, pid=event.pid, start_s=self._epoch_s + event.time_ns / 1e9)
+        start_s = self._epoch_s + event.time_ns / 1e9
+        self._start_s = min(self._start_s, start_s)
+        self._change(event.rank, pid=event.pid, start_s=start_s)
 
     def _note_start_failed(self, event: Event) -> None:
         self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)

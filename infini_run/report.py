@@ -56,9 +56,7 @@ class Exit:
 
     @property
     def shell_code(self) -> int:
-        """What a shell would say: its code, 128 + its signal, 126 or 127 where it could not be executed."""
-        if self.start_failure:
-            return 127 if self.start_errno == 2 else 126
+        """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal."""
         if self.signal:
             return 128 + self.signal
         return 1 if self.code is None else self.code

@@ -24,14 +24,17 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
     nproc, cpus = options.nproc_per_node, 0
     devices: tuple[tuple[str, ...], ...] = ()
     wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
-    if isinstance(nproc, str) or options.gpus_per_proc or wants_cpus:
-        from infini_run.devices import VISIBLE, assign, count_cpus, find_gpus, resolve_nproc
+    if isinstance(nproc, str) or options.gpus_per_proc:
+        from infini_run.devices import VISIBLE, assign, find_gpus, resolve_nproc
 
         if isinstance(nproc, str):
             nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
         if options.gpus_per_proc:
             devices = assign(find_gpus(environ), nproc, options.gpus_per_proc, environ.get(VISIBLE))
-        cpus = count_cpus() if wants_cpus else 0
+    if wants_cpus:
+        from infini_run.cgroup import count_cpus
+
+        cpus = count_cpus()
     return Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus, devices=devices)
 
 
