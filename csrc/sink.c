@@ -137,9 +137,10 @@ bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
     return sink->end + wanted <= SINK_BUFFER;
 }
 
+/* A sink that waits for room is left to its event: what follows it wakes the streams, too. */
 void sink_flush_all(struct ir_group *g) {
     for (int i = 0; i < 2; i++)
-        if (g->sinks[i].buffer != NULL) sink_flush(g, &g->sinks[i]);
+        if (g->sinks[i].buffer != NULL && !g->sinks[i].waiting) sink_flush(g, &g->sinks[i]);
 }
 
 bool sink_empty(const struct ir_group *g) {
@@ -150,7 +151,7 @@ void ir_group_say(struct ir_group *g, int stream, const char *lines, uint32_t si
     struct sink *sink = sink_of(g, stream);
     if (sink == NULL || sink->end + size > SINK_BUFFER + SINK_MARGIN) return;
     sink_put(sink, lines, size);
-    sink_flush(g, sink);
+    if (!sink->waiting) sink_flush(g, sink);
 }
 
 void sink_close(struct ir_group *g) {

@@ -20,6 +20,8 @@ import pytest
 
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
+SESSION = f"IR_TEST_SESSION={os.getpid()}-{os.urandom(4).hex()}".encode()  # in the environment of all we start
+os.environ["IR_TEST_SESSION"] = SESSION.decode().partition("=")[2]
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 
@@ -50,15 +52,15 @@ def children() -> dict[int, str]:
     return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
 
 
-def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
-    """Live processes that carry the mark of a launch."""
+def marked(mark: bytes = SESSION) -> dict[int, str]:
+    """Live processes of this test run: other launches on the machine are not ours to look at."""
     found = {}
     for pid, (_, state, name) in processes().items():
         try:
             strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if pid != os.getpid() and state not in "ZX" and any(string.startswith(mark) for string in strings):
+        if pid != os.getpid() and state not in "ZX" and mark in strings:
             found[pid] = name
     return found
 
