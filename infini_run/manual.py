@@ -33,6 +33,13 @@ after the program is read. A flag NAME that is not given is taken from the
 variable INFINI_RUN_NAME, then PET_NAME. --helpfull adds torchrun's flags.
 """
 
+_EXIT_CODES = """\
+Exit code: 0 when every process exited 0; else that of the first one to fail,
+128+N if signal N ended it; 126 or 127 when the program cannot be executed or
+is not there; 128+N when we were told to stop by signal N; 2 for a request that
+makes no sense; 1 for a failure of our own.
+"""
+
 _EXAMPLES = """\
 Examples:
   infini-run --nproc_per_node=8 train.py --lr=1e-3
@@ -53,6 +60,7 @@ def help_text(full: bool) -> str:
         *(_section(name, [flag for flag in FLAGS if flag.group == name], full) for name in groups),
         _section("flags", GRAMMAR, full),
         _GRAMMAR,
+        _EXIT_CODES,
         _EXAMPLES,
     ]
     return "\n".join(parts)

@@ -109,7 +109,7 @@ FLAGS = (
     _row("job", "master_port", kind.port, 29500, "PORT", "the same port, on its own"),
     switch("standalone", "job", "one node and a free port"),
     _row("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
-         shown="made up", aliases=("rdzv_id",)),
+         shown="none", aliases=("rdzv_id",)),
 
     switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
     switch("no_python", "program",
