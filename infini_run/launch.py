@@ -19,16 +19,17 @@ from infini_run.survey import error_folder, free_port, new_launch_id, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
     from infini_run.group import Event
     from infini_run.options import Options
+    from infini_run.program import Command
     from infini_run.report import Exit, Report
 
-_NOT_HERE = ("dry_run", "help", "helpfull", "isolate", "report", "verbose", "version")
+_NOT_HERE = ("dry_run", "isolate", "report", "verbose")
 
 
 def run(
@@ -44,7 +45,8 @@ def run(
 
     command: the program and its arguments. check: raise WorkerError when a rank failed. timeout_s: seconds
     after which everything is stopped and TimeoutError is raised; None: no limit. env: the whole environment
-    (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here).
+    (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here); a relative
+    program is looked for there.
     flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`.
 
     Raises UsageError and ProgramError before anything starts, StartError when a rank could not be created,
@@ -99,8 +101,9 @@ class ProcessLauncher:
     ) -> None:
         if isinstance(command, str) or not command:
             raise UsageError(f"command={command!r}: give a list, the program and its arguments")
-        self._command = tuple(os.fspath(word) for word in command)
+        self._command = _checked("command", command)
         self._environ = dict(os.environ if env is None else env)
+        _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._options = _options(flags, self._command)
         self._run: NodeRun | None = None
@@ -118,11 +121,13 @@ class ProcessLauncher:
             if self.running():
                 raise InfiniRunError("a launch is still running: wait for it, or terminate it")
             self._close_run()
-            words = self._command + tuple(os.fspath(word) for word in args)
+            words = self._command + _checked("args", args)
+            if self._cwd is not None and not os.path.isdir(self._cwd):
+                raise UsageError(f"cwd={self._cwd} is not a directory")
             launch_id = new_launch_id()
             plan = make_plan(
                 self._options,
-                find_command(words, self._environ, module=self._options.module, no_python=self._options.no_python),
+                self._find(words),
                 [survey(self._options, self._environ)],
                 launch_id=launch_id,
                 master_port=self._options.master_port or free_port(),
@@ -131,8 +136,18 @@ class ProcessLauncher:
                 stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
             )
             run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
-            run.start()
-            self._run, self._untold = run, []
+            try:
+                run.start()
+                self._run, self._untold = run, []
+            except BaseException:  # KeyboardInterrupt may come between any two steps
+                run.close()
+                raise
+
+    def _find(self, words: tuple[str, ...]) -> Command:
+        options = self._options
+        return find_command(
+            words, self._environ, module=options.module, no_python=options.no_python, cwd=self._cwd or ""
+        )
 
     # ---- watching
 
@@ -181,7 +196,8 @@ class ProcessLauncher:
         for exit_ in self.status():
             if exit_.rank == rank:
                 return None if exit_.end_s is None else exit_.shell_code
-        raise UsageError(f"rank={rank}: the ranks are 0 to {len(self._launched().plan.workers) - 1}")
+        workers = self._launched().plan.workers
+        raise UsageError(f"rank={rank}: the ranks are {workers[0].rank} to {workers[-1].rank}")
 
     def first_failure(self) -> Exit | None:
         """The first rank that failed of its own, or None."""
@@ -203,26 +219,23 @@ class ProcessLauncher:
 
     def terminate(self) -> None:
         """Begin to stop: the stop signal, SIGKILL after the grace. Returns at once; `wait` sees the end."""
-        run = self._run
-        if run is not None and not run.ended:
-            run.group.stop()
+        if self._run is not None:
+            self._run.stop()
 
     def kill(self) -> None:
         """SIGKILL to everything that is left. Returns at once; `wait` sees the end."""
-        run = self._run
-        if run is not None and not run.ended:
-            run.group.kill()
+        if self._run is not None:
+            self._run.kill()
 
     def close(self) -> None:
         """Stop what still runs (gracefully, within the grace), reap it, and free everything. Safe twice."""
         with self._lock:
-            if self.running():
-                try:
+            try:
+                if self.running():
                     self.terminate()
                     self.wait()
-                finally:
-                    self._close_run()
-            self._close_run()
+            finally:
+                self._close_run()
 
     def _close_run(self) -> None:
         if self._run is not None:
@@ -244,13 +257,22 @@ class ProcessLauncher:
 
 def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:
     """Python values become the words of the command line, so there is one parser, one check, one message."""
-    for name in flags:
-        if name in _NOT_HERE:
-            raise UsageError(f"{name}= belongs to the command, not to the Python API")
-    words = [word for name, value in flags.items() for word in _words(name, value)]
-    options = resolve([*words, "--", *program], {}).options
-    assert options is not None
+    words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
+    request = resolve([*words, "--", *program], {})
+    options = request.options
+    asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
+    if options is None or asked:
+        raise UsageError(f"{asked}= belongs to the command, not to the Python API")
     return options
+
+
+def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The words as text. execve(2) ends a string at its first NUL: what follows must not be lost in silence."""
+    texts = tuple(os.fspath(word) for word in words)
+    for text in texts:
+        if "\0" in text:
+            raise UsageError(f"{what}: {text!r} has a NUL character in it, which no argument or variable can have")
+    return texts
 
 
 def _words(name: str, value: object) -> list[str]:

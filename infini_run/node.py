@@ -173,8 +173,8 @@ class NodeRun:
 
     def poll(self, timeout_s: float | None = None) -> list[Event]:
         """The events that have come up, waiting for the first one at most `timeout_s` (None: for ever)."""
-        events = self._step()
-        if not events and not self.ended and self.group.wait(timeout_s):
+        group, events = self._group, self._step()  # another thread may close us meanwhile; a closed group is safe
+        if not events and group is not None and not self.ended and group.wait(timeout_s):
             events = self._step()
         return events
 
@@ -203,7 +203,20 @@ class NodeRun:
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal to one rank's process, or to every rank's; return how many it reached."""
-        return self.group.signal(-1 if rank is None else self._index(rank), number)
+        group, index = self._group, -1 if rank is None else self._index(rank)
+        return 0 if group is None else group.signal(index, number)
+
+    def stop(self) -> None:
+        """Begin to stop, where something still runs."""
+        group = self._group
+        if group is not None:
+            group.stop()
+
+    def kill(self) -> None:
+        """SIGKILL to everything that is left."""
+        group = self._group
+        if group is not None:
+            group.kill()
 
     def _index(self, rank: int) -> int:
         for index, worker in enumerate(self.plan.workers):
@@ -241,9 +254,9 @@ class NodeRun:
                 self._error_folder = ""
 
     def _close_null(self) -> None:
-        if self._null >= 0:
-            os.close(self._null)
-            self._null = -1
+        null, self._null = self._null, -1  # first forgotten, then closed: never closed twice
+        if null >= 0:
+            os.close(null)
 
 
 def _labels(name: str) -> tuple[bytes, bytes]:

@@ -29,17 +29,22 @@ class Command:
 
 
 def find_command(
-    words: Sequence[str], environ: Mapping[str, str], *, module: bool = False, no_python: bool = False
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    module: bool = False,
+    no_python: bool = False,
+    cwd: str = "",
 ) -> Command:
     """The command behind the words after the flags.
 
     module: the first word is a Python module. no_python: a .py file is not run by this interpreter even
-    if it has no run bit. Raises ProgramMissing, NotExecutable.
+    if it has no run bit. cwd: where relative paths begin; empty: here. Raises ProgramMissing, NotExecutable.
     """
     name = words[0]
     if module:
         return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
-    path = _find(name, environ)
+    path = _find(name, environ, os.path.abspath(cwd) if cwd else "")
     if path.endswith(".py") and not no_python and not os.access(path, os.X_OK):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
@@ -48,28 +53,29 @@ def find_command(
     return Command(file=path, argv=tuple(words))
 
 
-def _find(name: str, environ: Mapping[str, str]) -> str:
+def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if not name:
         raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
+    path = os.path.join(cwd, name)
     if "/" in name:
-        if not os.path.lexists(name):
-            raise ProgramMissing(f"{name} does not exist (in {_here()})", name)
-        return name
-    if name.endswith(".py") and os.path.isfile(name):
-        return name
-    found = list(_candidates(name, environ))
+        if not os.path.lexists(path):
+            raise ProgramMissing(f"{name} does not exist (in {cwd or _here()})", name)
+        return path
+    if name.endswith(".py") and os.path.isfile(path):
+        return path
+    found = list(_candidates(name, environ, cwd))
     for path in found:
         if os.access(path, os.X_OK):
             return path
     if found:
         raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
-    hint = f"; there is one in this directory: ./{name}" if os.path.isfile(name) else ""
+    hint = f"; there is one in this directory: ./{name}" if os.path.isfile(path) else ""
     raise ProgramMissing(f"{name} is not on PATH{hint}", name)
 
 
-def _candidates(name: str, environ: Mapping[str, str]) -> Iterator[str]:
+def _candidates(name: str, environ: Mapping[str, str], cwd: str) -> Iterator[str]:
     for folder in environ.get("PATH", DEFAULT_PATH).split(":"):
-        path = os.path.join(folder or ".", name)
+        path = os.path.join(cwd, folder or ".", name)
         if os.path.isfile(path):
             yield path
 

@@ -20,8 +20,8 @@ import pytest
 
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
-SESSION = f"IR_TEST_SESSION={os.getpid()}-{os.urandom(4).hex()}".encode()  # in the environment of all we start
-os.environ["IR_TEST_SESSION"] = SESSION.decode().partition("=")[2]
+OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
+os.environ.update([OURS])
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 
@@ -52,15 +52,17 @@ def children() -> dict[int, str]:
     return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
 
 
-def marked(mark: bytes = SESSION) -> dict[int, str]:
-    """Live processes of this test run: other launches on the machine are not ours to look at."""
+def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
+    """Live processes that carry the mark of a launch and that of this test run."""
+    ours = "=".join(OURS).encode()
     found = {}
     for pid, (_, state, name) in processes().items():
         try:
             strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if pid != os.getpid() and state not in "ZX" and mark in strings:
+        is_ours = ours in strings and any(string.startswith(mark) for string in strings)
+        if pid != os.getpid() and state not in "ZX" and is_ours:
             found[pid] = name
     return found
 
@@ -98,6 +100,40 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert [t for t in threading.enumerate() if t not in threads] == [], "threads left"
     after = descriptors()
     assert {fd: to for fd, to in after.items() if before.get(fd) != to} == {}, "descriptors left"
+
+
+class Bell:
+    """A FIFO that ranks ring: `echo word > path`. How a test hears that a rank is there."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._heard = b""
+
+    def hear(self, count: int, limit_s: float = LIMIT_S) -> list[str]:
+        """The next `count` lines."""
+        end = time.monotonic() + limit_s
+        while self._heard.count(b"\n") < count:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{count} lines never came; so far {self._heard!r}"
+            self._heard += os.read(self._fd, 65536)
+        *lines, self._heard = self._heard.split(b"\n", count)
+        return [line.decode() for line in lines]
+
+    def ring(self, line: str) -> None:
+        """Say something to whoever reads at the other end."""
+        os.write(self._fd, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def bell(tmp_path: Path) -> Iterator[Bell]:
+    bell = Bell(tmp_path / "bell")
+    yield bell
+    bell.close()
 
 
 class Command:

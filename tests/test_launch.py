@@ -1,0 +1,566 @@
+"""The Python API by itself: run, launch_local, ProcessLauncher. What it does beside a host: test_launch_host.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHILDREN, LIMIT_S, marked, processes, until
+
+import infini_run as ir
+
+IDLE = 'echo "$RANK" > "$0"; exec sleep 600'  # rings, then stays
+
+
+def idle(bell):
+    return ["sh", "-c", IDLE, bell.path]
+
+
+def answer(bell):
+    return [sys.executable, "-SE", f"{CHILDREN}/answer.py", bell.path]
+
+
+# ---- run
+
+
+def test_run_returns_how_every_rank_ended():
+    report = ir.run(["sh", "-c", "exit 0"], nproc_per_node=3)
+    assert isinstance(report, ir.Report)
+    assert (report.exit_code, report.world_size, report.first_failure) == (0, 3, None)
+    assert [(e.rank, e.local_rank, e.code, e.signal) for e in report.exits] == [
+        (0, 0, 0, 0),
+        (1, 1, 0, 0),
+        (2, 2, 0, 0),
+    ]
+    assert len({e.pid for e in report.exits}) == 3
+
+
+def test_a_report_begins_before_its_ranks_and_ends_after_them():
+    report = ir.run(["true"], nproc_per_node=2)
+    for exit_ in report.exits:
+        assert report.start_s <= exit_.start_s <= exit_.end_s <= report.end_s
+
+
+def test_run_raises_the_first_failure_with_its_rank_and_exit_code():
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.run(["sh", "-c", '[ "$RANK" != 1 ] || exit 5; exec sleep 600'], nproc_per_node=3)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 5)
+    assert caught.value.report.first_failure.rank == 1
+    assert "rank 1 " in str(caught.value)
+    assert "2 others were stopped" in str(caught.value)
+
+
+def test_a_signal_is_a_failure_of_128_and_its_number():
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.run(["sh", "-c", "kill -USR1 $$"])
+    assert caught.value.exit_code == 128 + signal.SIGUSR1
+    assert "SIGUSR1" in str(caught.value)
+
+
+def test_run_without_check_returns_the_failure():
+    report = ir.run(["sh", "-c", "exit 9"], check=False)
+    assert (report.exit_code, report.first_failure.code) == (9, 9)
+
+
+def test_run_stops_everything_when_its_time_is_up(bell):
+    with pytest.raises(TimeoutError, match=r"sh has not ended within 0\.2 s; all ranks were stopped"):
+        ir.run(idle(bell), nproc_per_node=2, timeout_s=0.2)
+    assert marked() == {}
+
+
+def test_run_with_time_to_spare_returns_normally():
+    assert ir.run(["true"], timeout_s=600).exit_code == 0
+
+
+def test_env_is_the_whole_environment_beside_the_ranks_variables(tmp_path, monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    ir.run(["/usr/bin/env", "-0"], env={"THEIRS": "2", "RANK": "77"}, log_dir=tmp_path / "logs", console="none")
+    seen = dict(pair.split("=", 1) for pair in (tmp_path / "logs/rank_0.log").read_text().split("\0") if pair)
+    assert "OURS" not in seen
+    assert seen["THEIRS"] == "2"
+    assert seen["RANK"] == "0"
+
+
+def test_the_given_env_is_not_changed():
+    env = {"A": "1", "PATH": os.environ["PATH"]}
+    ir.run(["true"], env=env, nproc_per_node=2)
+    assert env == {"A": "1", "PATH": os.environ["PATH"]}
+    assert "RANK" not in os.environ
+
+
+def test_ranks_start_in_cwd(tmp_path):
+    (tmp_path / "here").mkdir()
+    ir.run(["sh", "-c", "pwd > where"], cwd=tmp_path / "here")
+    assert (tmp_path / "here/where").read_text() == f"{tmp_path}/here\n"
+
+
+def test_a_relative_program_is_looked_for_in_cwd(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "there/program"
+    program.write_text("#!/bin/sh\necho ran > ran\n")
+    program.chmod(0o755)
+    script = tmp_path / "there/script.py"
+    script.write_text("open('ran_too', 'w').close()")
+    ir.run(["./program"], cwd="there")
+    ir.run(["script.py"], cwd="there")
+    assert (tmp_path / "there/ran").exists()
+    assert (tmp_path / "there/ran_too").exists()
+    with pytest.raises(ir.ProgramMissing):
+        ir.run(["there/program"], cwd="there")
+
+
+@pytest.mark.parametrize("cwd", ["missing", "file"])
+def test_a_cwd_that_is_no_directory_is_refused_before_anything_starts(cwd, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ir.UsageError, match=f"cwd=.*{cwd}"):
+        ir.run(["true"], cwd=tmp_path / cwd)
+
+
+def test_flags_are_keywords_with_python_values(tmp_path):
+    report = ir.run(
+        ["sh", "-c", 'echo "$MASTER_ADDR $MASTER_PORT $TORCHELASTIC_RUN_ID"'],
+        nproc_per_node=4,
+        log_dir=tmp_path,
+        console="none",
+        grace=1.5,
+        stop_signal=signal.SIGUSR1,
+        ranks_on_console=range(2),
+        local_ranks_filter=[0, 3],
+        keep_going=True,
+        hosts=None,
+        module=False,
+        rdzv_endpoint="node0:7",
+        run_id="a b",
+    )
+    assert report.run_id == "a b"
+    assert (tmp_path / "rank_3.log").read_text() == "node0 7 a b\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"nnodes": 0}, "--nnodes=0: a whole number from 1"),
+        ({"nproc": 2}, "there is no flag --nproc; the nearest is --nproc_per_node"),
+        ({"nproc_per_node": 1.5}, "--nproc_per_node=1.5: a whole number"),
+        ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
+        ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
+        ({"engine": "ssh"}, "--engine=ssh is not built yet"),
+        *(
+            ({name: True}, "belongs to the command, not to the Python API")
+            for name in ("help", "h", "helpfull", "version", "dry_run", "dry-run", "isolate", "verbose")
+        ),
+        ({"report": "report.json"}, "report= belongs to the command, not to the Python API"),
+    ],
+)
+def test_a_wrong_flag_is_refused_before_anything_starts(flags, message, tmp_path):
+    with pytest.raises(ir.UsageError) as caught:
+        ir.run(["touch", str(tmp_path / "started")], **flags)
+    assert message in str(caught.value)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("command", ["true", "", [], ()])
+def test_a_command_is_a_list_of_words(command):
+    with pytest.raises(ir.UsageError, match="give a list, the program and its arguments"):
+        ir.run(command)
+
+
+def test_words_may_be_paths(tmp_path):
+    assert ir.run([Path("/bin/sh"), "-c", "exit 0"]).exit_code == 0
+    ir.run(["touch", tmp_path / "made"])
+    assert (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("where", ["argument", "variable", "launch"])
+def test_a_nul_is_refused_and_not_cut_off(where, tmp_path):
+    words = ["touch", f"{tmp_path}/a\0b"] if where == "argument" else ["touch", f"{tmp_path}/a"]
+    env = dict(os.environ, BAD="x\0y") if where == "variable" else None
+    with (
+        pytest.raises(ir.UsageError, match="NUL"),
+        ir.ProcessLauncher(words, env=env) as launcher,
+    ):
+        launcher.launch(["c\0d"] if where == "launch" else [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_program_and_one_that_cannot_be_executed_have_their_own_errors(tmp_path):
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    with pytest.raises(ir.ProgramMissing) as missing:
+        ir.run(["no-such-program"])
+    with pytest.raises(ir.NotExecutable) as plain:
+        ir.run([f"{tmp_path}/plain"])
+    assert (missing.value.path, missing.value.exit_code) == ("no-such-program", 127)
+    assert (plain.value.path, plain.value.exit_code) == (f"{tmp_path}/plain", 126)
+
+
+def test_keep_going_lets_the_others_finish():
+    script = '[ "$RANK" != 0 ] || exit 4; exit 0'
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.run(["sh", "-c", script], nproc_per_node=3, keep_going=True)
+    assert [e.code for e in caught.value.report.exits] == [4, 0, 0]
+
+
+# ---- launch_local
+
+
+def test_launch_local_writes_a_log_for_each_rank_and_marks_stderr(tmp_path, capfd):
+    script = "echo out $RANK; echo err $RANK >&2"
+    report = ir.launch_local("sh", 2, ["-c", script], f"{tmp_path}/logs", gpus_per_proc=0)
+    assert report.world_size == 2
+    for rank in (0, 1):
+        lines = (tmp_path / f"logs/rank_{rank}.log").read_text().splitlines()
+        assert sorted(lines) == [f"ERROR: err {rank}", f"out {rank}"]
+    console = capfd.readouterr()
+    assert sorted(console.out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(console.err.splitlines()) == ["[rank 0 ERROR] err 0", "[rank 1 ERROR] err 1"]
+
+
+def test_launch_local_raises_the_rank_the_exit_code_and_the_last_words(tmp_path):
+    script = '[ "$RANK" = 1 ] || exec sleep 600; echo boom >&2; exit 6'
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.launch_local("sh", 2, ["-c", script], f"{tmp_path}/logs", console="none")
+    error = caught.value
+    assert (error.rank, error.exit_code) == (1, 6)
+    assert error.report.first_failure.last_lines == ("boom",)
+    assert error.report.first_failure.log.endswith("/rank_1.log")
+
+
+def test_launch_local_logs_into_logs_here_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ir.launch_local("true", 1)
+    assert (tmp_path / "logs/rank_0.log").read_bytes() == b""
+
+
+def test_what_the_error_file_says_is_in_the_report(tmp_path):
+    script = """printf '{"message": {"message": "it broke"}}' > "$TORCHELASTIC_ERROR_FILE"; exit 1"""
+    report = ir.run(["sh", "-c", script], check=False)
+    assert report.first_failure.error_message == "it broke"
+
+
+# ---- ProcessLauncher: launching
+
+
+def test_launch_adds_its_arguments_after_the_commands_own(tmp_path):
+    with ir.ProcessLauncher(["sh", "-c", 'echo "$@"', "sh", "own"], log_dir=tmp_path, console="none") as launcher:
+        launcher.launch(["--first", "a b"])
+        assert launcher.wait()
+        launcher.launch(["--second"])
+        assert launcher.wait()
+        launcher.launch()
+        assert launcher.wait()
+    assert (tmp_path / "rank_0.log").read_text() == "own --first a b\nown --second\nown\n"
+
+
+def test_a_second_launch_starts_from_a_clean_slate():
+    with ir.ProcessLauncher(["sh", "-c", 'exit "$0"']) as launcher:
+        launcher.launch(["3"])
+        launcher.wait()
+        assert launcher.first_failure().code == 3
+        first = launcher.report()
+        launcher.launch(["0"])
+        launcher.wait()
+        assert launcher.first_failure() is None
+        assert launcher.exit_code(0) == 0
+        assert launcher.report().launch_id != first.launch_id
+        assert first.exit_code == 3
+
+
+def test_one_launch_at_a_time(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        with pytest.raises(ir.InfiniRunError, match="still running"):
+            launcher.launch()
+        assert launcher.running()
+        launcher.kill()
+
+
+def test_nothing_can_be_asked_before_the_launch_but_whether_it_runs():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        assert launcher.running() is False
+        for ask in (launcher.wait, launcher.events, launcher.status, launcher.report, launcher.first_failure):
+            with pytest.raises(ir.InfiniRunError, match=r"nothing was launched yet: call launch\(\) first"):
+                ask()
+        launcher.terminate()
+        launcher.kill()
+
+
+def test_a_launch_that_fails_leaves_the_launcher_usable(tmp_path):
+    program = tmp_path / "program"
+    with ir.ProcessLauncher([str(program)]) as launcher:
+        with pytest.raises(ir.ProgramMissing):
+            launcher.launch()
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        launcher.launch()
+        assert launcher.wait()
+
+
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_distributed_args_are_added_to_each_rank_where_asked(nproc, tmp_path):
+    command = ["sh", "-c", 'echo "$*"', "sh", "run"]
+    with ir.ProcessLauncher(
+        command, nproc_per_node=nproc, distributed_args=True, log_dir=tmp_path, console="none"
+    ) as launcher:
+        launcher.launch(["--project", "x"])
+        launcher.wait()
+    for rank in range(nproc):
+        said = (tmp_path / f"rank_{rank}.log").read_text()
+        assert said == f"run --project x --distributed-rank={rank} --distributed-world-size={nproc}\n"
+
+
+# ---- ProcessLauncher: watching
+
+
+def test_events_come_once_and_in_order():
+    with ir.ProcessLauncher(["true"], nproc_per_node=3) as launcher:
+        launcher.launch()
+        events = []
+        while more := launcher.events():
+            events += more
+        assert launcher.events() == []
+        assert launcher.events(timeout_s=600) == []
+    kinds = [event.kind for event in events]
+    assert kinds[:3] == ["started"] * 3
+    assert sorted(kinds) == ["ended"] + ["exited"] * 3 + ["started"] * 3
+    assert kinds[-1] == "ended"
+    assert [event.rank for event in events[:3]] == [0, 1, 2]
+    assert {event.pid for event in events[:3]} == {event.pid for event in events if event.kind == "exited"}
+    assert [event.time_ns for event in events] == sorted(event.time_ns for event in events)
+
+
+def test_events_that_wait_and_status_have_seen_are_still_told():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        launcher.launch()
+        launcher.status()
+        launcher.wait()
+        assert [event.kind for event in launcher.events()] == ["started", "exited", "ended"]
+
+
+def test_events_of_the_last_launch_are_not_told_in_the_next():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        for _ in range(2):
+            launcher.launch()
+            launcher.wait()
+        assert [event.kind for event in launcher.events()] == ["started", "exited", "ended"]
+
+
+def test_events_come_back_empty_when_nothing_happens_in_time(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        assert [event.kind for event in launcher.events()] == ["started"]
+        assert launcher.events(timeout_s=0) == []
+        assert launcher.events(timeout_s=0.01) == []
+
+
+def test_a_program_that_cannot_be_executed_after_all_is_an_event_and_a_failure(tmp_path):
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fELF nonsense \0")
+    program.chmod(0o755)
+    with ir.ProcessLauncher([str(program)]) as launcher:
+        launcher.launch()
+        launcher.wait()
+        assert "start_failed" in [event.kind for event in launcher.events()]
+        first = launcher.first_failure()
+        assert first.start_failure == "executing the program"
+        assert launcher.exit_code(0) == 126
+
+
+def test_wait_says_whether_everything_has_ended(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        assert launcher.wait(0) is False
+        assert launcher.wait(timeout_s=0.01) is False
+        assert launcher.running() is True
+        launcher.terminate()
+        assert launcher.wait() is True
+        assert launcher.wait(0) is True
+        assert launcher.running() is False
+
+
+def test_status_tells_each_rank_as_far_as_it_has_come(bell):
+    script = 'echo > "$0"; [ "$RANK" = 1 ] || exec sleep 600; exit 0'
+    with ir.ProcessLauncher(["sh", "-c", script, bell.path], nproc_per_node=3) as launcher:
+        launcher.launch()
+        bell.hear(3)
+        until(lambda: launcher.exit_code(1) is not None)
+        status = launcher.status()
+        assert [e.rank for e in status] == [0, 1, 2]
+        assert [e.end_s is None for e in status] == [True, False, True]
+        assert all(e.pid > 0 and e.start_s > 0 for e in status)
+        assert (launcher.exit_code(0), launcher.exit_code(1)) == (None, 0)
+        assert launcher.first_failure() is None
+        launcher.terminate()
+        launcher.wait()
+        assert [e.stopped for e in launcher.status()] == [True, False, True]
+        assert [launcher.exit_code(rank) for rank in range(3)] == [143, 0, 143]
+        assert launcher.first_failure() is None
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 99])
+def test_a_rank_that_is_not_there_is_refused(rank, bell):
+    with ir.ProcessLauncher(idle(bell), nproc_per_node=2) as launcher:
+        launcher.launch()
+        with pytest.raises(ir.UsageError, match="rank"):
+            launcher.exit_code(rank)
+        with pytest.raises(ir.UsageError, match="rank"):
+            launcher.signal(signal.SIGTERM, rank)
+
+
+def test_ranks_of_another_node_keep_their_global_numbers():
+    with ir.ProcessLauncher(["true"], nnodes=3, node_rank=1, nproc_per_node=2) as launcher:
+        launcher.launch()
+        launcher.wait()
+        assert [e.rank for e in launcher.status()] == [2, 3]
+        assert launcher.exit_code(3) == 0
+        with pytest.raises(ir.UsageError, match="rank=0: the ranks are 2 to 3"):
+            launcher.exit_code(0)
+
+
+def test_the_first_failure_is_the_first_to_die(bell):
+    with ir.ProcessLauncher(idle(bell), nproc_per_node=3, keep_going=True) as launcher:
+        launcher.launch()
+        bell.hear(3)
+        pids = [e.pid for e in launcher.status()]
+        os.kill(pids[2], signal.SIGKILL)
+        until(lambda: Path(f"/proc/{pids[2]}/stat").read_text().split()[2] == "Z")
+        os.kill(pids[0], signal.SIGKILL)
+        until(lambda: Path(f"/proc/{pids[0]}/stat").read_text().split()[2] == "Z")
+        assert launcher.first_failure().rank == 2
+
+
+def test_a_report_can_be_had_while_ranks_run(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        assert launcher.report().exits[0].end_s is None
+        launcher.kill()
+        launcher.wait()
+        assert launcher.report().exits[0].signal == signal.SIGKILL
+
+
+# ---- ProcessLauncher: steering
+
+
+def test_a_signal_reaches_one_rank_or_all_and_says_how_many(bell):
+    with ir.ProcessLauncher(answer(bell), nproc_per_node=3) as launcher:
+        launcher.launch()
+        assert sorted(bell.hear(3)) == ["up 0", "up 1", "up 2"]
+        assert launcher.signal(signal.SIGUSR1, 1) == 1
+        assert bell.hear(1) == ["SIGUSR1 1"]
+        assert launcher.signal(signal.SIGUSR1) == 3
+        assert sorted(bell.hear(3)) == ["SIGUSR1 0", "SIGUSR1 1", "SIGUSR1 2"]
+        assert launcher.signal(0) == 3
+        launcher.kill()
+        launcher.wait()
+        assert launcher.signal(signal.SIGUSR1) == 0
+
+
+def test_a_signal_to_what_has_ended_reaches_nobody_at_any_time():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        launcher.launch()
+        launcher.wait()
+        assert launcher.signal(signal.SIGTERM) == 0
+        launcher.report()
+        assert launcher.signal(signal.SIGTERM) == 0
+        assert launcher.signal(signal.SIGTERM, 0) == 0
+        with pytest.raises(ir.UsageError):
+            launcher.signal(signal.SIGTERM, 1)
+    assert launcher.signal(signal.SIGTERM) == 0
+
+
+def test_a_signal_that_is_none_is_refused_by_the_system(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        with pytest.raises(OSError, match="Invalid argument"):
+            launcher.signal(9999)
+
+
+def test_terminate_asks_with_the_stop_signal_and_kill_does_not_ask(bell):
+    with ir.ProcessLauncher(answer(bell), stop_signal="USR2", grace="1h") as launcher:
+        launcher.launch()
+        bell.hear(1)
+        launcher.terminate()
+        launcher.terminate()
+        launcher.wait()
+        assert launcher.exit_code(0) == 7
+        assert launcher.status()[0].stopped
+        launcher.launch()
+        bell.hear(1)
+        launcher.kill()
+        launcher.wait()
+        assert launcher.exit_code(0) == 128 + signal.SIGKILL
+        assert launcher.first_failure() is None
+
+
+def test_kill_ends_what_terminate_could_not(bell):
+    with ir.ProcessLauncher(answer(bell), grace="1h") as launcher:
+        launcher.launch()
+        bell.hear(1)
+        launcher.terminate()
+        assert bell.hear(1) == ["SIGTERM 0"]
+        assert launcher.wait(0) is False
+        launcher.kill()
+        assert launcher.wait() is True
+        assert launcher.exit_code(0) == 137
+
+
+@pytest.mark.parametrize("grace", [0, 0.01])
+def test_the_grace_ends_with_sigkill(grace, bell):
+    with ir.ProcessLauncher(answer(bell), grace=grace) as launcher:
+        launcher.launch()
+        bell.hear(1)
+        launcher.terminate()
+        launcher.wait()
+        assert launcher.exit_code(0) == 137
+
+
+def test_close_is_safe_at_any_time_and_twice(bell):
+    launcher = ir.ProcessLauncher(idle(bell), nproc_per_node=2)
+    launcher.close()
+    launcher.launch()
+    bell.hear(2)
+    launcher.close()
+    launcher.close()
+    assert marked() == {}
+    assert [launcher.exit_code(rank) for rank in (0, 1)] == [143, 143]
+    assert launcher.wait() is True
+    assert launcher.running() is False
+    launcher.terminate()
+    launcher.kill()
+
+
+def test_an_exception_in_the_block_stops_every_rank_and_goes_on(bell):
+    def fail():
+        with launcher:
+            launcher.launch()
+            bell.hear(2)
+            raise ZeroDivisionError
+
+    launcher = ir.ProcessLauncher(idle(bell), nproc_per_node=2)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert marked() == {}
+    assert not launcher.running()
+
+
+def test_a_grandchild_that_left_the_process_group_ends_with_the_block(bell):
+    script = 'setsid sh -c \'echo $$ > "$0"; exec sleep 600\' "$0" & exec sleep 600'
+    with ir.ProcessLauncher(["sh", "-c", script, bell.path]) as launcher:
+        launcher.launch()
+        pid = int(bell.hear(1)[0])
+        launcher.terminate()
+        launcher.wait()
+        until(lambda: pid not in processes())  # whoever adopted it has to reap it
+        assert pid in [stray.pid for stray in launcher.report().strays]
+
+
+def test_an_interrupt_at_any_line_of_a_launch_leaves_no_rank():
+    done = subprocess.run(
+        [sys.executable, CHILDREN / "interrupt_launch.py"], capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stderr == ""
+    assert int(done.stdout.split()[0]) > 100
