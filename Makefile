@@ -7,6 +7,7 @@ CORE := $(wildcard csrc/*.c csrc/*.h)
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .PHONY: help test check lint asan bench clean build
 help:
@@ -40,7 +41,7 @@ asan:
 	PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" tests/asan.sh $(PYTEST_ARGS)
 
 bench:
-	$(PYTHON) bench/run.py
+	$(PYTHON) bench/run.py $(BENCH_ARGS)
 
 build: $(VENV)/made
 	$(BIN)/python -m pip install -q build

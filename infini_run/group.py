@@ -6,7 +6,6 @@ keeps; calls are serialised by one lock, except the one that blocks, which touch
 
 from __future__ import annotations
 
-import errno as errnos
 import os
 from _thread import RLock
 
@@ -18,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
+
+_ESRCH = 3  # not from `errno`: making its 130 names takes as long as this whole module
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -90,6 +91,19 @@ class Event:
     system_us: int
     max_rss_kib: int
     name: str
+
+    @property
+    def is_failure(self) -> bool:
+        """A worker ended badly, and not because we stopped it."""
+        bad = self.code != 0 or self.signal != 0 or self.status_lost
+        return self.kind == "exited" and bad and not self.after_stop
+
+    @property
+    def is_plain(self) -> bool:
+        """Part of every launch that goes well."""
+        return self.kind in ("started", "ended") or (
+            self.kind == "exited" and self.code == self.signal == 0 and not self.status_lost and not self.after_stop
+        )
 
 
 class Spec:
@@ -243,8 +257,8 @@ class Group:
     def signal(self, worker: int, number: int) -> int:
         """Send a signal to one worker, or to all (-1); return how many it reached (0: it is gone)."""
         with self._lock:
-            reached = -errnos.ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
-        if reached == -errnos.ESRCH:
+            reached = -_ESRCH if self._closed else int(lib.ir_group_signal(self._handle, worker, number))
+        if reached == -_ESRCH:
             return 0
         if reached < 0:
             raise OSError(-reached, os.strerror(-reached))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
 
+_SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
@@ -31,8 +32,6 @@ class NodeRun:
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
     to tell while the job runs. cwd: where the workers start; None: where we are.
     """
-
-    outcome: Outcome
 
     def __init__(
         self,
@@ -57,6 +56,10 @@ class NodeRun:
         self._null = -1
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._has_terminal = False
+        self._history: list[Event] = []  # until there is an outcome that knows them
+        self._outcome: Outcome | None = None
+        self._oom_kills = -1  # not counted yet
+        self._ended = False
         self._is_labelled = any(o.piped and o.console for w in plan.workers for o in (w.stdout, w.stderr))
 
     # ---- starting
@@ -77,9 +80,6 @@ class NodeRun:
             raise
         finally:
             self._close_null()
-        from infini_run.outcome import Outcome
-
-        self.outcome = Outcome(self.plan, self.options, has_terminal=self._has_terminal)
         if self.options.verbose:
             self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}")
 
@@ -91,7 +91,7 @@ class NodeRun:
 
     @property
     def ended(self) -> bool:
-        return self._group is None or self.outcome.ended
+        return self._group is None or self._ended
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
@@ -174,9 +174,19 @@ class NodeRun:
     def poll(self, timeout_s: float | None = None) -> list[Event]:
         """The events that have come up, waiting for the first one at most `timeout_s` (None: for ever)."""
         group, events = self._group, self._step()  # another thread may close us meanwhile; a closed group is safe
-        if not events and group is not None and not self.ended and group.wait(timeout_s):
+        if not events and group is not None and not self.ended and self._wait(group, timeout_s):
             events = self._step()
         return events
+
+    def _wait(self, group: Group, timeout_s: float | None) -> bool:
+        """Before a long wait, note what the kernel has killed for memory so far: a later SIGKILL may be its own."""
+        if self._oom_kills < 0 and (timeout_s is None or timeout_s > _SHORT_S):
+            if group.wait(_SHORT_S):
+                return True
+            from infini_run.cgroup import oom_kills
+
+            self._oom_kills = oom_kills()
+        return group.wait(timeout_s)
 
     def _step(self) -> list[Event]:
         with self._lock:
@@ -184,12 +194,38 @@ class NodeRun:
                 return []
             events = self._group.step()
             for event in events:
-                text = self.outcome.note(event)
-                if self.outcome.wants_stop:
-                    self._group.stop()
-                if text or self.options.verbose:
-                    self._tell(text or _describe(event))
+                self._follow(event)
         return events
+
+    def _follow(self, event: Event) -> None:
+        self._ended = self._ended or event.kind == "ended"
+        if event.is_failure and not self.options.keep_going:
+            self.group.stop()
+        if self._outcome is None and event.is_plain and not self.options.verbose:
+            self._history.append(event)
+            return
+        text = self.outcome.note(event)
+        if text or self.options.verbose:
+            self._tell(text or _describe(event))
+
+    @property
+    def outcome(self) -> Outcome:
+        """What became of the workers so far. Made when there is something to say: a good launch needs none."""
+        with self._lock:
+            if self._outcome is None:
+                from infini_run.outcome import Outcome
+
+                self._outcome = Outcome(
+                    self.plan, self.options, has_terminal=self._has_terminal, oom_kills=self._oom_kills
+                )
+                for event in self._history:
+                    self._outcome.note(event)
+            return self._outcome
+
+    @property
+    def went_well(self) -> bool:
+        """It has ended, every worker with exit code 0, and there is nothing else to tell."""
+        return self._ended and self._outcome is None
 
     def _tell(self, text: str) -> None:
         if self._say is None or not text:
@@ -240,8 +276,8 @@ class NodeRun:
         """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
         with self._lock:
             if self._group is not None:
-                if "outcome" in self.__dict__ and self.outcome.first is not None:
-                    self.outcome.add_words(*self.words_of(self.outcome.first))
+                if self._outcome is not None and self._outcome.first is not None:
+                    self._outcome.add_words(*self.words_of(self._outcome.first))
                 self._group.close()
                 self._group = None
             self._close_null()

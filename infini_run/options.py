@@ -10,7 +10,7 @@ from infini_run.errors import UsageError
 from infini_run.flags import parse
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
-from infini_run.record import record, replace
+from infini_run.record import fields, record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     _check_job(given, values)
     _check_program(given, values)
     _check_output(given, values)
-    names = Options.__slots__  # type: ignore[attr-defined]
-    return Request(question="", options=Options(**{name: values[name] for name in names}))
+    return Request(question="", options=Options(**{name: values[name] for name in fields(Options)}))
 
 
 def _said(given: Given, name: str) -> str:

@@ -1,6 +1,6 @@
 """What became of the workers of one node: events in, one Exit per worker and a Report out.
 
-Pure bookkeeping, and the one decision that events ask for: whether a failure ends the job.
+Bookkeeping only: what is done about an event is decided where it comes up.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ _IGNORED = frozenset(("passed",))
 
 
 class Outcome:
-    """The story so far. `has_terminal`: a lone worker has the terminal, so Ctrl-C is its own."""
+    """The story so far.
 
-    def __init__(self, plan: Plan, options: Options, *, has_terminal: bool) -> None:
+    has_terminal: a lone worker has the terminal, so Ctrl-C is its own. oom_kills: what the kernel had counted
+    before any worker can have been killed for memory; -1: unknown.
+    """
+
+    def __init__(self, plan: Plan, options: Options, *, has_terminal: bool, oom_kills: int) -> None:
         self._plan = plan
         self._options = options
         self._has_terminal = has_terminal
@@ -38,11 +42,10 @@ class Outcome:
         }
         self.first: int | None = None  # rank of the first failure
         self.told = 0  # the signal from outside that ended the job
-        self.ended = False
         self._strays: list[Stray] = []
         self._stuck: list[Stray] = []
         self._notices: list[str] = []
-        self._oom_kills = oom_kills()
+        self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
         self._start_s = self._end_s = time.time()  # until the first worker tells better
 
@@ -54,11 +57,6 @@ class Outcome:
             return ""
         text: str = getattr(self, f"_note_{event.kind}")(event) or ""
         return text
-
-    @property
-    def wants_stop(self) -> bool:
-        """Whether a failure is to end the job."""
-        return self.first is not None and not self._options.keep_going
 
     def _note_started(self, event: Event) -> None:
         start_s = self._epoch_s + event.time_ns / 1e9
@@ -84,7 +82,7 @@ class Outcome:
         )
         if self.first is None and self._exits[event.rank].is_failure:
             self.first = event.rank
-            by_kernel = event.signal == _KILL and oom_kills() > self._oom_kills
+            by_kernel = event.signal == _KILL and 0 <= self._oom_kills < oom_kills()
             self._change(event.rank, out_of_memory=by_kernel)
 
     def _note_told(self, event: Event) -> str:
@@ -121,7 +119,6 @@ class Outcome:
         return self._notice("every worker has ended; waiting for the reader of our output to read on")
 
     def _note_ended(self, event: Event) -> None:
-        self.ended = True
         self._end_s = self._epoch_s + event.time_ns / 1e9
 
     def _notice(self, text: str) -> str:

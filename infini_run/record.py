@@ -1,7 +1,8 @@
 """Frozen records from annotations: what `dataclasses` gives, without its 8 ms of imports.
 
 The one rule: a record is decided once. Its fields are keyword-only, it is never changed, and two
-records are equal when they are of one class and their fields are.
+records are equal when they are of one class and their fields are. Not slotted: slots need every class
+made twice, which is a tenth of what our start-up may cost.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
+def fields(cls: type | object) -> tuple[str, ...]:
+    """The names of a record's fields, in order."""
+    names: tuple[str, ...] = cls._fields  # type: ignore[union-attr]
+    return names
+
+
 def _init(self: Any, **given: Any) -> None:
     cls = type(self)
-    values = cls._defaults | given if cls._defaults else given
-    if len(values) != len(cls.__slots__) or values.keys() != cls._names:
+    values = cls._defaults | given
+    if len(values) != len(cls._fields) or not values.keys() <= cls._names:
         _refuse(cls, values)
-    for set_field, value in zip(cls._setters, map(values.__getitem__, cls.__slots__)):  # noqa: B905 (of one length)
-        set_field(self, value)
+    self.__dict__.update(values)
 
 
 def _refuse(cls: Any, values: dict[str, Any]) -> None:
-    for name in cls.__slots__:
+    for name in cls._fields:
         if name not in values:
             raise TypeError(f"{cls.__name__}() needs {name}=")
     unknown = ", ".join(sorted(values.keys() - cls._names))
@@ -41,28 +47,16 @@ def _delattr(self: Any, name: str) -> None:
 
 
 def _repr(self: Any) -> str:
-    fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
-    return f"{type(self).__name__}({fields})"
-
-
-def _values(self: Any) -> tuple[object, ...]:
-    return tuple(getattr(self, name) for name in self.__slots__)
+    shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields)
+    return f"{type(self).__name__}({shown})"
 
 
 def _eq(self: Any, other: object) -> bool:
-    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+    return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
 
 
 def _hash(self: Any) -> int:
-    return hash((type(self), _values(self)))
-
-
-def _reduce(self: Any) -> tuple[object, ...]:
-    return _rebuild, (type(self), _values(self))
-
-
-def _rebuild(cls: type, values: tuple[object, ...]) -> object:
-    return cls(**dict(zip(cls.__slots__, values, strict=True)))  # type: ignore[attr-defined]
+    return hash((type(self), *(getattr(self, name) for name in self._fields)))
 
 
 if TYPE_CHECKING:
@@ -73,27 +67,20 @@ if TYPE_CHECKING:
 else:
 
     def record(cls):
-        """Make the annotated class a frozen, slotted, keyword-only record."""
+        """Make the annotated class a frozen, keyword-only record."""
         names = tuple(cls.__annotations__)
-        body = {k: v for k, v in cls.__dict__.items() if k not in names and k not in ("__dict__", "__weakref__")}
-        body |= {
-            "__slots__": names,
-            "_defaults": {name: cls.__dict__[name] for name in names if name in cls.__dict__},
-            "__init__": _init,
-            "__setattr__": _setattr,
-            "__delattr__": _delattr,
-            "__repr__": _repr,
-            "__eq__": _eq,
-            "__hash__": _hash,
-            "__reduce__": _reduce,
-        }
-        made = type(cls.__name__, cls.__bases__, body)
-        made._names = frozenset(names)
-        made._setters = tuple(made.__dict__[name].__set__ for name in names)
-        return made
+        cls._fields = names
+        cls._names = frozenset(names)
+        cls._defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
+        cls.__init__ = _init
+        cls.__setattr__ = _setattr
+        cls.__delattr__ = _delattr
+        cls.__repr__ = _repr
+        cls.__eq__ = _eq
+        cls.__hash__ = _hash
+        return cls
 
 
 def replace(instance: T, **changes: object) -> T:
     """A copy of a record with some fields changed."""
-    fields = {name: getattr(instance, name) for name in instance.__slots__}  # type: ignore[attr-defined]
-    return type(instance)(**(fields | changes))
+    return type(instance)(**(vars(instance) | changes))

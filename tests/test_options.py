@@ -15,7 +15,7 @@ from infini_run.flags import GRAMMAR
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import FLAGS, GROUPS, PREFIXES, TABLE
 from infini_run.options import Options, resolve
-from infini_run.record import replace
+from infini_run.record import fields, replace
 
 DESIGN = [
     *(
@@ -173,7 +173,7 @@ RENDERED = {
 
 def rendered(wanted):
     """The flags that ask for these options, each as name and text."""
-    for name in Options.__slots__:
+    for name in fields(Options):
         value = getattr(wanted, name)
         if name not in ("rdzv_explicit", "program"):
             text = str(int(value)) if isinstance(value, bool) else RENDERED.get(name, str)(value)

@@ -13,7 +13,7 @@ from infini_run.errors import DeviceError
 
 
 def fields(record):
-    return {name: getattr(record, name) for name in record.__slots__}
+    return dict(vars(record))
 
 
 for line in sys.stdin:
