@@ -36,9 +36,7 @@ FLAGS = (
 )
 TABLE = index(FLAGS)
 PREFIXES = (Prefix(text="OURS_"), Prefix(text="PET_", is_binary=True))
-words = st.lists(
-    st.text() | st.sampled_from(["--", "-", "--verbose", "--log_dir", "--log_dir=x", "--help", "-1"])
-)
+words = st.lists(st.text() | st.sampled_from(["--", "-", "--verbose", "--log_dir", "--log_dir=x", "--help", "-1"]))
 
 
 def read(*argv, **environ):
@@ -146,9 +144,7 @@ def test_nothing_from_the_first_word_that_is_no_flag_is_touched(program, rest):
         assert len(parsed.settings) == len(front[:1])
 
 
-@given(
-    st.lists(st.text() | st.sampled_from(["--log_dir", "--undefok=a", "--a", "--fromenv=show", "--help=0"]))
-)
+@given(st.lists(st.text() | st.sampled_from(["--log_dir", "--undefok=a", "--a", "--fromenv=show", "--help=0"])))
 def test_any_words_are_read_up_to_the_program_or_refused_in_one_printable_line(argv):
     said = ""
     try:
@@ -205,10 +201,7 @@ def test_a_negation_takes_no_value():
 def test_a_bad_value_is_quoted_with_what_is_allowed():
     assert refused("--node-rank", "x") == "--node-rank=x: a whole number is allowed"
     assert refused("--verbose=maybe") == "--verbose=maybe: true or false is allowed"
-    assert (
-        refused("--console=prefx")
-        == "--console=prefx: inherit, prefix or none is allowed (the nearest is prefix)"
-    )
+    assert refused("--console=prefx") == "--console=prefx: inherit, prefix or none is allowed (the nearest is prefix)"
     assert refused("--console=zzzzzz") == "--console=zzzzzz: inherit, prefix or none is allowed"
 
 
@@ -247,9 +240,7 @@ def flag_file(tmp_path):
 
 
 def test_a_flag_file_holds_one_flag_a_line_with_comments(flag_file):
-    path = flag_file(
-        "job.flags", "# a comment\n\n  --node-rank=3  \r\n\t# another\n-log_dir a b #c\n--noverbose\n"
-    )
+    path = flag_file("job.flags", "# a comment\n\n  --node-rank=3  \r\n\t# another\n-log_dir a b #c\n--noverbose\n")
     assert values(f"--flagfile={path}") == {"node_rank": 3, "log_dir": "a b #c", "verbose": False}
 
 

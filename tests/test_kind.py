@@ -91,9 +91,7 @@ def test_a_stop_signal_is_a_name_or_a_number(word, number):
     assert options(f"--stop_signal={word}").stop_signal == number
 
 
-@pytest.mark.parametrize(
-    ("word", "value"), [("", "text"), ("=text", "text"), ("=json", "json"), ("=true", "text")]
-)
+@pytest.mark.parametrize(("word", "value"), [("", "text"), ("=text", "text"), ("=json", "json"), ("=true", "text")])
 def test_dry_run_is_text_or_json(word, value):
     assert options("--dry_run" + word).dry_run == value
     assert options("--dry_run" + word, "--nodry_run").dry_run == ""

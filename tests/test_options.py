@@ -182,9 +182,7 @@ def rendered(wanted):
 
 names = st.text(min_size=1, alphabet=st.characters(codec="utf-8", exclude_characters="\0"))
 hosts = st.from_regex(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", fullmatch=True) | st.ip_addresses().map(str)
-programs = st.lists(st.text() | st.sampled_from(["--", "--nnodes=2", "--help", "-m", "-"]), min_size=1).map(
-    tuple
-)
+programs = st.lists(st.text() | st.sampled_from(["--", "--nnodes=2", "--help", "-m", "-"]), min_size=1).map(tuple)
 
 
 @st.composite
@@ -224,9 +222,7 @@ def every_option(draw):
         redirects=draw(maps),
         tee=draw(maps),
         grace_s=draw(st.floats(0, MAX_INT)),
-        stop_signal=draw(
-            st.integers(1, 31).filter(lambda number: number not in (9, 19)) | st.integers(35, 64)
-        ),
+        stop_signal=draw(st.integers(1, 31).filter(lambda number: number not in (9, 19)) | st.integers(35, 64)),
         stop_scope=draw(st.sampled_from(["group", "leader", "mixed"])),
         isolate=draw(st.booleans()),
         report=draw(names),
@@ -374,9 +370,7 @@ resolve(["--nnodes=2", "--log-dir=x", "program", "--x"], {"PET_NODE_RANK": "1"})
 print(*sys.modules)
 """
     root = os.path.dirname(infini_run.__path__[0])
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code, root], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-S", "-c", code, root], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint(heavy)
     assert {name for name in loaded if name.startswith("infini_run.")} == {

@@ -139,9 +139,7 @@ def test_a_bad_variable_is_named():
     assert refused(PET_NNODES="1:4").startswith("PET_NNODES=1:4: ")
     assert refused(PET_STANDALONE="true") == "PET_STANDALONE=true: 0 or 1 is allowed"
     assert refused(INFINI_RUN_BIND="numa").startswith("INFINI_RUN_BIND=numa is not built yet")
-    assert refused(PET_NODE_RANK="2", INFINI_RUN_NNODES="2").startswith(
-        "PET_NODE_RANK=2: with INFINI_RUN_NNODES=2 "
-    )
+    assert refused(PET_NODE_RANK="2", INFINI_RUN_NNODES="2").startswith("PET_NODE_RANK=2: with INFINI_RUN_NNODES=2 ")
 
 
 @pytest.mark.parametrize("argv", [[], ["--"], ["--nnodes=1"], ["--verbose", "--"]])
