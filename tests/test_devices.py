@@ -168,9 +168,7 @@ def test_gpus_without_permission_are_passed_over_and_have_no_index(driver: Drive
         pytest.param("9" * 5000, [], id="5000 digits"),
     ],
 )
-def test_inherited_list_is_read_as_cuda_reads_it(
-    driver: Driver, inherited: str | None, names: list[str]
-) -> None:
+def test_inherited_list_is_read_as_cuda_reads_it(driver: Driver, inherited: str | None, names: list[str]) -> None:
     environ = {} if inherited is None else {"CUDA_VISIBLE_DEVICES": inherited}
     assert driver.names(FOUR, **environ) == names
 
@@ -351,9 +349,7 @@ def test_missing_driver_library_is_named_for_gpu_and_means_cpus_for_auto(
 
 
 @pytest.mark.parametrize("kind", ["gpu", "auto"])
-def test_missing_pynvml_is_named_for_gpu_and_means_cpus_for_auto(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_pynvml_is_named_for_gpu_and_means_cpus_for_auto(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     if kind == "auto":
         assert resolve_nproc("auto", {}, 0) == count_cpus()
@@ -365,9 +361,7 @@ def test_missing_pynvml_is_named_for_gpu_and_means_cpus_for_auto(
 def test_every_nvml_call_may_fail_in_every_way_and_nvml_is_still_shut_down(driver: Driver) -> None:
     faults = [(name, code) for name in ENTRY_POINTS for code in CODES]
     settings = [driver.settings(MIG), *(driver.settings(MIG, f"{name}={code}") for name, code in faults)]
-    whole, *answers = ask_all(
-        driver.folder, [{"set": one, "call": "find_gpus", "args": [{}]} for one in settings]
-    )
+    whole, *answers = ask_all(driver.folder, [{"set": one, "call": "find_gpus", "args": [{}]} for one in settings])
     assert len(whole["is"]) == 4
     passed_over = [fault for fault, answer in zip(faults, answers, strict=True) if "is" in answer]
     assert passed_over == [  # what not every board, driver or user has
@@ -418,9 +412,7 @@ index_entries = st.one_of(
     st.tuples(st.sampled_from(["{}", " {}", "+{}", "0{}", "{}x", "\t{} ", "-{}"]), numbers).map(
         lambda pair: (pair[0].format(pair[1]), None if pair[0] == "-{}" and pair[1] else pair[1])
     ),
-    st.sampled_from(["", "-1", "4", "x1", "+-1", " ", "four", "1" * 5000, "²"]).map(
-        lambda text: (text, None)
-    ),
+    st.sampled_from(["", "-1", "4", "x1", "+-1", " ", "four", "1" * 5000, "²"]).map(lambda text: (text, None)),
 )
 uuid_entries = st.one_of(
     st.tuples(numbers, st.integers(9, len(UUIDS[0]))).map(lambda pair: (UUIDS[pair[0]][: pair[1]], pair[0])),
@@ -587,7 +579,7 @@ def test_devices_bring_no_heavy_module_and_counting_cpus_not_pynvml() -> None:
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], env=environment(), text=True).split()
     ours = {f"infini_run.{name}" for name in ("cgroup", "devices", "errors", "record")}
-        assert set(loaded) <= {"__future__"} | ours
+    assert set(loaded) <= {"__future__"} | ours
 
 
 # The real thing.
