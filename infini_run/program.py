@@ -111,19 +111,30 @@ def _first_line(path: str) -> bytes:
 
 
 def _interpreter(path: str, first: bytes) -> str:
-    if first.startswith(b"#!") and first[2:].split():
-        return os.fsdecode(first[2:].split()[0])
+    words = _shebang(first)
+    if words:
+        return os.fsdecode(b" ".join(words))
     return sys.executable if path.endswith(".py") else "sh"
+
+
+def _shebang(first: bytes) -> list[bytes]:
+    """The words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
+    line = first[2:] if first.startswith(b"#!") else b""
+    return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
 
 
 def _check_shebang(name: str, path: str, first: bytes) -> None:
     if first.startswith(b"#!"):
-        words = first[2:].split()
+        words = _shebang(first)
         interpreter = os.fsdecode(words[0]) if words else ""
         if not os.path.exists(interpreter):
             shown = interpreter.replace("\r", "\\r") or "nothing"
             hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
             raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
+        if len(words) == 2 and interpreter.endswith("/env") and words[1].endswith(b"\r"):
+            raise NotExecutable(
+                f"{path} asks env for {os.fsdecode(words[1][:-1])}\\r: the file has DOS line ends", name
+            )
     elif b"\0" not in first and not first.startswith(b"\x7fELF"):
         if _has_binfmt_rules():
             return
