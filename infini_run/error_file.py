@@ -34,7 +34,7 @@ def _message(text: str) -> str:
 
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     for key in ("message", "message"):
         if not isinstance(found, dict):

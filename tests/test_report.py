@@ -1,0 +1,251 @@
+"""How a launch ended, told in ten lines and in JSON."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini_run.record import replace
+from infini_run.report import TEXT_LINES, Exit, Report, Stray, signal_name
+
+
+def ended(rank=0, **fields):
+    return replace(
+        Exit(rank=rank, local_rank=rank, host="node1", pid=100 + rank, code=0, start_s=10.0, end_s=12.5), **fields
+    )
+
+
+def report(*exits, **fields):
+    first = next((e for e in exits if e.is_failure), None)
+    return Report(
+        launch_id="ir-1",
+        run_id="job",
+        host="node1",
+        world_size=len(exits),
+        start_s=10.0,
+        end_s=13.0,
+        exits=exits,
+        **({"first_failure": first} | fields),
+    )
+
+
+# ---- one exit
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_failure", "shell_code"),
+    [
+        ({}, False, 0),
+        ({"code": 3}, True, 3),
+        ({"code": None, "signal": 9}, True, 137),
+        ({"code": None, "signal": 15, "stopped": True}, False, 143),
+        ({"code": 1, "stopped": True}, False, 1),
+        ({"code": None, "status_lost": True}, True, 1),
+        ({"code": 127, "start_failure": "executing the program", "start_errno": 2}, True, 127),
+        ({"code": 126, "start_failure": "executing the program", "start_errno": 8}, True, 126),
+        ({"code": None, "end_s": None}, False, 1),
+    ],
+)
+def test_a_failure_is_what_ended_badly_by_itself(fields, is_failure, shell_code):
+    exit_ = ended(**fields)
+    assert (exit_.is_failure, exit_.shell_code) == (is_failure, shell_code)
+
+
+# ---- the code of all
+
+
+@pytest.mark.parametrize(
+    ("made", "code"),
+    [
+        (report(ended()), 0),
+        (report(ended(), ended(1, code=7)), 7),
+        (report(ended(code=None, signal=11)), 139),
+        (report(ended(code=None, signal=15, stopped=True), told=15), 143),
+        (report(ended(code=None, signal=2, stopped=True), told=2), 130),
+        (report(ended(), told=15), 143),
+        (report(ended(code=3), told=15), 3),
+        (report(ended(), stuck=(Stray(pid=5, name="nfs", state="D"),)), 1),
+        (report(ended(code=4), stuck=(Stray(pid=5, name="nfs", state="D"),)), 4),
+    ],
+)
+def test_our_code_is_the_first_failures_then_the_signal_that_we_were_told(made, code):
+    assert made.exit_code == code
+
+
+# ---- text
+
+
+def test_success_says_nothing():
+    assert report(ended(), ended(1)).text() == ""
+
+
+def test_a_failure_is_told_with_rank_host_code_pid_and_duration():
+    assert (
+        report(ended(), ended(1, code=3)).text()
+        == "infini-run: rank 1 on node1 failed: exit code 3 (pid 101, after 2.5 s)"
+    )
+
+
+def test_everything_there_is_to_know_comes_in_one_order():
+    first = ended(
+        code=None,
+        signal=9,
+        out_of_memory=True,
+        error_message="it broke",
+        last_lines=tuple(f"line {i}" for i in range(9)),
+        log="logs/rank_0.log",
+    )
+    stopped = ended(1, code=None, signal=15, stopped=True)
+    text = report(first, stopped, ended(2, code=1), strays=(Stray(pid=7, name="loader"),)).text()
+    how = "killed by SIGKILL (by the kernel, for memory) (pid 100, after 2.5 s)"
+    assert text.splitlines() == [
+        f"infini-run: rank 0 on node1 failed: {how}; 1 more failed, 1 other was stopped",
+        "  error: it broke",
+        *(f"  | line {i}" for i in range(4, 9)),
+        "  log: logs/rank_0.log",
+        "  next: give the job more memory, or each rank less to hold",
+        "infini-run: stopped 1 process left behind: loader (7)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"code": None, "signal": 11, "dumped_core": True}, "killed by SIGSEGV (core dumped)"),
+        ({"code": None, "signal": 15}, "killed by SIGTERM"),
+        ({"code": None, "signal": 37}, "killed by SIGRTMIN+3"),
+        ({"code": None, "status_lost": True}, "its exit status was taken by another part of this program"),
+        (
+            {"code": 126, "start_failure": "executing the program", "start_errno": 7},
+            "could not be started: executing the program: Argument list too long",
+        ),
+    ],
+)
+def test_an_end_is_named(fields, said):
+    assert said in report(ended(**fields)).text()
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"code": None, "signal": 9}, "dmesg"),
+        ({"code": None, "signal": 7}, "df /dev/shm"),
+        ({"code": 126, "start_failure": "executing the program", "start_errno": 7}, "ulimit -s"),
+    ],
+)
+def test_what_to_do_next_is_said_where_we_know(fields, hint):
+    text = report(ended(**fields)).text()
+    assert "  next: " in text
+    assert hint in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 ms"),
+        (0.0123, "12 ms"),
+        (1, "1.0 s"),
+        (119.94, "119.9 s"),
+        (120, "2 min 0 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 0 min"),
+        (90061, "25 h 1 min"),
+    ],
+)
+def test_a_duration_is_told_in_units_that_fit(seconds, said):
+    assert f"after {said})" in report(ended(code=1, start_s=0.0, end_s=float(seconds))).text()
+
+
+def test_a_lone_rank_that_took_ctrl_c_itself_is_not_told_to_the_one_who_typed_it():
+    assert report(ended(code=None, signal=2), quiet=True).text() == ""
+    assert report(ended(code=None, signal=2), quiet=True).exit_code == 130
+
+
+def test_what_sigkill_did_not_end_is_named_with_its_state():
+    text = report(ended(), stuck=(Stray(pid=5, name="dd", state="D"),)).text()
+    assert text == "infini-run: process 5 (dd) did not end by SIGKILL, state D; left"
+
+
+def test_many_strays_are_counted_and_some_named():
+    strays = tuple(Stray(pid=i, name=f"p{i}") for i in range(6))
+    text = report(ended(), strays=strays).text()
+    assert text == "infini-run: stopped 6 processes left behind: p0 (0), p1 (1), p2 (2), p3 (3), ..."
+
+
+LINES = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp"])), max_size=30).map(tuple)
+STRAYS = st.lists(st.builds(lambda pid: Stray(pid=pid, name="p", state="D"), st.integers(1)), max_size=30).map(tuple)
+
+
+@given(LINES, STRAYS, STRAYS, st.booleans(), st.booleans())
+def test_a_report_is_never_more_than_ten_lines(lines, strays, stuck, has_log, has_error):
+    first = ended(
+        code=None,
+        signal=9,
+        last_lines=lines,
+        log="x.log" if has_log else "",
+        error_message="e" if has_error else "",
+    )
+    text = report(first, strays=strays, stuck=stuck).text()
+    assert 1 <= len(text.split("\n")) <= TEXT_LINES
+    assert text.startswith("infini-run: rank 0 on node1 failed")
+
+
+# ---- JSON
+
+
+def test_the_json_says_the_same_and_more():
+    first = ended(1, code=None, signal=11, dumped_core=True, last_lines=("a", "b"), log="l", error_message="m")
+    made = report(
+        ended(user_s=1.5, system_s=0.5, max_rss_kib=99), first, strays=(Stray(pid=3, name="s"),), notices=("n",)
+    )
+    content = json.loads(json.dumps(made.to_json()))
+    ranks = content.pop("ranks")
+    assert content == {
+        "format": 1,
+        "launch_id": "ir-1",
+        "run_id": "job",
+        "host": "node1",
+        "world_size": 2,
+        "exit_code": 139,
+        "start": 10.0,
+        "end": 13.0,
+        "told": None,
+        "first_failure": 1,
+        "strays": [{"pid": 3, "name": "s"}],
+        "stuck": [],
+        "notices": ["n"],
+    }
+    assert ranks[0]["rusage"] == {"user": 1.5, "system": 0.5, "max_rss_kib": 99}
+    assert ranks[1] == {
+        "rank": 1,
+        "local_rank": 1,
+        "host": "node1",
+        "pid": 101,
+        "start": 10.0,
+        "end": 12.5,
+        "exit_code": None,
+        "signal": "SIGSEGV",
+        "dumped_core": True,
+        "out_of_memory": False,
+        "failed": True,
+        "stopped": False,
+        "stuck": False,
+        "start_failure": None,
+        "error_message": "m",
+        "last_lines": ["a", "b"],
+        "log": "l",
+        "rusage": {"user": 0.0, "system": 0.0, "max_rss_kib": 0},
+    }
+
+
+@pytest.mark.parametrize("number", range(1, 65))
+def test_every_signal_has_a_name(number):
+    name = signal_name(number)
+    if name in signal.Signals.__members__:
+        assert signal.Signals[name] == number
+    else:
+        assert name in (f"SIGRTMIN+{number - signal.SIGRTMIN}", f"signal {number}")
