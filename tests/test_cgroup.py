@@ -1,0 +1,120 @@
+"""What our control groups say of memory: counted where the kernel counts, nothing where it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from infini_run.cgroup import oom_kills, own_folders
+
+V1 = "4:memory:/job\n0::/\n"
+V2 = "0::/user.slice/job\n"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Files as /proc/self/cgroup, /proc/self/mountinfo and the mounts would be."""
+
+    def make(groups, *mounts, files=()):
+        for name, text in dict(files).items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+        lines = [
+            f"30 20 0:26 {root} {str(tmp_path / at).replace(' ', chr(92) + '040')} rw - {kind} {kind} {options}\n"
+            for kind, options, root, at in mounts
+        ]
+        (tmp_path / "groups").write_text(groups)
+        (tmp_path / "mounts").write_text("".join(lines))
+        return str(tmp_path / "groups"), str(tmp_path / "mounts")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("groups", "mount", "file", "text"),
+    [
+        (V1, ("cgroup", "rw,memory", "/", "m"), "m/job/memory.oom_control", "oom_kill_disable 0\noom_kill 3\n"),
+        (V2, ("cgroup2", "rw", "/", "u"), "u/user.slice/job/memory.events", "low 0\noom 9\noom_kill 3\n"),
+        (V1, ("cgroup", "rw,memory", "/", "a b"), "a b/job/memory.oom_control", "oom_kill 3\n"),
+        (V2, ("cgroup2", "rw", "/user.slice", "u"), "u/job/memory.events", "oom_kill 3\n"),
+        ("0::/\n", ("cgroup2", "rw", "/", "u"), "u/memory.events", "oom_kill 3\n"),
+        (V2, ("cgroup2", "rw", "/", "u"), "u/user.slice/memory.events", "oom_kill 3\n"),
+    ],
+)
+def test_kills_are_counted_in_our_group_or_the_nearest_above_that_counts(groups, mount, file, text, tree):
+    assert oom_kills(*tree(groups, mount, files={file: text})) == 3
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files"),
+    [
+        (V1, (), {}),
+        (V1, (("cgroup", "rw,cpu", "/", "m"),), {"m/job/memory.oom_control": "oom_kill 3\n"}),
+        (V1, (("cgroup", "rw,memory", "/", "m"),), {"m/other/memory.oom_control": "oom_kill 3\n"}),
+        (V1, (("cgroup", "rw,memory", "/", "m"),), {"m/job/memory.oom_control": "under_oom 0\n"}),
+        (V2, (("cgroup2", "rw", "/", "u"),), {"u/user.slice/job/memory.events": "oom_kill x\n"}),
+        (V2, (("cgroup2", "rw", "/", "u"),), {"u/user.slice/job/memory.events": ""}),
+        ("", (("cgroup2", "rw", "/", "u"),), {"u/memory.events": "oom_kill 3\n"}),
+        ("nonsense\n\n:::\n", (("cgroup2", "rw", "/", "u"),), {}),
+    ],
+)
+def test_nothing_is_counted_where_nobody_counts_for_us(groups, mounts, files, tree):
+    assert oom_kills(*tree(groups, *mounts, files=files)) == 0
+
+
+def test_files_that_are_not_there_count_nothing():
+    assert oom_kills("/nonexistent", "/nonexistent") == 0
+
+
+def test_our_own_group_is_seen_on_this_machine_or_nobody_has_any():
+    for version, folder in own_folders("memory"):
+        assert version in (1, 2)
+        assert os.path.isdir(folder)
+
+
+LIMIT = 48 << 20
+EATER = "data = [bytes(1 << 20) + b'x' for _ in range(4096)]; data = [bytearray(b) for b in data]"
+
+
+@pytest.fixture
+def limited():
+    """A memory cgroup of our own with a small limit; the words that put a command into it."""
+    folder = None
+    for version, above in own_folders("memory"):
+        mine = Path(above) / f"infini-run-test-{os.getpid()}"
+        names = ("memory.max", "memory.swap.max") if version == 2 else ("memory.limit_in_bytes", "memory.swappiness")
+        try:
+            mine.mkdir()
+            (mine / names[0]).write_text(str(LIMIT))
+        except OSError:
+            if mine.is_dir():
+                mine.rmdir()
+            continue
+        folder = mine
+        if (mine / names[1]).exists():
+            (mine / names[1]).write_text("0")
+        break
+    if folder is None:
+        pytest.skip("no memory cgroup can be made here")
+    yield ("sh", "-c", f'echo $$ > "{folder}/cgroup.procs"; exec "$@"', "sh")
+    folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(limited, infini_run):
+    script = f"import os; os.environ['RANK'] == '1' or __import__('signal').pause(); {EATER}"
+    command = infini_run("--nproc_per_node=2", sys.executable, "-SE", "-c", script, under=limited)
+    assert command.wait() == 128 + signal.SIGKILL, command.err
+    assert b"rank 1 " in command.err
+    assert b"killed by SIGKILL (by the kernel, for memory)" in command.err
+    assert b"next: give the job more memory, or each rank less to hold" in command.err
+
+
+def test_a_rank_that_somebody_else_killed_is_not_told_so(limited, infini_run):
+    command = infini_run("sh", "-c", "kill -9 $$", under=limited)
+    assert command.wait() == 128 + signal.SIGKILL
+    assert b"killed by SIGKILL (pid" in command.err
+    assert b"somebody sent SIGKILL" in command.err

@@ -1,0 +1,117 @@
+"""--dry_run shows the plan: enough to run any rank by hand, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def shown(infini_run):
+    def show(*words, **kwargs):
+        command = infini_run(*words, **kwargs)
+        assert command.wait() == 0, command.err
+        assert command.err == b""
+        return command.out.decode()
+
+    return show
+
+
+def test_the_text_names_every_rank_and_every_variable(shown):
+    text = shown(
+        "--dry_run", "--nnodes=2", "--node_rank=1", "--nproc_per_node=2", "--rdzv_endpoint=n0:7", "sh", "a b"
+    )
+    lines = text.splitlines()
+    assert lines[0] == "2 of 4 ranks, 2 nodes, rendezvous at n0:7"
+    assert lines[1].startswith("every rank: INFINI_RUN_ID=ir-")
+    assert lines[2] == f"node 1 ({os.uname().nodename}):"
+    assert [line.split(":")[0] for line in lines[3:]] == ["  rank 2", "  rank 3"]
+    for line in lines[3:]:
+        assert line.endswith("/sh 'a b'")
+
+
+def test_an_ipv6_endpoint_is_shown_in_brackets(shown):
+    assert "rendezvous at [::1]:7\n" in shown("--dry_run", "--rdzv_endpoint=[::1]:7", "true")
+
+
+def test_a_line_of_the_text_can_be_pasted_into_a_shell(shown):
+    script = 'echo "$RANK of $WORLD_SIZE: $1"'
+    lines = shown("--dry_run", "--nproc_per_node=2", "sh", "-c", script, "sh", "it's; $HOME").splitlines()
+    common = lines[1].removeprefix("every rank: ")
+    own = lines[4].partition(": ")[2]
+    done = subprocess.run(["sh", "-c", f"{common} {own}"], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 of 2: it's; $HOME\n"
+
+
+def said(output):
+    """What `env -0` printed, but for what differs from launch to launch."""
+    return {line for line in output.split(b"\0") if not line.startswith((b"INFINI_RUN_ID=", b"_=", b"PWD="))}
+
+
+def test_the_json_is_enough_to_run_a_rank_by_hand(shown, infini_run, tmp_path):
+    """A rank that shows all it was given shows the same when it is run from the JSON."""
+    flags = "--nproc_per_node=3", "--nnodes=2", "--node_rank=1", f"--log_dir={tmp_path}", "--console=none"
+    words = "--distributed_args", "sh", "-c", 'env -0 | sort -z; printf "%s\\0" "$@"', "sh", "x y", ""
+    environ = dict(os.environ)  # readline changes the real one behind Python's back
+    plan = json.loads(shown(*flags, "--dry_run=json", *words, env=environ))
+    real = infini_run(*flags, *words, env=environ)
+    assert real.wait() == 0
+    for rank in plan["ranks"]:
+        by_hand = subprocess.run(
+            rank["argv"], executable=rank["file"], env=environ | rank["env"], capture_output=True, check=True
+        )
+        assert said(by_hand.stdout) == said(Path(rank["log"]).read_bytes())
+    assert [rank["rank"] for rank in plan["ranks"]] == [3, 4, 5]
+
+
+def test_the_json_describes_the_job_and_its_nodes(shown):
+    plan = json.loads(shown("--dry_run=json", "--nnodes=2", "--nproc_per_node=2", "--rdzv_endpoint=n0:7", "true"))
+    host = os.uname().nodename
+    del plan["ranks"], plan["launch_id"]
+    assert plan == {
+        "format": 1,
+        "nnodes": 2,
+        "world_size": 4,
+        "master_addr": "n0",
+        "master_port": 7,
+        "nodes": [{"node_rank": 0, "host": host, "nproc": 2}],
+    }
+
+
+def test_names_that_are_no_text_come_out_of_the_json_whole(shown):
+    word = os.fsdecode(b"\xff\xfe")
+    plan = json.loads(shown("--dry_run=json", "echo", word))
+    assert os.fsencode(plan["ranks"][0]["argv"][1]) == b"\xff\xfe"
+
+
+@pytest.mark.parametrize("how", ["--dry_run", "--dry_run=text", "--dry_run=json"])
+def test_nothing_is_started_or_made(how, shown, tmp_path):
+    shown(how, f"--log_dir={tmp_path}/logs", f"--report={tmp_path}/report", "touch", f"{tmp_path}/started")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_that_is_off_is_a_run(infini_run, tmp_path):
+    command = infini_run("--nodry_run", "touch", tmp_path / "started")
+    assert command.wait() == 0
+    assert (tmp_path / "started").exists()
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(infini_run):
+    command = infini_run("--dry_run", "no-such-program")
+    assert command.wait() == 127
+    assert command.out == b""
+    assert shlex.split("no-such-program")[0].encode() in command.err
+
+
+def test_a_reader_that_has_gone_is_no_failure(infini_run):
+    read, write = os.pipe()
+    os.close(read)
+    command = infini_run("--dry_run", "true", stdout=write)
+    os.close(write)
+    assert command.wait() in (0, -13, 141)
+    assert command.err == b""
