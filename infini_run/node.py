@@ -284,9 +284,7 @@ class NodeRun:
             while self._logs:
                 os.close(self._logs.popitem()[1])
             if self._error_folder:
-                for worker in self.plan.workers:
-                    _unlink(worker.error_file)
-                os.rmdir(self._error_folder)
+                _remove(self._error_folder)
                 self._error_folder = ""
 
     def _close_null(self) -> None:
@@ -311,6 +309,18 @@ def _unlink(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+
+
+def _remove(folder: str) -> None:
+    """With all that ranks made in it; it is gone, or as good as we can."""
+    try:
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
+    except OSError:
+        from shutil import rmtree
+
+        rmtree(folder, ignore_errors=True)
 
 
 def _describe(event: Event) -> str:
