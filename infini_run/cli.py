@@ -79,10 +79,11 @@ def _make_plan(options: Options, environ: dict[str, str]) -> Plan:
 def _launch(options: Options, environ: dict[str, str], before: set[int]) -> int:
     from infini_run.group import settle_entry
     from infini_run.node import NodeRun
+    from infini_run.survey import absolute
 
     entry = _take_entry(before)
     plan = _make_plan(options, environ)
-    report_path = os.path.abspath(options.report) if options.report else ""
+    report_path = absolute("report", options.report) if options.report else ""
     run = NodeRun(plan, options, environ=environ, entry=entry, say=lambda text: _print(2, text))
     run.start()
     settle_entry()

@@ -118,7 +118,7 @@ class NodeRun:
             os.makedirs(folder, exist_ok=True)
         except OSError as error:
             raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
         for worker in self.plan.workers:
             try:
                 self._logs[worker.rank] = os.open(worker.log, flags, 0o600)
@@ -137,10 +137,19 @@ class NodeRun:
             return  # a read-only container: an error file is a convenience, and its writer says so itself
 
     def _check_report(self) -> None:
+        """By making the file that becomes the report. It is renamed, which must never replace a device."""
         path = self.options.report
-        folder = os.path.dirname(os.path.abspath(path))
-        if path and (os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK)):
-            raise UsageError(f"--report={path} cannot be written: give a file in a folder that is there and writable")
+        if not path:
+            return
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise UsageError(f"--report={path} is not a regular file; give a file in a folder that is writable")
+        try:
+            partial = f"{os.path.abspath(path)}.{os.getpid()}"
+            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            os.unlink(partial)
+        except OSError as error:
+            hint = "give a file in a folder that is there and writable"
+            raise UsageError(f"--report={path} cannot be written: {error.strerror}; {hint}") from None
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]

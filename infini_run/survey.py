@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from infini_run.errors import UsageError
 from infini_run.plan import Node
 
 TYPE_CHECKING = False
@@ -56,13 +57,23 @@ def new_launch_id() -> str:
     return f"ir-{os.urandom(6).hex()}"
 
 
+def absolute(flag: str, path: str) -> str:
+    """The absolute path of a flag's file. Raises UsageError: there is no directory to begin from."""
+    try:
+        return os.path.abspath(path)
+    except OSError:
+        raise UsageError(
+            f"--{flag}={path} cannot be found: this directory was deleted; give an absolute path"
+        ) from None
+
+
 def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
     """Where workers may leave error files: beside the logs, or in a folder that goes when we do.
 
     In memory where that is to be had: on a disk, removing an empty folder takes longer than creating a process.
     """
     if options.log_dir:
-        return os.path.abspath(options.log_dir)
+        return absolute("log_dir", options.log_dir)
     shared_memory = os.access("/dev/shm", os.W_OK | os.X_OK)
     base = "/dev/shm" if shared_memory else environ.get("TMPDIR") or "/tmp"
     return os.path.join(base, f"infini-run-{launch_id}")
