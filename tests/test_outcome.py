@@ -15,11 +15,11 @@ from infini_run.plan import Node, make_plan
 from infini_run.program import Command
 
 
-def outcome_of(*flags, has_terminal=False):
+def outcome_of(*flags, has_terminal=False, oom_kills=-1):
     options = resolve([*flags, "prog"], {}).options
     node = Node(index=options.node_rank, host="here", nproc=options.nproc_per_node, cpus=1)
     plan = make_plan(options, Command(file="/p", argv=("p",)), [node], launch_id="ir-1", master_port=1, environ={})
-    return Outcome(plan, options, has_terminal=has_terminal)
+    return Outcome(plan, options, has_terminal=has_terminal, oom_kills=oom_kills)
 
 
 def event(kind, rank=-1, **fields):
@@ -50,9 +50,8 @@ def test_a_rank_is_told_with_its_times_and_what_it_used():
 def test_the_first_to_fail_is_the_first_failure_whatever_its_rank():
     outcome = outcome_of("--nproc_per_node=3")
     outcome.note(event("exited", 1, code=0))
-    assert not outcome.wants_stop
+    assert outcome.first is None
     outcome.note(event("exited", 2, code=4))
-    assert outcome.wants_stop
     outcome.note(event("exited", 0, code=5))
     assert outcome.first_failure().rank == 2
     assert outcome.report().exit_code == 4
@@ -74,11 +73,30 @@ def test_a_status_that_somebody_else_took_is_a_failure_without_a_code():
     assert outcome.report().exit_code == 1
 
 
-def test_keep_going_ends_nothing():
-    outcome = outcome_of("--keep_going")
-    outcome.note(event("exited", 0, code=1))
-    assert outcome.first == 0
-    assert not outcome.wants_stop
+@pytest.mark.parametrize(
+    ("fields", "is_failure"),
+    [
+        ({}, False),
+        ({"code": 1}, True),
+        ({"signal": 15}, True),
+        ({"signal": 15, "after_stop": True}, False),
+        ({"code": 1, "after_stop": True}, False),
+        ({"status_lost": True}, True),
+    ],
+)
+def test_what_an_event_calls_a_failure_is_what_the_report_calls_one(fields, is_failure):
+    outcome = outcome_of()
+    ended = event("exited", 0, **fields)
+    outcome.note(ended)
+    assert ended.is_failure == outcome.exits()[0].is_failure == is_failure
+
+
+@pytest.mark.parametrize(("before", "is_told"), [(-1, False), (0, True), (10**9, False)])
+def test_a_kill_is_the_kernels_for_memory_where_its_count_went_up(before, is_told, monkeypatch):
+    monkeypatch.setattr("infini_run.outcome.oom_kills", lambda: 1)
+    outcome = outcome_of(oom_kills=before)
+    outcome.note(event("exited", 0, signal=9))
+    assert outcome.first_failure().out_of_memory == is_told
 
 
 def test_a_signal_to_us_is_told_with_the_grace_and_the_second_with_the_end():
