@@ -84,8 +84,8 @@ int ir_group_signal(struct ir_group *g, int worker, int sig) {
  * signalfd hands out the lowest number first, TERM before the CHLD that came earlier. */
 static void signal_stops(struct ir_group *g, int sig) {
     wait_any(g);
-    if (event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
     bool again = g->told;
+    if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
     g->told = true;
     if (again) ir_group_kill(g);
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0);
