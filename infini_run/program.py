@@ -110,16 +110,21 @@ def _first_line(path: str) -> bytes:
         return b"\x7fELF"  # may be executed but not read: the kernel decides
 
 
+def _shebang(first: bytes) -> str:
+    """The interpreter that the kernel would read here, or "": up to a space or tab, a \r is part of it."""
+    words = first[2:].replace(b"\t", b" ").split(b" ") if first.startswith(b"#!") else []
+    return next((os.fsdecode(word) for word in words if word), "")
+
+
 def _interpreter(path: str, first: bytes) -> str:
-    if first.startswith(b"#!") and first[2:].split():
-        return os.fsdecode(first[2:].split()[0])
+    if _shebang(first):
+        return _shebang(first).rstrip("\r")
     return sys.executable if path.endswith(".py") else "sh"
 
 
 def _check_shebang(name: str, path: str, first: bytes) -> None:
     if first.startswith(b"#!"):
-        words = first[2:].split()
-        interpreter = os.fsdecode(words[0]) if words else ""
+        interpreter = _shebang(first)
         if not os.path.exists(interpreter):
             shown = interpreter.replace("\r", "\\r") or "nothing"
             hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
