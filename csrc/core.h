@@ -33,6 +33,7 @@
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
 #define TAIL_BUFFER 4096u        /* last words that are kept for the report */
+#define STRAYS_TOLD 16           /* named one by one; more are only stopped */
 
 #define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
 #define ALL_SIGNALS (~UINT64_C(0))
@@ -142,6 +143,7 @@ struct ir_group {
     struct slot *slots;
     struct ir_event *events;    /* a ring */
     uint32_t event_head, event_count, event_capacity, strays_told;
+    pid_t strays_named[STRAYS_TOLD];
     struct sink sinks[2];       /* sinks[1].fd == -1 and err_sink 0 where both are one file */
     int err_sink;
     struct input input;

@@ -80,10 +80,12 @@ int ir_group_signal(struct ir_group *g, int worker, int sig) {
 }
 
 /* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
- * are; TERM and faults as the stop signal that was asked for. */
+ * are; TERM and faults as the stop signal that was asked for. Who died before is told before: a
+ * signalfd hands out the lowest number first, TERM before the CHLD that came earlier. */
 static void signal_stops(struct ir_group *g, int sig) {
-    if (event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
+    wait_any(g);
     bool again = g->told;
+    if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
     g->told = true;
     if (again) ir_group_kill(g);
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0);

@@ -19,8 +19,6 @@
 #define SYS_pidfd_send_signal 424
 #endif
 
-#define STRAYS_TOLD 16 /* named one by one; more are only stopped */
-
 struct process {
     pid_t pid, parent;
     uint64_t start_ticks;
@@ -190,9 +188,12 @@ static bool stray_send(struct ir_group *g, const struct process *stray, int sig)
     return sent;
 }
 
+/* Once, though it may be told to stop and then be killed. */
 static void stray_tell(struct ir_group *g, const struct process *stray, int kind) {
+    for (uint32_t i = 0; i < g->strays_told; i++)
+        if (g->strays_named[i] == stray->pid) return;
     if (g->strays_told >= STRAYS_TOLD) return;
-    g->strays_told++;
+    g->strays_named[g->strays_told++] = stray->pid;
     struct ir_event *event = event_push(g, kind, -1, stray->pid);
     memcpy(event->name, stray->name, sizeof event->name);
     event->code = stray->state;
@@ -227,6 +228,7 @@ void stray_name_stuck(struct ir_group *g) {
 
 /* The children that the process had before it became ours (inherited across exec). */
 int stray_foreign(struct ir_group *g) {
+    wait_any(g); /* whose SIGCHLD came before we took signals */
     if (!wait_has_children()) return 0;
     struct processes all;
     processes_scan(&all);

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-ISOLATED = "INFINI_RUN_ISOLATED"  # set by ourselves, for ourselves, one level down
+ISOLATED = "INFINI_RUN_ISOLATED"  # set by ourselves, for ourselves, one level down: the signal mask we found
 
 
 def main() -> None:
@@ -43,7 +43,10 @@ def _run(argv: list[str], before: set[int]) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
-    is_inside = bool(environ.pop(ISOLATED, "")) and os.getpid() == 1
+    found = environ.pop(ISOLATED, "")
+    is_inside = found.isdecimal() and os.getpid() == 1
+    if is_inside:
+        before = {number for number in range(1, 65) if int(found) >> (number - 1) & 1}
     if options.dry_run:
         return _show(_make_plan(options, environ), options, before)
     if options.isolate and not is_inside:
@@ -123,7 +126,7 @@ def _run_isolated(options: Options, environ: dict[str, str], entry: Entry) -> in
     """
     from infini_run.isolate import run_isolated
 
-    environ[ISOLATED] = "1"
+    environ[ISOLATED] = str(entry.blocked)
     command = [sys.executable, *sys.orig_argv[1:]]
     return run_isolated(command, environ, entry, grace_s=options.grace_s, say=lambda text: _print(2, text))
 

@@ -11,13 +11,16 @@ import os
 from infini_run.errors import StartError
 from infini_run.group import STEPS, Group, Spec, debug_flags, settle_entry
 from infini_run.plan import MARK
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.group import Entry
+    from infini_run.group import Entry, Event
 
+_ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
+_INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15
 _SPARE_S = 15.0  # beyond two graces (ranks, strays): what the inner command may take for its own bounds
 
 
@@ -38,9 +41,9 @@ def run_isolated(
         1,
         mark=os.fsencode(f"{MARK}={os.urandom(6).hex()}"),
         grace_s=2 * grace_s + _SPARE_S,
-        stop_signal=15,
+        stop_signal=_TERM,
         stop_scope="leader",
-        entry=entry,
+        entry=replace(entry, blocked=_ALL_SIGNALS),
         debug=debug_flags(environ),
     )
     try:
@@ -54,17 +57,27 @@ def run_isolated(
 
 
 def _follow(group: Group, say: Callable[[str], None]) -> int:
-    code = 1
+    code, told = 1, 0
     while not group.ended:
         for event in group.step():
             if event.kind == "start_failed":
                 raise _refused(STEPS[event.code], event.signal)
+            if event.kind == "told" and not told:
+                told = event.signal
             if event.kind == "exited":
-                code = 128 + event.signal if event.signal else event.code
+                code = _code(event, told)
             if event.kind == "stuck":
                 say(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
         group.wait()
     return code
+
+
+def _code(event: Event, told: int) -> int:
+    """The inner command's; of what we were told (SEGV, or TERM twice) it saw only TERM, or its SIGKILL."""
+    sent = told if told in (_INT, _QUIT) else _TERM
+    if told and (event.signal == _KILL or event.code == 128 + sent):
+        return 128 + told
+    return 128 + event.signal if event.signal else event.code
 
 
 def _refused(step: str, errno: int) -> StartError:

@@ -6,6 +6,7 @@ the workers run is imported while they start.
 
 from __future__ import annotations
 
+import errno
 import os
 from _thread import RLock
 
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from infini_run.plan import Output, Plan, Worker
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
+_LIMITS = {
+    errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
+    errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
+    errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
+    errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
+}
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
@@ -100,7 +107,7 @@ class NodeRun:
             self._open_logs(self.options.log_dir)
         else:
             self._make_error_folder()
-        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self._open_null()
         self._group = Group(
             len(self.plan.workers),
             mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
@@ -113,6 +120,12 @@ class NodeRun:
             debug=debug_flags(self._environ),
         )
 
+    def _open_null(self) -> None:
+        try:
+            self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
+
     def _open_logs(self, folder: str) -> None:
         try:
             os.makedirs(folder, exist_ok=True)
@@ -124,6 +137,8 @@ class NodeRun:
                 self._logs[worker.rank] = os.open(worker.log, flags, 0o600)
                 _unlink(worker.error_file)  # an earlier launch's, which would be taken for ours
             except OSError as error:
+                if error.errno in _LIMITS:
+                    raise StartError(str(error.strerror), f"opening {worker.log}", error.errno) from None
                 raise UsageError(f"--log_dir: {worker.log} cannot be written: {error.strerror}") from None
 
     def _make_error_folder(self) -> None:
@@ -348,18 +363,7 @@ def _describe(event: Event) -> str:
 
 def _explain(error: StartError) -> StartError:
     """The system's word, and the limit that was hit: fork(2), pipe(2), getrlimit(2)."""
-    import errno
-
-    limit = {
-        errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
-        errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
-        errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
-        errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
-    }.get(error.errno, "")
-    who = "nothing" if error.rank is None else f"rank {error.rank}"
-    text = (
-        f"{who} can be started: {error.step}: {error}"
-        if error.rank is None
-        else (f"{who} cannot be started: {error.step}: {error}")
-    )
+    limit = _LIMITS.get(error.errno, "")
+    who = "nothing can" if error.rank is None else f"rank {error.rank} cannot"
+    text = f"{who} be started: {error.step}: {error}"
     return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)

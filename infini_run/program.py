@@ -113,7 +113,7 @@ def _first_line(path: str) -> bytes:
 def _interpreter(path: str, first: bytes) -> str:
     words = _shebang(first)
     if words:
-        return os.fsdecode(b" ".join(words))
+        return os.fsdecode(b" ".join(words)).rstrip("\r")
     return sys.executable if path.endswith(".py") else "sh"
 
 

@@ -22,6 +22,7 @@ CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 os.environ.update([OURS])
+PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 
@@ -50,6 +51,15 @@ def processes() -> dict[int, tuple[int, str, str]]:
 
 def children() -> dict[int, str]:
     return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
+
+
+def state_of(pid: int) -> str:
+    """The letter that /proc has for it; "" when it is gone."""
+    return processes().get(pid, (0, "", ""))[1]
+
+
+def is_alive(pid: int) -> bool:
+    return state_of(pid) not in ("", "Z", "X")
 
 
 def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
@@ -86,6 +96,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             "PYTHONUNBUFFERED",
         ):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path or "clone,pidfd")
+def every_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once for each way in which the core can spawn and wait."""
+    monkeypatch.setenv("INFINI_RUN_DEBUG", request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +153,44 @@ def bell(tmp_path: Path) -> Iterator[Bell]:
     bell.close()
 
 
+def play(*words: str) -> list[str]:
+    """A worker that does what the words say (children/play.py)."""
+    return [sys.executable, "-ISu", str(CHILDREN / "play.py"), *map(str, words)]
+
+
+class Gate:
+    """A pipe that workers wait at (`hold={gate}`): its read end is theirs by inheritance, opening it is ours."""
+
+    def __init__(self) -> None:
+        self.fd, self._ours = os.pipe()
+
+    def __str__(self) -> str:
+        return str(self.fd)
+
+    def open(self, text: str = "") -> None:
+        if self._ours >= 0:
+            os.write(self._ours, text.encode())
+            os.close(self._ours)
+            self._ours = -1
+
+    def close(self) -> None:
+        self.open()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def gate() -> Iterator[Callable[[], Gate]]:
+    gates: list[Gate] = []
+
+    def make() -> Gate:
+        gates.append(Gate())
+        return gates[-1]
+
+    yield make
+    for one in gates:
+        one.close()
+
+
 class Command:
     """A running `infini-run`, or any other program, of a test; it is always ended and reaped."""
 
@@ -150,18 +205,50 @@ class Command:
 
     def read_until(self, text: bytes, limit_s: float = LIMIT_S) -> bytes:
         """Read stdout until `text` has been seen in all that came so far."""
-        end = time.monotonic() + limit_s
         while text not in self.out:
-            fd = self.process.stdout.fileno()
-            ready, _, _ = select.select([fd], [], [], max(0.0, end - time.monotonic()))
-            assert ready, f"{text!r} never came; so far {self.out!r}"
-            chunk = os.read(fd, 65536)
-            assert chunk, f"stdout ended before {text!r}: {self.out!r} {self.process.stderr.read()!r}"
-            self.out += chunk
+            self.read_more(limit_s)
         return self.out
+
+    def read_more(self, limit_s: float = LIMIT_S) -> None:
+        fd = self.process.stdout.fileno()
+        ready, _, _ = select.select([fd], [], [], limit_s)
+        assert ready, f"nothing more came; so far {self.out!r}"
+        chunk = os.read(fd, 65536)
+        assert chunk, f"stdout ended: {self.out!r} {self.process.stderr.read()!r}"
+        self.out += chunk
+
+    def read_lines(self, text: bytes, n: int = 1) -> list[list[str]]:
+        """Read stdout until `n` whole lines begin with `text`; those lines, split into words."""
+        while True:
+            lines = [line for line in self.out.split(b"\n")[:-1] if line.startswith(text)]
+            if len(lines) >= n:
+                return [line.decode().split() for line in lines]
+            self.read_more()
+
+    def pids_of(self, text: bytes, n: int = 1) -> dict[int, int]:
+        """rank: pid, as `n` workers told them after `text`."""
+        return {int(words[-2]): int(words[-1]) for words in self.read_lines(text, n)}
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def read_error_until(self, text: bytes) -> None:
+        """The same for stderr."""
+        while text not in self.err:
+            ready, _, _ = select.select([self.process.stderr], [], [], LIMIT_S)
+            assert ready, f"nothing more came; so far {self.err!r}"
+            chunk = os.read(self.process.stderr.fileno(), 65536)
+            assert chunk, f"stderr ended: {self.err!r}"
+            self.err += chunk
+
+    def close_stdin(self) -> None:
+        self.process.stdin.close()
+        self.process.stdin = None
+
+    def suspend(self) -> None:
+        """Stop it, so that several things happen before it looks again (SIGCONT)."""
+        self.signal(signal.SIGSTOP)
+        until(lambda: state_of(self.pid) == "T")
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code; self.out and self.err hold everything that it wrote."""
@@ -184,7 +271,9 @@ def infini_run() -> Iterator[Callable[..., Command]]:
     """Start `infini-run WORDS...`; `under` puts words before it (unshare, nohup, a shell's limit)."""
     started: list[Command] = []
 
-    def start(*words: str, under: tuple[str, ...] = (), **kwargs: object) -> Command:
+    def start(*words: object, under: tuple[str, ...] = (), gates: tuple[Gate, ...] = (), **kwargs: object) -> Command:
+        if gates:
+            kwargs["pass_fds"] = [gate.fd for gate in gates]
         started.append(Command([*under, *COMMAND, *map(str, words)], **kwargs))
         return started[-1]
 

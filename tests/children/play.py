@@ -1,0 +1,188 @@
+"""A worker that does what its words say, one after the other.
+
+say=TEXT          "TEXT RANK PID" on stdout, one write
+ask=THING         the same, with what we see of it: cwd, foreground, pids, ...
+ignore=TERM       ignore the signal
+tell=USR1         say "got USR1" whenever it comes
+end=TERM:3        say "got TERM" and exit 3 when it comes; `end=TERM:-SEGV`: die of SIGSEGV instead
+hold=FD           wait for the end of that pipe
+after=FD          read a pid there, wait for its death
+pause=SECONDS     be late
+read              say "read LINE" of a line from stdin
+name=NAME         what the process is called in /proc
+daemon ... done   what is between is done by a stray (double fork, setsid); goes on once it said something
+group ... done    by a child in our process group
+hop               fork, let the child go on in a session of its own, exit; without end
+orphans=N         N double forks that end at once
+reaped            wait until nothing in /proc is a zombie
+wait              until a signal ends us
+exit=3, die=SEGV  the end
+@1 ... @*         the words between are rank 1's only
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+
+RANK = os.environ.get("RANK", "-1")
+waited_for = []  # of a stray: what its rank reads until the stray has said something
+
+
+def say(text):
+    os.write(1, f"{text} {RANK} {os.getpid()}\n".encode())
+    while waited_for:
+        os.close(waited_for.pop())
+
+
+def number(name):
+    return signal.SIGRTMIN + int(name[6:]) if name.startswith("RTMIN+") else getattr(signal, f"SIG{name}")
+
+
+def die(name):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if name != "KILL":
+        signal.signal(number(name), signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number(name)})
+    os.kill(os.getpid(), number(name))
+
+
+def on(name, how=""):
+    def handler(*_):
+        say(f"got {name}")
+        if how.startswith("-"):
+            die(how[1:])
+        elif how:
+            os._exit(int(how))
+
+    signal.signal(number(name), handler)
+
+
+def read_all(fd):
+    text = b""
+    while chunk := os.read(fd, 4096):
+        text += chunk
+    return text
+
+
+def outlive(pid):
+    select.select([os.pidfd_open(pid)], [], [])
+
+
+def wait():
+    while True:
+        signal.pause()
+
+
+def rename(name):
+    with open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
+def daemon(words):
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        os.wait()
+        read_all(told)
+        os.close(told)
+        return
+    waited_for.append(tell)
+    os.close(told)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    play(words)
+    os._exit(0)
+
+
+def group(words):
+    if not os.fork():
+        play(words)
+        os._exit(0)
+
+
+def hop():
+    while True:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+
+
+def orphans(n):
+    for _ in range(n):
+        daemon([])
+
+
+def states():
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    found.append(file.read().rpartition(")")[2].split()[0])
+            except OSError:
+                continue
+    return found
+
+
+def reaped():
+    while "Z" in states():
+        time.sleep(0.001)
+
+
+SEEN = {
+    "cwd": os.getcwd,
+    "foreground": lambda: os.tcgetpgrp(0) == os.getpgrp(),
+    "parent": os.getppid,
+    "pids": lambda: len(states()),
+}
+STEPS = {
+    "say": say,
+    "ask": lambda thing: say(f"{thing} {SEEN[thing]()}"),
+    "ignore": lambda name: signal.signal(number(name), signal.SIG_IGN),
+    "tell": on,
+    "end": lambda how: on(*how.split(":")),
+    "hold": lambda fd: read_all(int(fd)),
+    "after": lambda fd: outlive(int(read_all(int(fd)))),
+    "pause": lambda seconds: time.sleep(float(seconds)),
+    "read": lambda _: say(f"read {sys.stdin.readline().strip()}"),
+    "name": rename,
+    "hop": lambda _: hop(),
+    "orphans": lambda n: orphans(int(n)),
+    "reaped": lambda _: reaped(),
+    "wait": lambda _: wait(),
+    "exit": lambda code: os._exit(int(code)),
+    "die": die,
+}
+BLOCKS = {"daemon": daemon, "group": group}
+
+
+def take_block(words):
+    """The words up to the `done` that belongs to a block whose first word was taken already."""
+    inner, depth = [], 1
+    while depth:
+        inner.append(next(words))
+        depth += (inner[-1] in BLOCKS) - (inner[-1] == "done")
+    return inner[:-1]
+
+
+def play(words):
+    words, mine = iter(words), True
+    for word in words:
+        verb, _, argument = word.partition("=")
+        if word.startswith("@"):
+            mine = word[1:] in ("*", RANK)
+        elif word in BLOCKS:
+            inner = take_block(words)
+            if mine:
+                BLOCKS[word](inner)
+        elif mine:
+            STEPS[verb](argument)
+
+
+if __name__ == "__main__":
+    play(sys.argv[1:])

@@ -1,0 +1,338 @@
+"""Nothing that a job started outlives it, and nothing that it did not start is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import CHILDREN, COMMAND, children, is_alive, marked, play, processes, state_of, until
+
+import infini_run as ir
+
+STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
+STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]
+
+
+def strays_of(command, n=1):
+    return [int(words[-1]) for words in command.read_lines(b"stray", n)]
+
+
+# ---- every way to end, every way to hide
+
+
+@pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
+def test_daemons_are_gone_after_success(infini_run, stray, every_path):
+    command = infini_run("--nproc_per_node=3", "--grace=0.2", *play(*stray, "exit=0"))
+    strays = strays_of(command, 3)
+    assert command.wait() == 0
+    assert not any(map(is_alive, strays))
+    assert b"stopped 3 processes left behind: left-behind (" in command.err
+    assert all(f"left-behind ({pid})".encode() in command.err for pid in strays)
+
+
+@pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
+def test_daemons_are_gone_after_a_failure(infini_run, stray, every_path):
+    command = infini_run("--nproc_per_node=3", "--grace=0.2", *play(*stray, "@1", "exit=3", "@*", "wait"))
+    assert command.wait() == 3
+    assert command.out.count(b"stray") >= 1
+    assert b"left behind: left-behind (" in command.err
+
+
+@pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
+def test_daemons_are_gone_after_term(infini_run, stray, every_path):
+    command = infini_run("--nproc_per_node=3", "--grace=0.2", *play(*stray, "say=ready", "wait"))
+    strays = strays_of(command, 3)
+    command.pids_of(b"ready", 3)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert not any(map(is_alive, strays))
+
+
+def test_daemons_are_gone_after_a_second_term(infini_run, every_path):
+    words = [*STUBBORN, "tell=TERM", "say=ready", "wait"]
+    command = infini_run("--nproc_per_node=3", "--grace=1000", *play(*words))
+    strays = strays_of(command, 3)
+    command.pids_of(b"ready", 3)
+    command.signal(signal.SIGTERM)
+    command.pids_of(b"got TERM", 3)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert not any(map(is_alive, strays))
+
+
+def test_second_term_does_not_wait_for_strays_that_are_being_stopped(infini_run, every_path):
+    command = infini_run("--grace=1000", *play("daemon", "tell=TERM", "say=stray", "wait", "done", "exit=0"))
+    strays_of(command)
+    command.read_lines(b"got TERM")
+    command.signal(signal.SIGTERM)
+    command.read_error_until(b"SIGTERM: stopping")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_daemon_gets_the_stop_signal_and_its_grace(infini_run, every_path):
+    command = infini_run(
+        "--stop_signal=USR1", "--grace=1000", *play("daemon", "end=USR1:0", "say=stray", "wait", "done", "exit=0")
+    )
+    strays_of(command)
+    assert command.wait() == 0
+    assert b"got USR1" in command.out
+
+
+def test_daemon_that_is_stopped_is_ended_too(infini_run, every_path):
+    words = ["daemon", "end=TERM:0", "say=stray", "wait", "done", "say=ready", "wait"]
+    command = infini_run("--grace=1000", *play(*words))
+    stray = strays_of(command)[0]
+    rank = command.pids_of(b"ready")[0]
+    os.kill(stray, signal.SIGSTOP)
+    until(lambda: state_of(stray) == "T")
+    os.kill(rank, signal.SIGKILL)
+    assert command.wait() == 137
+    assert b"got TERM" in command.out
+
+
+def test_children_of_daemons_are_ended_with_them(infini_run, every_path):
+    words = ["daemon", "ignore=TERM", *STUBBORN, *STUBBORN, "say=stray", "wait", "done", "exit=0"]
+    command = infini_run("--grace=0.2", *play(*words))
+    strays = strays_of(command, 3)
+    assert command.wait() == 0
+    assert not any(map(is_alive, strays))
+
+
+def test_daemon_that_closed_everything_and_wiped_its_environment_is_found(infini_run, every_path):
+    script = "setsid env -i sh -c 'echo stray $$; exec sleep 1000 <&- >&- 2>&-' & read line"
+    command = infini_run("sh", "-c", script, stdin=subprocess.PIPE)
+    stray = strays_of(command)[0]
+    command.close_stdin()
+    assert command.wait() == 1  # read's, at the end of stdin
+    assert not is_alive(stray)
+
+
+@pytest.mark.parametrize("ignoring", [[], ["ignore=TERM"]], ids=["meek", "stubborn"])
+def test_tree_that_forks_as_fast_as_it_is_killed_is_ended(infini_run, ignoring, every_path):
+    hopper = ["daemon", *ignoring, "say=stray", "hop", "done"]
+    command = infini_run("--grace=0.1", "--nproc_per_node=2", *play(*hopper, *hopper, "exit=0"))
+    strays_of(command, 4)
+    assert command.wait() == 0
+    assert not marked()
+
+
+def test_many_strays_are_counted_and_few_are_named(infini_run):
+    command = infini_run(*play(*(STRAY * 40), "exit=0"))
+    strays_of(command, 40)
+    assert command.wait() == 0
+    assert not marked()
+    assert command.err.count(b"\n") == 1
+    assert b", ..." in command.err
+
+
+def test_strays_are_in_the_report(infini_run, tmp_path):
+    command = infini_run(f"--report={tmp_path}/r", *play(*STRAY, "exit=0"))
+    stray = strays_of(command)[0]
+    assert command.wait() == 0
+    assert json.loads((tmp_path / "r").read_text())["strays"] == [{"pid": stray, "name": "left-behind"}]
+
+
+def test_orphans_that_end_by_themselves_leave_no_zombie(infini_run, every_path):
+    command = infini_run("--nproc_per_node=2", *play("orphans=50", "say=ready", "end=TERM:0", "wait"))
+    command.pids_of(b"ready", 2)
+    until(
+        lambda: not [pid for pid, (parent, state, _) in processes().items() if parent == command.pid and state == "Z"]
+    )
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert b"left behind" not in command.err
+
+
+# ---- what is not ours
+
+
+def test_children_inherited_through_exec_are_not_touched(infini_run, every_path):
+    before = 'sleep 1000 & echo "foreign $!"; exec "$@"'
+    command = infini_run("--nproc_per_node=2", *play(*STRAY, "exit=0"), under=("sh", "-c", before, "sh"))
+    foreign = int(command.read_lines(b"foreign")[0][-1])
+    try:
+        strays = strays_of(command, 2)
+        until(lambda: state_of(command.pid) in ("Z", ""))
+        assert is_alive(foreign)
+        assert not any(map(is_alive, strays))
+    finally:
+        os.kill(foreign, signal.SIGKILL)
+    assert command.wait() == 0
+    until(lambda: not is_alive(foreign))
+
+
+@pytest.mark.parametrize("ends", ["before", "during"])
+def test_children_inherited_through_exec_are_reaped_and_not_counted(infini_run, ends, every_path):
+    wait = "wait" if ends == "before" else "read line"
+    before = f'exec 3<&0; ({wait} <&3; exit 7) & echo "foreign $!"; exec "$@"'
+    command = infini_run(
+        *play("end=TERM:0", "say=ready", "wait"), under=("sh", "-c", before, "sh"), stdin=subprocess.PIPE
+    )
+    foreign = int(command.read_lines(b"foreign")[0][-1])
+    command.pids_of(b"ready")
+    command.close_stdin()
+    until(lambda: state_of(foreign) == "")
+    assert is_alive(command.pid)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+# ---- launchers in launchers
+
+
+def test_nested_launchers_each_clean_their_own(infini_run, every_path):
+    inner = [*COMMAND, "--nproc_per_node=2", *play(*STRAY, "say=ready", "end=TERM:0", "wait")]
+    command = infini_run("--nproc_per_node=2", *inner)
+    strays = strays_of(command, 4)
+    command.read_lines(b"ready", 4)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert not any(map(is_alive, strays))
+    assert command.err.count(b"stopped 2 processes left behind") == 2
+
+
+def test_nested_launcher_hands_a_failure_up(infini_run, every_path):
+    inner = [*COMMAND, "--nproc_per_node=2", *play(*STRAY, "@1", "exit=5", "@*", "wait")]
+    command = infini_run("--nproc_per_node=2", *inner)
+    assert command.wait() == 5
+    assert not marked()
+
+
+def test_what_a_killed_nested_launcher_left_is_swept_by_the_outer_one(infini_run, every_path):
+    inner = [*COMMAND, "--nproc_per_node=2", *play(*STUBBORN, "say=ready", "wait")]
+    command = infini_run("--grace=0.2", *inner)
+    strays = strays_of(command, 2)
+    ranks = command.read_lines(b"ready", 2)
+    (launcher,) = [pid for pid, (parent, _, _) in processes().items() if parent == command.pid]
+    os.kill(launcher, signal.SIGKILL)
+    assert command.wait() == 137
+    assert not any(is_alive(pid) for pid in [*strays, *(int(words[-1]) for words in ranks)])
+
+
+# ---- our own end
+
+
+def test_no_rank_outlives_a_launcher_that_was_killed(infini_run, every_path):
+    command = infini_run("--nproc_per_node=8", *play("ignore=TERM", "ignore=HUP", "say=ready", "wait"))
+    pids = command.pids_of(b"ready", 8)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not any(map(is_alive, pids.values())))
+
+
+def test_no_rank_outlives_a_launcher_that_was_killed_while_starting_it(infini_run, every_path):
+    for _ in range(5):
+        command = infini_run("--nproc_per_node=64", "sh", "-c", "echo started; exec sleep 1000")
+        command.read_until(b"started")
+        command.signal(signal.SIGKILL)
+        assert command.wait() == -signal.SIGKILL
+        until(lambda: not marked())
+
+
+# ---- a rank that somebody traces
+
+
+class Tracer:
+    """Another process that holds a process, dead or alive, until it is told to let go."""
+
+    def __init__(self, pid):
+        words = [sys.executable, "-ISu", str(CHILDREN / "trace.py"), str(pid)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.said = self.process.stdout.readline()
+
+    def let_go(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def trace():
+    tracers = []
+
+    def start(pid):
+        tracers.append(Tracer(pid))
+        if tracers[-1].said != b"tracing\n":
+            pytest.skip(f"ptrace is not permitted here: {tracers[-1].said!r}")
+        return tracers[-1]
+
+    yield start
+    for tracer in tracers:
+        if tracer.process.returncode is None:
+            tracer.let_go()
+
+
+def ticks(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return sum(map(int, file.read().rpartition(")")[2].split()[11:13]))
+
+
+def test_dead_rank_that_a_tracer_holds_is_waited_for_without_spinning(infini_run, gate, trace, every_path):
+    dies = gate()
+    words = ["say=ready", "@0", f"hold={dies}", "exit=3", "@1", "tell=USR1", "say=listening", "wait"]
+    command = infini_run("--nproc_per_node=2", *play(*words), gates=(dies,))
+    pids = command.pids_of(b"ready", 2)
+    command.read_lines(b"listening")
+    tracer = trace(pids[0])
+    dies.open()
+    until(lambda: state_of(pids[0]) == "Z")
+    command.signal(signal.SIGUSR1)
+    command.read_lines(b"got USR1")
+    until(lambda: state_of(command.pid) == "S")
+    assert {state_of(command.pid) for _ in range(100)} == {"S"}
+    tracer.let_go()
+    assert command.wait() == 3
+
+
+def test_rank_that_a_tracer_holds_does_not_hold_us(infini_run, trace):
+    command = infini_run("--nproc_per_node=2", "--grace=0.1", *play("say=ready", "wait"))
+    pids = command.pids_of(b"ready", 2)
+    tracer = trace(pids[0])
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert f"process {pids[0]} (".encode() in command.err
+    assert b"did not end by SIGKILL, state Z; left" in command.err
+    tracer.let_go()
+
+
+# ---- in a library
+
+
+@pytest.fixture
+def host_children():
+    """Children of a host program: one that lives, one that has ended and was not waited for."""
+    lives = subprocess.Popen(["sleep", "1000"])
+    ended = subprocess.Popen(["sh", "-c", "exit 7"])
+    until(lambda: state_of(ended.pid) == "Z")
+    yield lives, ended
+    lives.kill()
+    lives.wait()
+    ended.wait()
+
+
+@pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
+def test_library_ends_strays_and_leaves_the_hosts_children_alone(host_children, tmp_path, stray, every_path):
+    lives, ended = host_children
+    command = play(*stray, "say=ready", "exit=0")
+    report = ir.run(
+        command, nproc_per_node=2, grace=0.2, log_dir=tmp_path, console="none", env={**os.environ, "A": "b"}
+    )
+    pids = [int(line.split()[-1]) for path in tmp_path.glob("*.log") for line in path.read_text().splitlines()]
+    assert len(pids) == 4
+    assert not any(map(is_alive, pids))
+    assert sorted(stray.name for stray in report.strays) == ["left-behind"] * 2
+    assert state_of(lives.pid) == "S"
+    assert state_of(ended.pid) == "Z"
+    assert ended.wait() == 7
+
+
+def test_library_ends_strays_after_a_failure(host_children, tmp_path, every_path):
+    with pytest.raises(ir.WorkerError) as caught:
+        ir.run(play(*STUBBORN, "@1", "exit=3", "@*", "wait"), nproc_per_node=2, grace=0.2)
+    assert (caught.value.rank, caught.value.exit_code) == (1, 3)
+    assert len(children()) == 2

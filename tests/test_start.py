@@ -1,0 +1,304 @@
+"""The start: a worker sees what a shell's exec would give it; what cannot be had fails cleanly, by its name."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import marked, play, processes, until
+
+
+def plain(argv, **kwargs):
+    """What the program says when it is started without us."""
+    return subprocess.run(argv, stdout=subprocess.PIPE, check=True, **kwargs).stdout
+
+
+def limit(number, soft, hard):
+    return lambda: resource.setrlimit(number, (soft, hard))
+
+
+def both(infini_run, argv, **kwargs):
+    command = infini_run(*argv, **kwargs)
+    assert command.wait() == 0, command.err
+    return command.out, plain(argv, **kwargs)
+
+
+def fds_of(pid):
+    found = {}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        found[int(fd)] = os.readlink(f"/proc/{pid}/fd/{fd}")
+    return found
+
+
+def names_below(pid):
+    return {name: child for child, (parent, _, name) in processes().items() if parent == pid}
+
+
+# ---- what a worker sees
+
+
+def test_working_directory_is_where_we_were_started(infini_run, tmp_path, every_path):
+    ours, theirs = both(infini_run, ["pwd", "-P"], cwd=tmp_path)
+    assert ours == theirs == f"{tmp_path.resolve()}\n".encode()
+
+
+def test_working_directory_that_was_deleted_is_no_obstacle(infini_run, tmp_path, every_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    gone = ("sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh")
+    command = infini_run(*play("say=ready"), under=gone, cwd=folder)
+    assert command.wait() == 0, command.err
+    assert b"ready" in command.out
+
+
+def test_umask_is_handed_on(infini_run, every_path):
+    ours, theirs = both(infini_run, ["sh", "-c", "umask"], preexec_fn=lambda: os.umask(0o137))
+    assert ours == theirs == b"0137\n"
+
+
+def test_limits_are_handed_on_though_we_raise_our_own(infini_run, every_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    ours, theirs = both(infini_run, ["cat", "/proc/self/limits"], preexec_fn=limit(resource.RLIMIT_NOFILE, 77, hard))
+    assert ours == theirs
+    assert b"77" in ours
+
+
+def test_signals_are_as_a_shell_would_leave_them(infini_run, every_path):
+    def prepare():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGRTMIN + 2])
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+
+    ours, theirs = both(infini_run, ["grep", "^Sig[BIC]", "/proc/self/status"], preexec_fn=prepare)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("console", ["inherit", "prefix", "none"])
+def test_no_descriptor_of_ours_is_in_a_rank(infini_run, tmp_path, every_path, console):
+    command = infini_run(
+        "--nproc_per_node=3", f"--console={console}", f"--log_dir={tmp_path}", "sh", "-c", "ls /proc/$$/fd"
+    )
+    assert command.wait() == 0
+    for rank in range(3):
+        assert (tmp_path / f"rank_{rank}.log").read_text().split() == ["0", "1", "2"]
+
+
+def test_extra_descriptors_are_inherited_by_ranks_and_not_kept_by_us(infini_run, gate, every_path):
+    read_end, write_end = os.pipe()
+    keeps = gate()
+    with os.fdopen(read_end, "rb") as reader:
+        words = play(f"hold={keeps}", "say=ready", "wait")
+        script = 'echo extra >&7; exec 7>&-; exec "$@"'
+        command = infini_run(
+            "sh", "-c", script, "sh", *words,
+            under=("bash", "-c", f'exec 7>&{write_end} {write_end}>&-; exec "$@"', "sh"),
+            pass_fds=[write_end, keeps.fd],
+        )  # fmt: skip
+        os.close(write_end)
+        assert reader.read() == b"extra\n"  # to the end: neither of them has it any more
+        keeps.open()
+        command.pids_of(b"ready")
+        assert all(not target.startswith("pipe:") for fd, target in fds_of(command.pid).items() if fd > 2)
+        command.signal(signal.SIGTERM)
+        assert command.wait() == 143
+
+
+def test_we_sit_in_the_root_directory_and_pin_nothing(infini_run, tmp_path, every_path):
+    command = infini_run(*play("say=ready", "ask=cwd", "wait"), cwd=tmp_path)
+    assert command.read_lines(b"cwd")[0][1] == str(tmp_path.resolve())
+    until(lambda: os.readlink(f"/proc/{command.pid}/cwd") == "/")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_closed_stdio_is_dev_null_and_takes_no_other_file(infini_run, closed, every_path):
+    under = ("sh", "-c", 'exec "$@" ' + " ".join(f"{fd}>&-" for fd in closed), "sh")
+    command = infini_run("sleep", "1000", under=under)
+    until(lambda: "sleep" in names_below(command.pid))
+    ours, theirs = fds_of(command.pid), fds_of(names_below(command.pid)["sleep"])
+    assert sorted(theirs) == [0, 1, 2]
+    for fd in range(3):
+        assert ours[fd] == theirs[fd]
+        assert theirs[fd].startswith("/dev/null" if fd in (0, *closed) else "pipe:")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_closed_stdio_with_labels_and_logs_loses_nothing(infini_run, tmp_path, every_path):
+    under = ("sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh")
+    words = ["--console=prefix", f"--log_dir={tmp_path}", "--nproc_per_node=2"]
+    command = infini_run(*words, "sh", "-c", "echo out; echo err >&2", under=under)
+    assert command.wait() == 0
+    for rank in range(2):
+        assert sorted((tmp_path / f"rank_{rank}.log").read_text().splitlines()) == ["ERROR: err", "out"]
+
+
+def test_rank_is_the_leader_of_a_group_of_its_own(infini_run, every_path):
+    command = infini_run("--nproc_per_node=3", "sh", "-c", 'read -r a b c d e f < /proc/$$/stat; echo "$$ $d $e"')
+    assert command.wait() == 0
+    rows = [line.split() for line in command.out.decode().splitlines()]
+    assert len(rows) == 3
+    assert all(pid == parent_group for pid, _, parent_group in rows)
+    assert {parent for _, parent, _ in rows} == {str(command.pid)}
+
+
+# ---- limits, walked
+
+
+def walk_is_clean(command, limits):
+    """It worked, or it said in one line which limit was hit; either way nothing is left."""
+    code = command.wait()
+    assert not marked(), (code, command.err)
+    if code == 0:
+        return True
+    assert code == 1, (code, command.err)
+    assert b"Traceback" not in command.err, command.err
+    assert any(limit in command.err for limit in limits), command.err
+    assert command.err.count(b"\n") == 1, command.err
+    return False
+
+
+def walk_descriptors(infini_run, *flags):
+    def run(n):
+        return infini_run(*flags, "true", preexec_fn=limit(resource.RLIMIT_NOFILE, n, n))
+
+    needed = first_that_starts_an_interpreter()
+    results = [walk_is_clean(run(n), (b"ulimit -n",)) for n in range(needed, 60)]
+    assert results == sorted(results), "more descriptors made it worse"
+    assert results[-1]
+    return results
+
+
+def first_that_starts_an_interpreter():
+    """How many descriptors Python itself needs to come as far as us: below that nobody can speak."""
+    words = [sys.executable, "-c", "import infini_run.cli, infini_run.options, infini_run.group"]
+    for n in range(3, 60):
+        done = subprocess.run(words, preexec_fn=limit(resource.RLIMIT_NOFILE, n, n), capture_output=True, check=False)
+        if done.returncode == 0:
+            return n
+    raise AssertionError("Python does not start at all")
+
+
+def test_descriptor_limit_walked_one_by_one(infini_run, every_path):
+    assert not all(walk_descriptors(infini_run, "--nproc_per_node=4"))
+
+
+def test_descriptor_limit_walked_one_by_one_with_pipes_and_logs(infini_run, tmp_path):
+    assert not all(walk_descriptors(infini_run, "--nproc_per_node=4", "--console=prefix", f"--log_dir={tmp_path}"))
+
+
+def test_soft_descriptor_limit_does_not_matter(infini_run, every_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    command = infini_run(
+        "--nproc_per_node=32", "--console=prefix", "sh", "-c", "ulimit -n", preexec_fn=limit(7, 20, hard)
+    )
+    assert command.wait() == 0, command.err
+    assert {line.split()[-1] for line in command.out.splitlines()} == {b"20"}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose processes are counted")
+def test_process_limit_walked_one_by_one(infini_run, every_path):
+    uid = 20000 + os.getpid() % 10000  # nobody else's
+    words = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    under = ("setpriv", *words, "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
+    results = []
+    for n in range(1, 10):
+        command = infini_run(
+            "--nproc_per_node=6", "sleep", "0.01", under=under, preexec_fn=limit(resource.RLIMIT_NPROC, n, n)
+        )
+        results.append(walk_is_clean(command, (b"ulimit -u",)))
+    assert results == [n >= 7 for n in range(1, 10)]  # six ranks and ourselves
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose processes are counted")
+def test_rank_that_cannot_be_created_is_named(infini_run, every_path):
+    uid = 31000 + os.getpid() % 10000
+    words = (f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    under = ("setpriv", *words, "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override")
+    command = infini_run(
+        "--nproc_per_node=6", "sh", "-c", "trap '' TERM; exec sleep 1000", under=under,
+        preexec_fn=limit(resource.RLIMIT_NPROC, 4, 4),
+    )  # fmt: skip
+    assert command.wait() == 1
+    assert b"rank 3 cannot be started: creating the process: " in command.err
+    assert not marked()
+
+
+# ---- programs that cannot be run
+
+
+def script(path, text, mode=0o755):
+    path.write_bytes(text)
+    path.chmod(mode)
+    return path
+
+
+REFUSED = {
+    "missing": (None, 0, 127, b"does not exist"),
+    "no run bit": (b"#!/bin/sh\n", 0o644, 126, b"has no run bit; try: "),
+    "no first line": (b"echo hello\n", 0o755, 126, b"has no #! line"),
+    "missing interpreter": (b"#!/no/such/shell\n", 0o755, 126, b"asks for the interpreter /no/such/shell"),
+    "DOS line ends": (b"#!/bin/sh\r\necho\r\n", 0o755, 126, b"DOS line ends"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_program_that_cannot_be_run_is_refused_in_one_line(infini_run, tmp_path, case):
+    text, mode, code, words = REFUSED[case]
+    path = tmp_path / "program"
+    if text is not None:
+        script(path, text, mode)
+    command = infini_run("--nproc_per_node=4", path)
+    assert command.wait() == code
+    assert words in command.err
+    assert str(path).encode() in command.err
+    assert command.err.count(b"\n") == 1
+
+
+def test_directory_is_refused(infini_run, tmp_path):
+    command = infini_run("--nproc_per_node=4", tmp_path)
+    assert command.wait() == 126
+    assert b"is a directory" in command.err
+    assert command.err.count(b"\n") == 1
+
+
+def test_what_only_the_kernel_refuses_is_126_with_its_word(infini_run, tmp_path, every_path):
+    path = script(tmp_path / "program", b"\0\1\2 no format that anybody knows")
+    command = infini_run("--nproc_per_node=4", path)
+    assert command.wait() == 126
+    assert b"could not be started: executing the program: Exec format error" in command.err
+    assert command.err.count(b"\n") == 1
+
+
+def test_program_that_is_being_written_is_126(infini_run, tmp_path, every_path):
+    path = tmp_path / "program"
+    shutil.copy("/bin/true", path)
+    with open(path, "ab"):
+        command = infini_run("--nproc_per_node=2", path)
+        assert command.wait() == 126
+    assert b"Text file busy" in command.err
+
+
+def test_arguments_that_are_too_long_are_126_and_a_hint(infini_run, every_path):
+    """A string of 128 KiB is what Linux takes (execve(2)); what the flag still fits, its variable does not."""
+    command = infini_run("--nproc_per_node=2", "--run_id=" + "y" * (128 * 1024 - 17), "true")
+    assert command.wait() == 126
+    assert b"executing the program: Argument list too long" in command.err
+    assert b"ulimit -s" in command.err
+    assert command.err.count(b"\n") == 2
+
+
+def test_one_rank_that_cannot_start_takes_the_others_down(infini_run, tmp_path, every_path):
+    """The file goes away after it was looked for: those that have it already are stopped."""
+    path = script(tmp_path / "program", b"#!/bin/sh\n[ $RANK = 0 ] && rm -f $0\nexec sleep 1000\n")
+    command = infini_run("--nproc_per_node=64", "--grace=1000", path)
+    code = command.wait()
+    assert code in (126, 127, 2), command.err
+    assert not marked()
