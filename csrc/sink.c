@@ -127,7 +127,7 @@ void sink_flush(struct ir_group *g, struct sink *sink) {
 }
 
 bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
-    if (sink->broken || SINK_BUFFER - sink->end >= wanted) return true;
+    if (sink->broken || sink->end + wanted <= SINK_BUFFER) return true;
     if (!sink->waiting) sink_flush(g, sink);
     if (sink->start > 0) {
         memmove(sink->buffer, sink->buffer + sink->start, sink->end - sink->start);
