@@ -8,7 +8,7 @@ import select
 import signal
 import time
 
-from conftest import LIMIT_S, OWNER
+from conftest import LIMIT_S, OURS
 
 from infini_run.group import INHERIT, Group, Spec
 
@@ -34,7 +34,7 @@ class Live:
         config.setdefault("stop_scope", "group")
         self.group = Group(size or len(specs), mark=self.mark, grace_s=grace_s, **config)
         self.events = []
-        self._env = [self.mark, OWNER.encode(), b"PATH=" + os.fsencode(os.environ["PATH"]), *env]
+        self._env = [self.mark, "=".join(OURS).encode(), b"PATH=" + os.fsencode(os.environ["PATH"]), *env]
         if specs:
             self.spawn(*specs)
 
