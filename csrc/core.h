@@ -157,6 +157,7 @@ int fd_close(int fd);
 int fd_above_stdio(int fd);
 int fd_duplicate(int fd);
 int fd_pipe(int ret_fds[2], int nonblocking_end);
+ssize_t fd_write(int fd, const void *bytes, size_t size);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_unwatch(const struct ir_group *g, int fd);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -49,6 +50,23 @@ int fd_pipe(int ret_fds[2], int nonblocking_end) {
     ret_fds[0] = fds[0];
     ret_fds[1] = fds[1];
     return 0;
+}
+
+/* write(2) without SIGPIPE: a host program may have a use for that signal, and a reader of ours that
+ * has gone is not its affair. The signal goes to the thread that writes, so it is held back and
+ * taken here. -errno on failure. */
+ssize_t fd_write(int fd, const void *bytes, size_t size) {
+    sigset_t only, before, pending;
+    (void)sigemptyset(&only);
+    (void)sigaddset(&only, SIGPIPE);
+    (void)pthread_sigmask(SIG_BLOCK, &only, &before);
+    bool ours = sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 0;
+    ssize_t n = write(fd, bytes, size);
+    if (n < 0) n = -errno;
+    const struct timespec now = {0};
+    if (n == -EPIPE && ours) (void)sigtimedwait(&only, NULL, &now);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return n;
 }
 
 static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events, enum watch kind,

@@ -44,14 +44,14 @@ static bool target_feed(struct ir_group *g, uint32_t index) {
     struct input *in = &g->input;
     struct target *target = &in->targets[index];
     while (target->fd >= 0 && target->done < in->end) {
-        ssize_t n = write(target->fd, in->buffer + target->done, in->end - target->done);
+        ssize_t n = fd_write(target->fd, in->buffer + target->done, in->end - target->done);
         if (n >= 0) {
             target->done += (uint32_t)n;
-        } else if (errno == EAGAIN) {
+        } else if (n == -EAGAIN) {
             if (!target->waiting) (void)fd_watch(g, target->fd, EPOLLOUT, WATCH_TARGET, index);
             target->waiting = true;
             return false;
-        } else if (errno != EINTR) {
+        } else if (n != -EINTR) {
             target_close(g, target); /* EPIPE: it reads no more */
         }
     }
@@ -104,17 +104,20 @@ void input_source_ready(struct ir_group *g) {
     }
 }
 
-void input_target_ready(struct ir_group *g, uint32_t index) {
-    if (!target_feed(g, index)) return;
-    for (uint32_t i = 0; i < g->input.n; i++)
-        if (g->input.targets[i].fd >= 0 && g->input.targets[i].done < g->input.end) return;
+static bool input_is_taken(const struct input *in) {
+    for (uint32_t i = 0; i < in->n; i++)
+        if (in->targets[i].fd >= 0 && in->targets[i].done < in->end) return false;
+    return true;
+}
+
+/* After the spawn, for a source that cannot be watched; when we are continued; and when a target
+ * took the rest. Not while one has bytes to take: they are in the buffer that a read would fill. */
+void input_resume(struct ir_group *g) {
+    if (g->input.fd < 0 || !input_is_taken(&g->input)) return;
     if (!g->input.watchable) input_source_ready(g);
     else source_watch(g, true);
 }
 
-/* After the spawn, for a source that cannot be watched; and when we are continued. */
-void input_resume(struct ir_group *g) {
-    if (g->input.fd < 0) return;
-    if (!g->input.watchable) input_source_ready(g);
-    else source_watch(g, true);
+void input_target_ready(struct ir_group *g, uint32_t index) {
+    if (target_feed(g, index)) input_resume(g);
 }

@@ -70,18 +70,17 @@ void sink_put(struct sink *sink, const char *bytes, uint32_t size) {
     sink->end += size;
 }
 
+/* How many bytes it took; -errno. */
 static ssize_t sink_write(const struct sink *sink) {
     const char *bytes = sink->buffer + sink->start;
     size_t size = sink->end - sink->start;
-    if (sink->nonblocking || !sink->pollable) return write(sink->fd, bytes, size);
+    if (sink->nonblocking || !sink->pollable) return fd_write(sink->fd, bytes, size);
     struct pollfd room = {.fd = sink->fd, .events = POLLOUT};
-    if (poll(&room, 1, 0) <= 0) {
-        errno = EAGAIN;
-        return -1;
-    }
+    if (poll(&room, 1, 0) <= 0) return -EAGAIN;
     if (size > CAREFUL_WRITE) size = CAREFUL_WRITE;
     ssize_t n = send(sink->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    return n < 0 && errno == ENOTSOCK ? write(sink->fd, bytes, size) : n;
+    if (n >= 0) return n;
+    return errno == ENOTSOCK ? fd_write(sink->fd, bytes, size) : -errno;
 }
 
 static void sink_break(struct ir_group *g, struct sink *sink, int error) {
@@ -112,13 +111,12 @@ void sink_flush(struct ir_group *g, struct sink *sink) {
         ssize_t n = sink_write(sink);
         if (n >= 0) {
             sink->start += (uint32_t)n;
-        } else if (errno == EAGAIN) {
+        } else if (n == -EAGAIN) {
             sink_wait(g, sink, true);
             return;
-        } else if (errno != EINTR) {
-            int error = errno;
+        } else if (n != -EINTR) {
             sink_wait(g, sink, false);
-            sink_break(g, sink, error);
+            sink_break(g, sink, (int)-n);
             return;
         }
     }
@@ -127,7 +125,7 @@ void sink_flush(struct ir_group *g, struct sink *sink) {
 }
 
 bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
-    if (sink->broken || SINK_BUFFER - sink->end >= wanted) return true;
+    if (sink->broken || sink->end + wanted <= SINK_BUFFER) return true;
     if (!sink->waiting) sink_flush(g, sink);
     if (sink->start > 0) {
         memmove(sink->buffer, sink->buffer + sink->start, sink->end - sink->start);

@@ -191,6 +191,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
         step = IR_STEP_CLONE;
         r = spawn_all(g, n);
         (void)fd_close(execs_end);
+        input_resume(g);
     } else {
         r = execs_end;
     }

@@ -282,4 +282,4 @@ def infini_run() -> Iterator[Callable[..., Command]]:
         command.close()
 
 
-COMMAND = [sys.executable, "-m", "infini_run"]
+COMMAND = [os.environ.get("TEST_PYTHON", sys.executable), "-m", "infini_run"]  # asan.sh has one of its own

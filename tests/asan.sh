@@ -1,0 +1,43 @@
+#!/bin/sh
+# The tests with the core under AddressSanitizer and UBSan; called by `make asan`. Arguments go to pytest.
+#
+# The sanitizer must be the first library of the process that loads the core. LD_PRELOAD would also reach every
+# rank and every tool that a test starts; the dynamic loader's own --preload does not leave this process. Tests
+# start the command through TEST_PYTHON; where the product itself starts an interpreter (--isolate) the sanitizer
+# comes late, which verify_asan_link_order=0 allows.
+#
+# detect_leaks=0: the interpreter keeps what it likes until its end, so LeakSanitizer would tell of CPython;
+# that the core gives back its memory and descriptors is tested by counting them.
+set -eu
+cd "$(dirname "$0")/.."
+venv=.venv/asan
+: "${PYTHON:=python3}" "${SANITIZE:=-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1}"
+: "${CC:=gcc}"
+export CC
+
+[ -x $venv/bin/python ] || "$PYTHON" -m venv $venv
+$venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=70.1'
+# not editable: the sanitized extension must not be mistaken for the real one in the source tree
+rm -rf .venv/asan-source
+mkdir -p .venv/asan-source
+cp -r csrc infini_run bin tests setup.py pyproject.toml MANIFEST.in README.md LICENSE .venv/asan-source
+rm -f .venv/asan-source/infini_run/*.so
+[ ! -d examples ] || cp -r examples .venv/asan-source
+cd .venv/asan-source
+venv=../asan
+IRUN_CFLAGS="$SANITIZE" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
+
+loader=$($venv/bin/python -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
+libraries="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so)"
+python=$(cd $venv/bin && pwd)/python
+cat >$venv/bin/python-asan <<EOF
+#!/bin/sh
+exec $loader --preload "$libraries" --argv0 $python $(readlink -f $python) "\$@"
+EOF
+chmod +x $venv/bin/python-asan
+
+export TEST_PYTHON="$(dirname "$python")/python-asan"
+export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:abort_on_error=1:detect_stack_use_after_return=0
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export PYTHONMALLOC=malloc
+exec "$TEST_PYTHON" -m pytest "$@"
