@@ -196,7 +196,9 @@ def test_any_bytes_in_any_chunks_come_out_whole_and_in_order(chunks, one_console
 )
 def test_the_command_passes_on_what_its_ranks_write(infini_run, tmp_path_factory, ranks):
     folder = tmp_path_factory.mktemp("chunks")
-    (folder / "script.json").write_text(json.dumps([[(s, bytes_of(d).hex(), w) for s, d, w in rank] for rank in ranks]))
+    (folder / "script.json").write_text(
+        json.dumps([[(s, bytes_of(d).hex(), w) for s, d, w in rank] for rank in ranks])
+    )
     child = (sys.executable, "-ISE", CHILDREN / "write_chunks.py", folder / "script.json")
     command = infini_run(f"--nproc_per_node={len(ranks)}", f"--log_dir={folder}/logs", *child)
     assert command.wait() == 0

@@ -132,7 +132,9 @@ def test_all_passes_a_line_on_before_the_next_one_is_typed(infini_run):
 
 def test_a_rank_that_reads_no_more_does_not_hold_the_others(infini_run, tmp_path):
     os.mkfifo(tmp_path / "gate")
-    script = f"if [ $RANK = 1 ]; then exec <&-; read x < {tmp_path}/gate; exit 0; fi; exec {' '.join(map(str, COUNT))}"
+    script = (
+        f"if [ $RANK = 1 ]; then exec <&-; read x < {tmp_path}/gate; exit 0; fi; exec {' '.join(map(str, COUNT))}"
+    )
     (tmp_path / "in").write_bytes(BIG)
     with (tmp_path / "in").open("rb") as file:
         command = start(infini_run, "all", child=("/bin/sh", "-c", script), stdin=file)
