@@ -105,16 +105,10 @@ def _launch(options: Options, environ: dict[str, str], before: set[int]) -> int:
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:
-    """By rename, so that a reader finds the whole report or none."""
-    import json
+    from infini_run.files import write_report
 
-    partial = f"{path}.{os.getpid()}"
     try:
-        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.rename(partial, path)
+        write_report(path, content)
     except OSError as error:
         _print(2, f"infini-run: the report {path} cannot be written: {error.strerror}")
 

@@ -6,7 +6,6 @@ the workers run is imported while they start.
 
 from __future__ import annotations
 
-import errno
 import os
 from _thread import RLock
 
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from infini_run.plan import Output, Plan, Worker
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
-_LIMITS = {
-    errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
-    errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
-    errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
-    errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
-}
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
@@ -81,7 +74,7 @@ class NodeRun:
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
-            raise _explain(error) from None
+            raise self._explained(error) from None
         except BaseException:
             self.close()
             raise
@@ -89,6 +82,11 @@ class NodeRun:
             self._close_null()
         if self.options.verbose:
             self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}")
+
+    def _explained(self, error: StartError) -> StartError:
+        from infini_run.shortage import explain
+
+        return explain(error)
 
     @property
     def group(self) -> Group:
@@ -102,10 +100,12 @@ class NodeRun:
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
-        self._check_report()
-        if self.options.log_dir:
-            self._open_logs(self.options.log_dir)
-        else:
+        if self.options.report or self.options.log_dir:
+            from infini_run.files import check_report, open_logs
+
+            check_report(self.options.report)
+            open_logs(self.options.log_dir, self.plan.workers, self._logs)
+        if not self.options.log_dir:
             self._make_error_folder()
         self._open_null()
         self._group = Group(
@@ -126,21 +126,6 @@ class NodeRun:
         except OSError as error:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
-    def _open_logs(self, folder: str) -> None:
-        try:
-            os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
-        for worker in self.plan.workers:
-            try:
-                self._logs[worker.rank] = os.open(worker.log, flags, 0o600)
-                _unlink(worker.error_file)  # an earlier launch's, which would be taken for ours
-            except OSError as error:
-                if error.errno in _LIMITS:
-                    raise StartError(str(error.strerror), f"opening {worker.log}", error.errno) from None
-                raise UsageError(f"--log_dir: {worker.log} cannot be written: {error.strerror}") from None
-
     def _make_error_folder(self) -> None:
         folder = os.path.dirname(self.plan.workers[0].error_file)
         if not folder:
@@ -150,21 +135,6 @@ class NodeRun:
             self._error_folder = folder
         except OSError:
             return  # a read-only container: an error file is a convenience, and its writer says so itself
-
-    def _check_report(self) -> None:
-        """By making the file that becomes the report. It is renamed, which must never replace a device."""
-        path = self.options.report
-        if not path:
-            return
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise UsageError(f"--report={path} is not a regular file; give a file in a folder that is writable")
-        try:
-            partial = f"{os.path.abspath(path)}.{os.getpid()}"
-            os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-            os.unlink(partial)
-        except OSError as error:
-            hint = "give a file in a folder that is there and writable"
-            raise UsageError(f"--report={path} cannot be written: {error.strerror}; {hint}") from None
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
@@ -230,7 +200,7 @@ class NodeRun:
             return
         text = self.outcome.note(event)
         if text or self.options.verbose:
-            self._tell(text or _describe(event))
+            self._tell(text or self._described(event))
 
     @property
     def outcome(self) -> Outcome:
@@ -250,6 +220,11 @@ class NodeRun:
     def went_well(self) -> bool:
         """It has ended, every worker with exit code 0, and there is nothing else to tell."""
         return self._ended and self._outcome is None
+
+    def _described(self, event: Event) -> str:
+        from infini_run.outcome import describe_event
+
+        return describe_event(event)
 
     def _tell(self, text: str) -> None:
         if self._say is None or not text:
@@ -307,9 +282,19 @@ class NodeRun:
             self._close_null()
             while self._logs:
                 os.close(self._logs.popitem()[1])
-            if self._error_folder:
-                _remove(self._error_folder)
-                self._error_folder = ""
+            self._remove_error_folder()
+
+    def _remove_error_folder(self) -> None:
+        """With all that ranks made in it."""
+        folder, self._error_folder = self._error_folder, ""
+        if not folder:
+            return
+        try:
+            os.rmdir(folder)
+        except OSError:
+            from shutil import rmtree
+
+            rmtree(folder, ignore_errors=True)
 
     def _close_null(self) -> None:
         null, self._null = self._null, -1  # first forgotten, then closed: never closed twice
@@ -326,44 +311,3 @@ def _is_main_thread() -> bool:
     from _thread import get_native_id
 
     return get_native_id() == os.getpid()
-
-
-def _unlink(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-
-
-def _remove(folder: str) -> None:
-    """With all that ranks made in it; it is gone, or as good as we can."""
-    try:
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
-    except OSError:
-        from shutil import rmtree
-
-        rmtree(folder, ignore_errors=True)
-
-
-def _describe(event: Event) -> str:
-    """One line of --verbose."""
-    from infini_run.report import signal_name
-
-    if event.kind == "exited":
-        how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
-        return f"rank {event.rank} ended, {how}"
-    if event.kind == "passed":
-        return f"{signal_name(event.signal)} passed on"
-    if event.kind == "stray":
-        return f"stopping {event.name} ({event.pid}), which was left behind"
-    return ""
-
-
-def _explain(error: StartError) -> StartError:
-    """The system's word, and the limit that was hit: fork(2), pipe(2), getrlimit(2)."""
-    limit = _LIMITS.get(error.errno, "")
-    who = "nothing can" if error.rank is None else f"rank {error.rank} cannot"
-    text = f"{who} be started: {error.step}: {error}"
-    return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)

@@ -160,3 +160,15 @@ class Outcome:
             stuck=tuple(self._stuck),
             notices=tuple(self._notices),
         )
+
+
+def describe_event(event: Event) -> str:
+    """One line of --verbose."""
+    if event.kind == "exited":
+        how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
+        return f"rank {event.rank} ended, {how}"
+    if event.kind == "passed":
+        return f"{signal_name(event.signal)} passed on"
+    if event.kind == "stray":
+        return f"stopping {event.name} ({event.pid}), which was left behind"
+    return ""

@@ -1,0 +1,22 @@
+"""Which limit was hit, when a process, a descriptor or memory could not be had: fork(2), pipe(2), getrlimit(2)."""
+
+from __future__ import annotations
+
+import errno
+
+from infini_run.errors import StartError
+
+LIMITS = {
+    errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
+    errno.EMFILE: "the limit on open descriptors was hit: ulimit -n, or ulimit -Hn",
+    errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
+    errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
+}
+
+
+def explain(error: StartError) -> StartError:
+    """The same error in a sentence: who, which step, the system's word, and the limit."""
+    limit = LIMITS.get(error.errno, "")
+    who = "nothing can" if error.rank is None else f"rank {error.rank} cannot"
+    text = f"{who} be started: {error.step}: {error}"
+    return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)
