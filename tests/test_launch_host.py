@@ -68,8 +68,8 @@ def test_ranks_outlive_the_thread_that_launched_them(tmp_path, bell):
     os.mkfifo(tmp_path / "go")
     script = 'echo up > "$0"; read code < "$1"; exit "$code"'
     with ir.ProcessLauncher(["sh", "-c", script, bell.path, f"{tmp_path}/go"]) as launcher:
-        in_thread(lambda: launcher.launch() or True)
-        assert bell.hear(1) == ["up"]
+        thread_id = in_thread(lambda: (launcher.launch(), bell.hear(1), threading.get_native_id()))[2]
+        until(lambda: str(thread_id) not in os.listdir("/proc/self/task"))
         assert launcher.running()
         (tmp_path / "go").write_text("5\n")
         assert launcher.wait()
