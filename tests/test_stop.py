@@ -87,7 +87,7 @@ def test_rank_that_is_stopped_is_continued_to_end_by_itself(infini_run, scope, e
 
 
 def test_rank_that_is_stopped_is_not_an_exit(infini_run, every_path):
-    command = infini_run("--nproc_per_node=2", *play("say=ready", "tell=USR1", "end=TERM:0", "wait"))
+    command = infini_run("--nproc_per_node=2", *play("tell=USR1", "end=TERM:0", "say=ready", "wait"))
     pids = command.pids_of(b"ready", 2)
     os.kill(pids[0], signal.SIGSTOP)
     until(lambda: state_of(pids[0]) == "T")
