@@ -128,7 +128,7 @@ int ir_group_step(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
 }
 
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */
-static void group_end(struct ir_group *g) {
+void ir_group_end(struct ir_group *g) {
     struct ir_event events[64];
     g->told = true; /* nobody listens any more: a console that is not read must not hold us */
     ir_group_kill(g);
@@ -137,11 +137,12 @@ static void group_end(struct ir_group *g) {
         }
         if (g->state != ENDED) (void)ir_group_wait(g, GIVE_UP_MS);
     }
+    timer_set(g, 0);
 }
 
 struct ir_group *ir_group_free(struct ir_group *g) {
     if (g == NULL) return NULL;
-    if (g->state != IDLE && g->state != ENDED) group_end(g);
+    if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     /* memory that an unkillable child still runs on is never given back */
     if (g->abandoned == 0) arena_free(g);

@@ -163,6 +163,10 @@ int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uin
 /* Puts whole lines of our own on the labelled console, between the workers' lines. */
 void ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
 
+/* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
+ * and later, returns at once. For a group that another thread waits for. */
+void ir_group_end(struct ir_group *group);
+
 /* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. */
 struct ir_group *ir_group_free(struct ir_group *group);
 

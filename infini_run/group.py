@@ -296,10 +296,7 @@ class Group:
             if self._closed:
                 return
             if self._waiting:
-                lib.ir_group_kill(self._handle)
-                while not self.ended:
-                    if not self.step():
-                        lib.ir_group_wait(self._handle, -1)
+                lib.ir_group_end(self._handle)
             self._closed = True
             self._free_if_last()
 
