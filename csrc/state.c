@@ -100,7 +100,7 @@ static enum state abandon_workers(struct ir_group *g) {
         struct ir_event *event = event_push(g, IR_STUCK, (int)i, w->pid);
         char state = '?';
         process_describe(w->pid, &state, event->name);
-        event->code = state;
+        event->code = (unsigned char)state;
         w->reaped = true;
         g->abandoned++;
     }

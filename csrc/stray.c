@@ -13,11 +13,16 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef SYS_pidfd_send_signal
 #define SYS_pidfd_send_signal 424
 #endif
+
+#define EXEC_LOOKS 5000 /* at a process in an execve, 200 us apart: nothing tells of its end */
+#define STAT_VSIZE 23   /* fields of proc_pid_stat(5) */
+#define STAT_ENV_START 50
 
 struct process {
     pid_t pid, parent;
@@ -123,16 +128,19 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
 
 /* Whether the environment that a process was started with has the mark. Read in pieces that
  * overlap by the mark's length, so that a mark across two pieces is found. */
-static bool has_mark(const struct ir_group *g, pid_t pid) {
+static bool read_mark(const struct ir_group *g, pid_t pid, bool *ret_empty) {
     char path[32], buffer[8192];
     size_t size = strlen(g->mark) + 1, kept = 1;
+    *ret_empty = false;
     if (size + 1 > sizeof buffer / 2) return false;
     (void)snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     buffer[0] = '\0'; /* a string begins after a NUL, the first one too */
     bool found = false;
+    *ret_empty = true;
     for (ssize_t n; !found && (n = read(fd, buffer + kept, sizeof buffer - kept)) > 0;) {
+        *ret_empty = false;
         size_t filled = kept + (size_t)n;
         for (char *at = buffer; !found && at + size < buffer + filled; at++) {
             at = memchr(at, '\0', (size_t)(buffer + filled - size - at));
@@ -144,6 +152,31 @@ static bool has_mark(const struct ir_group *g, pid_t pid) {
     }
     (void)close(fd);
     return found;
+}
+
+static bool stat_is_zero(const char *stat, int field) {
+    const char *at = strrchr(stat, ')');
+    for (int i = 2; at != NULL && i < field; i++) at = strchr(at + 1, ' ');
+    return at != NULL && strncmp(at, " 0 ", 3) == 0;
+}
+
+/* Until an execve has filled the new memory, the environment has no address, and reads as empty.
+ * Kernel threads and what is exiting have no memory at all. */
+static bool is_executing(pid_t pid) {
+    char path[32], stat[512];
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    if (read_file(path, stat, sizeof stat) <= 0) return false;
+    return stat_is_zero(stat, STAT_ENV_START) && !stat_is_zero(stat, STAT_VSIZE);
+}
+
+static bool has_mark(const struct ir_group *g, pid_t pid) {
+    const struct timespec pause = {.tv_nsec = 200000};
+    bool empty, found = read_mark(g, pid, &empty);
+    for (int i = 0; empty && i < EXEC_LOOKS && is_executing(pid); i++) {
+        (void)nanosleep(&pause, NULL);
+        found = read_mark(g, pid, &empty);
+    }
+    return found || (empty && read_mark(g, pid, &empty)); /* it may have come between the two looks */
 }
 
 static void mark_marked(const struct ir_group *g, struct processes *all) {
@@ -196,7 +229,7 @@ static void stray_tell(struct ir_group *g, const struct process *stray, int kind
     g->strays_named[g->strays_told++] = stray->pid;
     struct ir_event *event = event_push(g, kind, -1, stray->pid);
     memcpy(event->name, stray->name, sizeof event->name);
-    event->code = stray->state;
+    event->code = (unsigned char)stray->state;
 }
 
 /* Sends to every stray there is now; returns how many there are. As process 1 every process that we
