@@ -15,7 +15,7 @@ from conftest import LIMIT_S, descriptors, processes, until
 from live import Live, spec, wait_for_line
 
 from infini_run.errors import StartError
-from infini_run.group import INHERIT, PIPE, STEPS, TO_CONSOLE, Group, debug_flags
+from infini_run.group import INHERIT, PIPE, STEPS, TO_CONSOLE, debug_flags
 
 PATHS = ["", "fork", "nopidfd", "fork,nopidfd"]
 
@@ -547,7 +547,9 @@ def test_a_stopped_worker_does_not_spin_or_hold_the_stop(debug):
     assert [event.signal for event in live.of("exited")] == [signal.SIGTERM]
 
 
-def test_a_group_says_what_it_cannot_do_by_an_errno():
-    with pytest.raises(StartError) as caught:
-        Group(1, mark=b"A=b", grace_s=1, stop_signal=15, stop_scope="group", console=(987, -1))
-    assert caught.value.errno == errno.EBADF
+def test_a_console_that_is_not_open_shows_nothing_and_harms_nothing(debug):
+    with Live(
+        shell(0, "echo x", stdio=(INHERIT, PIPE, PIPE), output=(TO_CONSOLE,) * 2), debug=debug, console=(987, -1)
+    ) as live:
+        live.end()
+    assert [event.code for event in live.of("exited")] == [0]
