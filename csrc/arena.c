@@ -81,7 +81,7 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
                         ((g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE) |
                             MAP_ANONYMOUS | MAP_NORESERVE,
                         -1, 0);
-    if (memory == MAP_FAILED) return -errno;
+    if (memory == MAP_FAILED) return -ENOMEM;
     g->arena = memory;
     g->slots = memory;
     ret_arena->pointers = (char **)(void *)((char *)memory + n * sizeof(struct slot));
