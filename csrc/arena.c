@@ -68,8 +68,8 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     for (uint32_t i = 0; i < n; i++) {
         if (workers[i].base_env != workers[0].base_env) return -EINVAL;
         pointers += list_length(workers[i].argv) + 1 + base + workers[i].env_count;
-        strings += list_bytes(workers[i].argv) + env_bytes(&workers[i]) +
-                   strlen(workers[i].program) + 1;
+        strings +=
+            list_bytes(workers[i].argv) + env_bytes(&workers[i]) + strlen(workers[i].program) + 1;
         if (workers[i].cwd != NULL) strings += strlen(workers[i].cwd) + 1;
     }
     strings += 128; /* the maps of a user namespace */
@@ -98,8 +98,7 @@ void arena_free(struct ir_group *g) {
 /* Handlers must not run in a child that shares our memory; SIGPIPE and SIGXFSZ are what Python
  * ignores for itself, and SIGCHLD ignored would be a trap for the worker as it was for us. */
 static uint64_t signals_to_default(void) {
-    uint64_t defaults =
-        SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGCHLD);
+    uint64_t defaults = SIGNAL_BIT(SIGPIPE) | SIGNAL_BIT(SIGXFSZ) | SIGNAL_BIT(SIGCHLD);
     for (int sig = 1; sig <= SIGRTMAX; sig++) {
         struct sigaction action;
         if (sigaction(sig, NULL, &action) < 0) continue;
@@ -129,7 +128,8 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .nofile_hard = g->config.entry.nofile_hard,
             .parent = g->self,
             .stdio = {worker->stdio[0], worker->stdio[1], worker->stdio[2]},
-            .terminal_fd = (worker->flags & IR_WORKER_FOREGROUND) && tty_is_ours(g) ? g->terminal_fd : -1,
+            .terminal_fd =
+                (worker->flags & IR_WORKER_FOREGROUND) && tty_is_ours(g) ? g->terminal_fd : -1,
             .flags = worker->flags,
         };
     }

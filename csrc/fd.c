@@ -71,18 +71,15 @@ ssize_t fd_write(int fd, const void *bytes, size_t size) {
 
 static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events, enum watch kind,
                       uint32_t index) {
-    struct epoll_event event = {.events = events,
-                                .data.u64 = ((uint64_t)kind << 32) | index};
+    struct epoll_event event = {.events = events, .data.u64 = ((uint64_t)kind << 32) | index};
     return epoll_ctl(g->epoll_fd, op, fd, &event) < 0 ? -errno : 0;
 }
 
-int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
-             uint32_t index) {
+int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index) {
     return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
 }
 
-int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
-               uint32_t index) {
+int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index) {
     return fd_control(g, EPOLL_CTL_MOD, fd, events, kind, index);
 }
 

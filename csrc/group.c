@@ -83,8 +83,7 @@ int ir_group_wait(const struct ir_group *g, int timeout_ms) {
 
 static void timer_ready(struct ir_group *g) {
     uint64_t count;
-    if (read(g->timer_fd, &count, sizeof count) == (ssize_t)sizeof count)
-        state_cause(g, TIMEOUT);
+    if (read(g->timer_fd, &count, sizeof count) == (ssize_t)sizeof count) state_cause(g, TIMEOUT);
 }
 
 static void stray_gone(struct ir_group *g, uint32_t fd) {
@@ -102,7 +101,10 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_TIMER: timer_ready(g); break;
     case WATCH_EXECS: wait_execs(g); break;
     case WATCH_WAITER: waiter_ready(g); break;
-    case WATCH_SINK: sink_flush(g, &g->sinks[index]); pump_resume(g); break;
+    case WATCH_SINK:
+        sink_flush(g, &g->sinks[index]);
+        pump_resume(g);
+        break;
     case WATCH_STRAY: stray_gone(g, index); break;
     case WATCH_SOURCE: input_source_ready(g); break;
     case WATCH_TARGET: input_target_ready(g, index); break;

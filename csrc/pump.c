@@ -28,8 +28,7 @@ int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_
     if (w->tail == NULL) return 0;
     uint64_t kept = w->tail_count < TAIL_BUFFER ? w->tail_count : TAIL_BUFFER;
     uint32_t n = size < kept ? size : (uint32_t)kept;
-    for (uint32_t i = 0; i < n; i++)
-        ret_bytes[i] = w->tail[(w->tail_count - n + i) % TAIL_BUFFER];
+    for (uint32_t i = 0; i < n; i++) ret_bytes[i] = w->tail[(w->tail_count - n + i) % TAIL_BUFFER];
     return (int)n;
 }
 

@@ -17,29 +17,36 @@
 #define PIDFD_SIGNAL_TO_GROUP 4u /* PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9 */
 
 enum policy {
-    PASS,          /* to each worker's leader: a trainer asked for it, its helpers would die of it */
+    PASS, /* to each worker's leader: a trainer asked for it, its helpers would die of it */
     PASS_TO_GROUP, /* what a terminal sends to a whole job */
     STOPS,         /* ends the job: a request, or a fault signal from outside */
     SUSPENDS,
     REAPS,
-    DROPPED,       /* the kernel's answer to something that we did */
+    DROPPED, /* the kernel's answer to something that we did */
 };
 
 static enum policy policy_of(const struct ir_group *g, int sig) {
     if (sig == SIGCHLD) return REAPS;
     if (sig < 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
     switch (sig) {
-    case SIGTERM: case SIGINT: case SIGQUIT:
-    case SIGILL: case SIGTRAP: case SIGABRT: case SIGBUS: case SIGFPE: case SIGSEGV: case SIGSYS:
-        return STOPS;
-    case SIGTSTP:
-        return SUSPENDS;
-    case SIGPIPE: case SIGTTIN: case SIGTTOU:
-        return DROPPED;
-    case SIGHUP: case SIGWINCH: case SIGCONT:
-        return PASS_TO_GROUP;
-    default:
-        return PASS;
+    case SIGTERM:
+    case SIGINT:
+    case SIGQUIT:
+    case SIGILL:
+    case SIGTRAP:
+    case SIGABRT:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGSEGV:
+    case SIGSYS: return STOPS;
+    case SIGTSTP: return SUSPENDS;
+    case SIGPIPE:
+    case SIGTTIN:
+    case SIGTTOU: return DROPPED;
+    case SIGHUP:
+    case SIGWINCH:
+    case SIGCONT: return PASS_TO_GROUP;
+    default: return PASS;
     }
 }
 
@@ -97,22 +104,15 @@ static void signal_take(struct ir_group *g, int sig) {
         wait_any(g);
         tty_check_stopped(g);
         return;
-    case STOPS:
-        signal_stops(g, sig);
-        return;
-    case SUSPENDS:
-        tty_suspend(g);
-        return;
-    case PASS:
-        (void)group_signal_leaders(g, sig);
-        break;
+    case STOPS: signal_stops(g, sig); return;
+    case SUSPENDS: tty_suspend(g); return;
+    case PASS: (void)group_signal_leaders(g, sig); break;
     case PASS_TO_GROUP:
         if (sig == SIGCONT) tty_hand_over(g);
         group_signal_groups(g, sig);
         if (sig == SIGCONT) input_resume(g);
         break;
-    case DROPPED:
-        return;
+    case DROPPED: return;
     }
     if (event_room(g)) event_push(g, IR_PASSED, -1, 0)->signal = sig;
 }

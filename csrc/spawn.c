@@ -95,7 +95,8 @@ static pid_t worker_clone(struct ir_group *g, struct slot *slot, uint32_t index,
         pid = (pid_t)syscall(SYS_clone, (long)flags, NULL, ret_pidfd, NULL, NULL);
         if (pid == 0) (void)child_main(slot);
     } else {
-        pid = clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
+        pid =
+            clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
     }
     return pid < 0 ? -errno : pid;
 }
@@ -198,7 +199,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (r < 0)
-        *ret_failure = (struct ir_failure){
-            .worker = (int32_t)g->started, .step = step, .error = -r};
+        *ret_failure =
+            (struct ir_failure){.worker = (int32_t)g->started, .step = step, .error = -r};
     return r;
 }

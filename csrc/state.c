@@ -12,7 +12,9 @@
 
 #include <errno.h>
 
-static enum state stay(struct ir_group *g) { return g->state; }
+static enum state stay(struct ir_group *g) {
+    return g->state;
+}
 
 static enum state finish_output(struct ir_group *g) {
     pump_close(g);
@@ -22,7 +24,9 @@ static enum state finish_output(struct ir_group *g) {
 }
 
 /* Written in the table for pairs that cannot be: a cause that belongs to another state. */
-static enum state impossible(struct ir_group *g) { return g->state; }
+static enum state impossible(struct ir_group *g) {
+    return g->state;
+}
 
 static void mark_told(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++)
@@ -158,7 +162,9 @@ static const action table[ENDED + 1][CAUSES] = {
 };
 /* clang-format on */
 
-void state_cause(struct ir_group *g, enum cause cause) { g->state = table[g->state][cause](g); }
+void state_cause(struct ir_group *g, enum cause cause) {
+    g->state = table[g->state][cause](g);
+}
 
 /* What has become true since the last look. */
 void state_check(struct ir_group *g) {
@@ -179,4 +185,6 @@ void ir_group_stop(struct ir_group *g, int sig) {
     state_cause(g, STOP);
 }
 
-void ir_group_kill(struct ir_group *g) { state_cause(g, KILL); }
+void ir_group_kill(struct ir_group *g) {
+    state_cause(g, KILL);
+}

@@ -176,7 +176,8 @@ static bool has_mark(const struct ir_group *g, pid_t pid) {
         (void)nanosleep(&pause, NULL);
         found = read_mark(g, pid, &empty);
     }
-    return found || (empty && read_mark(g, pid, &empty)); /* it may have come between the two looks */
+    return found ||
+           (empty && read_mark(g, pid, &empty)); /* it may have come between the two looks */
 }
 
 static void mark_marked(const struct ir_group *g, struct processes *all) {
@@ -211,12 +212,11 @@ static bool stray_send(struct ir_group *g, const struct process *stray, int sig)
     if (fd < 0) return kill(stray->pid, sig) == 0;
     struct process now;
     bool own = (g->config.flags & IR_OWN_PROCESS) != 0;
-    bool same = process_read(stray->pid, &now) &&
-                (own ? now.parent == stray->parent || now.parent == g->self
-                     : has_mark(g, stray->pid));
+    bool same =
+        process_read(stray->pid, &now) &&
+        (own ? now.parent == stray->parent || now.parent == g->self : has_mark(g, stray->pid));
     bool sent = same && syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0) == 0;
-    if (sent && !own && fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) == 0)
-        g->strays_alive++;
+    if (sent && !own && fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) == 0) g->strays_alive++;
     else (void)close(fd);
     return sent;
 }

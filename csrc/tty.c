@@ -29,8 +29,7 @@ void tty_hand_over(struct ir_group *g) {
 
 /* Only from our own worker: the foreground may be the shell's again, or another job's. */
 void tty_restore(struct ir_group *g) {
-    if (g->terminal_fd >= 0 && g->started > 0 &&
-        tcgetpgrp(g->terminal_fd) == g->workers[0].pid)
+    if (g->terminal_fd >= 0 && g->started > 0 && tcgetpgrp(g->terminal_fd) == g->workers[0].pid)
         (void)tcsetpgrp(g->terminal_fd, getpgrp());
 }
 

@@ -80,7 +80,9 @@ static void worker_reap(struct ir_group *g, uint32_t index, int options) {
     else worker_finish(g, index, &info, &usage);
 }
 
-void worker_exited_wait(struct ir_group *g, uint32_t index) { worker_reap(g, index, 0); }
+void worker_exited_wait(struct ir_group *g, uint32_t index) {
+    worker_reap(g, index, 0);
+}
 
 void wait_exits(struct ir_group *g) {
     struct epoll_event ready[64];
