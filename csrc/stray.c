@@ -20,7 +20,7 @@
 #define SYS_pidfd_send_signal 424
 #endif
 
-#define EXEC_LOOKS 5000 /* at a process in an execve, 200 us apart: nothing tells of its end */
+#define EXEC_LOOKS 500  /* at a process in an execve, 200 us apart: nothing tells of its end */
 #define STAT_VSIZE 23   /* fields of proc_pid_stat(5) */
 #define STAT_ENV_START 50
 
