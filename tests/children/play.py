@@ -28,6 +28,7 @@ import time
 
 RANK = os.environ.get("RANK", "-1")
 waited_for = []  # of a stray: what its rank reads until the stray has said something
+wake = []  # a pipe that a signal writes to: one that comes just before we wait must not wait with us
 
 
 def say(text):
@@ -61,20 +62,35 @@ def on(name, how=""):
     signal.signal(number(name), handler)
 
 
+def open_wake():
+    while wake:
+        os.close(wake.pop())
+    wake.extend(os.pipe())
+    os.set_blocking(wake[1], False)
+    signal.set_wakeup_fd(wake[1], warn_on_full_buffer=False)
+
+
+def wait(fd=None):
+    """Until there is something to read; for ever. Signals are dealt with meanwhile."""
+    while True:
+        ready = select.select([wake[0], *([] if fd is None else [fd])], [], [])[0]
+        if fd in ready:
+            return
+        os.read(wake[0], 4096)
+
+
 def read_all(fd):
     text = b""
-    while chunk := os.read(fd, 4096):
+    while True:
+        wait(fd)
+        chunk = os.read(fd, 4096)
+        if not chunk:
+            return text
         text += chunk
-    return text
 
 
 def outlive(pid):
-    select.select([os.pidfd_open(pid)], [], [])
-
-
-def wait():
-    while True:
-        signal.pause()
+    wait(os.pidfd_open(pid))
 
 
 def rename(name):
@@ -185,4 +201,6 @@ def play(words):
 
 
 if __name__ == "__main__":
+    open_wake()
+    os.register_at_fork(after_in_child=open_wake)
     play(sys.argv[1:])
