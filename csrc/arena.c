@@ -78,9 +78,7 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     g->arena_size = head + (size_t)n * STACK_SIZE;
     /* shared: after a fork, the child's failure must still reach us */
     void *memory = mmap(NULL, g->arena_size, PROT_READ | PROT_WRITE,
-                        ((g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE) |
-                            MAP_ANONYMOUS | MAP_NORESERVE,
-                        -1, 0);
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return -ENOMEM;
     g->arena = memory;
     g->slots = memory;
@@ -139,8 +137,10 @@ static void slot_add_user_namespace(struct slot *slot, struct arena *arena) {
     char map[64];
     (void)snprintf(map, sizeof map, "%u %u 1", (unsigned)geteuid(), (unsigned)geteuid());
     slot->uid_map = arena_string(arena, map);
+    slot->uid_map_size = strlen(map);
     (void)snprintf(map, sizeof map, "%u %u 1", (unsigned)getegid(), (unsigned)getegid());
     slot->gid_map = arena_string(arena, map);
+    slot->gid_map_size = strlen(map);
 }
 
 int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked) {

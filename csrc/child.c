@@ -57,12 +57,10 @@ _Noreturn static void child_fail(struct slot *slot, int step, long result) {
     for (;;) (void)raw(SYS_exit_group, code, 0, 0, 0, 0);
 }
 
-static long child_write_file(const char *path, const char *text) {
+static long child_write_file(const char *path, const char *text, size_t size) {
     long fd = raw(SYS_openat, AT_FDCWD, (long)path, O_WRONLY | O_CLOEXEC, 0, 0);
     if (fd < 0) return fd;
-    long size = 0;
-    while (text[size] != '\0') size++;
-    long result = raw(SYS_write, fd, (long)text, size, 0, 0);
+    long result = raw(SYS_write, fd, (long)text, (long)size, 0, 0);
     (void)raw(SYS_close, fd, 0, 0, 0, 0);
     return result < 0 ? result : 0;
 }
@@ -71,9 +69,9 @@ static long child_write_file(const char *path, const char *text) {
 static void child_isolate(struct slot *slot) {
     long r = 0;
     if (slot->uid_map != NULL) {
-        (void)child_write_file("/proc/self/setgroups", "deny"); /* absent before Linux 3.19 */
-        r = child_write_file("/proc/self/uid_map", slot->uid_map);
-        if (r == 0) r = child_write_file("/proc/self/gid_map", slot->gid_map);
+        (void)child_write_file("/proc/self/setgroups", "deny", 4); /* absent before Linux 3.19 */
+        r = child_write_file("/proc/self/uid_map", slot->uid_map, slot->uid_map_size);
+        if (r == 0) r = child_write_file("/proc/self/gid_map", slot->gid_map, slot->gid_map_size);
         if (r < 0) child_fail(slot, IR_STEP_USER_NAMESPACE, r);
     }
     r = raw(SYS_mount, (long)"none", (long)"/", 0, MS_REC | MS_PRIVATE, 0);
@@ -84,12 +82,13 @@ static void child_isolate(struct slot *slot) {
 }
 
 /* The parent-death signal covers a launcher that is SIGKILLed; one that died before the prctl is
- * seen by the parent's pid having changed. In a new PID namespace getppid says 0. */
+ * seen by the parent's pid having changed. In a new PID namespace getppid says 0, and there a
+ * launcher that is killed in the microseconds before the prctl is not seen. */
 static void child_tie(struct slot *slot) {
     long r = raw(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_PARENT, r);
-    if (slot->flags & IR_WORKER_ISOLATE) return;
-    if (raw(SYS_getppid, 0, 0, 0, 0, 0) != slot->parent)
+    long parent = raw(SYS_getppid, 0, 0, 0, 0, 0); /* 0: in another PID namespace than ours */
+    if (parent != 0 && parent != slot->parent)
         for (;;) (void)raw(SYS_exit_group, 128 + SIGKILL, 0, 0, 0, 0);
 }
 

@@ -2,7 +2,8 @@
  *
  * fd.c     descriptors                       child.c  between clone and exec
  * spawn.c  the clone loop, arena.c its memory wait.c   exits, in the order of death
- * state.c  the stop's timetable              stray.c  descendants that outlive the workers
+ * state.c  the stop's timetable              stray.c  descendants that outlive the workers,
+ *                                            process.c what /proc says of them
  * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
  * pump.c   pipes to lines                    sink.c   lines to the console
  * input.c  our stdin to the workers          group.c  the handle; entry.c the process at its start */
@@ -19,7 +20,16 @@
 
 /* The child's code is raw system calls on these two; elsewhere, and under a sanitizer that keeps
  * shadow state per address space, a plain fork. */
-#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
+#define HAS_SANITIZER 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define HAS_SANITIZER 1
+#endif
+#if (defined(__x86_64__) || defined(__aarch64__)) && !defined(HAS_SANITIZER)
 #define CAN_SHARE_MEMORY true
 #else
 #define CAN_SHARE_MEMORY false
@@ -54,6 +64,7 @@ struct slot {
     const char *cwd;
     const char *uid_map; /* NULL: no user namespace */
     const char *gid_map;
+    size_t uid_map_size, gid_map_size;
     uint64_t blocked;    /* the mask it gets */
     uint64_t defaults;   /* signals put back to default */
     uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
@@ -119,6 +130,24 @@ struct input {
     char *buffer;
 };
 
+struct process {
+    pid_t pid, parent;
+    uint64_t start_ticks;
+    char state;
+    bool ours;
+    char name[16];
+};
+
+struct processes {
+    struct process *at;
+    size_t n, capacity;
+};
+
+struct stray {
+    pid_t pid;
+    int fd; /* its pidfd */
+};
+
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
 enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
 
@@ -131,7 +160,8 @@ struct ir_group {
     bool hurry;                 /* a second stop came: no further grace */
     bool told;                  /* a signal from outside stopped us */
     bool console_told;
-    bool has_group_pidfd;       /* PIDFD_SIGNAL_PROCESS_GROUP works (Linux 6.9) */
+    bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
+    bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     pid_t self;
@@ -144,6 +174,7 @@ struct ir_group {
     struct ir_event *events;    /* a ring */
     uint32_t event_head, event_count, event_capacity, strays_told;
     pid_t strays_named[STRAYS_TOLD];
+    struct stray *strays;       /* strays_alive of them, in a library */
     struct sink sinks[2];       /* sinks[1].fd == -1 and err_sink 0 where both are one file */
     int err_sink;
     struct input input;
@@ -155,11 +186,12 @@ struct ir_group {
 /* fd.c */
 int fd_close(int fd);
 int fd_above_stdio(int fd);
+int fd_new(int fd);
 int fd_duplicate(int fd);
+int fd_reopen(int fd, int mode);
 int fd_pipe(int ret_fds[2], int nonblocking_end);
 ssize_t fd_write(int fd, const void *bytes, size_t size);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
-int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_unwatch(const struct ir_group *g, int fd);
 int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
@@ -191,12 +223,20 @@ void waiter_ready(struct ir_group *g);
 void state_cause(struct ir_group *g, enum cause cause);
 void state_check(struct ir_group *g);
 
+/* process.c */
+bool process_read(pid_t pid, struct process *ret);
+void processes_scan(struct processes *all);
+void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
+bool process_sees_itself(pid_t self);
+bool process_has_mark(pid_t pid, const char *mark);
+
 /* stray.c */
 int stray_foreign(struct ir_group *g);
+void stray_gone(struct ir_group *g, int fd);
+void stray_close(struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
 uint32_t stray_signal(struct ir_group *g, int sig, bool tell);
 void stray_name_stuck(struct ir_group *g);
-void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
 
 /* signal.c */
 int signal_open(struct ir_group *g);

@@ -11,12 +11,11 @@
 
 /* A closed stdin, stdout or stderr would be taken by the next descriptor that is opened, and a
  * worker's output would land in it. open(2) takes the lowest number, so going up fills the holes. */
-static int entry_fill_stdio(struct ir_entry *entry) {
+static int entry_fill_stdio(void) {
     for (int fd = 0; fd < 3; fd++) {
         if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
         int opened = open("/dev/null", O_RDWR);
         if (opened < 0) return -errno;
-        entry->closed |= 1 << fd;
     }
     return 0;
 }
@@ -34,7 +33,7 @@ static uint64_t entry_ignored_signals(void) {
 
 int ir_entry_take(struct ir_entry *ret_entry) {
     *ret_entry = (struct ir_entry){0};
-    int r = entry_fill_stdio(ret_entry);
+    int r = entry_fill_stdio();
     if (r < 0) return r;
     ret_entry->ignored = entry_ignored_signals();
     struct sigaction standard = {.sa_handler = SIG_DFL};

@@ -4,7 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,9 +27,35 @@ int fd_above_stdio(int fd) {
     return r;
 }
 
+/* What a system call has just made, or its -errno. */
+int fd_new(int fd) {
+    return fd < 0 ? -errno : fd_above_stdio(fd);
+}
+
 int fd_duplicate(int fd) {
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     return copy < 0 ? -errno : copy;
+}
+
+/* A non-blocking description of our own of a pipe, FIFO or character device: O_NONBLOCK belongs to
+ * the open file, which we share with the shell. */
+int fd_reopen(int fd, int mode) {
+    struct stat status;
+    if (fstat(fd, &status) < 0) return -errno;
+    if (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode)) return -EINVAL;
+    char path[32];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int own = fd_new(open(path, mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (own >= 0 || !isatty(fd)) return own;
+    /* a terminal that belongs to somebody else (su, sudo) opens as /dev/tty, if it is that one */
+    unsigned wanted, got;
+    own = fd_new(open("/dev/tty", mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (own >= 0 &&
+        (ioctl(fd, TIOCGDEV, &wanted) < 0 || ioctl(own, TIOCGDEV, &got) < 0 || wanted != got)) {
+        (void)close(own);
+        return -EACCES;
+    }
+    return own;
 }
 
 /* A pipe; `nonblocking_end` (0 or 1) is ours, the other goes to a worker, who expects to block. */
@@ -77,10 +106,6 @@ static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events,
 
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index) {
     return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
-}
-
-int fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index) {
-    return fd_control(g, EPOLL_CTL_MOD, fd, events, kind, index);
 }
 
 void fd_unwatch(const struct ir_group *g, int fd) {

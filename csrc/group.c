@@ -39,10 +39,10 @@ static int group_open(struct ir_group *g, uint32_t n) {
         g->workers[i].streams[0].fd = g->workers[i].streams[1].fd = -1;
         for (int k = 0; k < 3; k++) g->workers[i].child_ends[k] = -1;
     }
-    g->epoll_fd = fd_above_stdio(epoll_create1(EPOLL_CLOEXEC));
-    g->exits_fd = fd_above_stdio(epoll_create1(EPOLL_CLOEXEC));
-    g->timer_fd = fd_above_stdio(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-    if (g->epoll_fd < 0 || g->exits_fd < 0 || g->timer_fd < 0) return -errno;
+    if ((g->epoll_fd = fd_new(epoll_create1(EPOLL_CLOEXEC))) < 0) return g->epoll_fd;
+    if ((g->exits_fd = fd_new(epoll_create1(EPOLL_CLOEXEC))) < 0) return g->exits_fd;
+    g->timer_fd = fd_new(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    if (g->timer_fd < 0) return g->timer_fd;
     int r = fd_watch(g, g->exits_fd, EPOLLIN, WATCH_EXITS, 0);
     if (r >= 0) r = fd_watch(g, g->timer_fd, EPOLLIN, WATCH_TIMER, 0);
     if (r >= 0) r = sink_open(g);
@@ -64,6 +64,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     if (!CAN_SHARE_MEMORY) g->config.flags |= IR_USE_FORK;
     g->capacity = n;
     g->self = getpid();
+    g->has_proc = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = g->terminal_fd = -1;
     g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
     int r = group_open(g, n);
@@ -86,11 +87,6 @@ static void timer_ready(struct ir_group *g) {
     if (read(g->timer_fd, &count, sizeof count) == (ssize_t)sizeof count) state_cause(g, TIMEOUT);
 }
 
-static void stray_gone(struct ir_group *g, uint32_t fd) {
-    (void)fd_release(g, (int)fd);
-    g->strays_alive--;
-}
-
 static void dispatch(struct ir_group *g, uint64_t data) {
     uint32_t index = (uint32_t)data;
     switch ((enum watch)(data >> 32)) {
@@ -105,7 +101,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
         sink_flush(g, &g->sinks[index]);
         pump_resume(g);
         break;
-    case WATCH_STRAY: stray_gone(g, index); break;
+    case WATCH_STRAY: stray_gone(g, (int)index); break;
     case WATCH_SOURCE: input_source_ready(g); break;
     case WATCH_TARGET: input_target_ready(g, index); break;
     }
@@ -161,6 +157,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     const int fds[] = {g->epoll_fd, g->exits_fd,     g->timer_fd,     g->signal_fd,
                        g->execs_fd, g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
+    stray_close(g);
     free(g->input.targets);
     free(g->input.buffer);
     free(g->workers);

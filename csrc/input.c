@@ -5,6 +5,8 @@
 #include "core.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -22,7 +24,8 @@ int input_open(struct ir_group *g, const int *fds, uint32_t n) {
     }
     for (uint32_t i = 0; i < n; i++) in->targets[i] = (struct target){.fd = fds[i]};
     in->n = n;
-    in->fd = fd_duplicate(g->config.stdin_fd);
+    in->fd = fd_reopen(g->config.stdin_fd, O_RDONLY);
+    if (in->fd < 0) in->fd = fd_duplicate(g->config.stdin_fd);
     if (in->fd < 0) return in->fd;
     int r = fd_watch(g, in->fd, EPOLLIN, WATCH_SOURCE, 0);
     in->watchable = r != -EPERM;
@@ -79,6 +82,8 @@ static void source_watch(struct ir_group *g, bool watch) {
 /* In the background a terminal's read is EIO (SIGTTIN is blocked): we look again after SIGCONT. */
 static bool source_read(struct ir_group *g) {
     struct input *in = &g->input;
+    struct pollfd ready = {.fd = in->fd, .events = POLLIN};
+    if (poll(&ready, 1, 0) <= 0) return false; /* whoever shares it with us was quicker */
     ssize_t n = read(in->fd, in->buffer, INPUT_BUFFER);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n < 0 && errno == EIO && isatty(in->fd)) {

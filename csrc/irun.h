@@ -20,7 +20,6 @@ struct ir_entry {
     uint64_t ignored;     /* signals that were ignored */
     uint64_t nofile_soft; /* RLIMIT_NOFILE, given back to workers */
     uint64_t nofile_hard;
-    int32_t closed;       /* bit i: descriptor i (0-2) was closed and is /dev/null now */
 };
 
 enum { /* ir_config.flags */
@@ -64,7 +63,7 @@ struct ir_worker {
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
     uint32_t env_count;          /* how many strings in env */
     uint32_t flags;
-    int32_t stdio[3];            /* a descriptor, IR_FD_INHERIT or IR_FD_PIPE */
+    int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE */
     int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
 };
@@ -138,8 +137,9 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
 int ir_group_spawn(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
                    struct ir_failure *ret_failure);
 
-/* Blocks until ir_group_step has something to do, or for `timeout_ms` (-1: for ever).
- * 1: something is ready; 0: time is up; -EINTR. Touches nothing but one descriptor. */
+/* Blocks until ir_group_step has something to do, or for `timeout_ms` (-1: for ever). Step first: an
+ * event that is queued already does not make it ready. Touches nothing but one descriptor.
+ * 1: something is ready; 0: time is up; -EINTR. */
 int ir_group_wait(const struct ir_group *group, int timeout_ms);
 
 /* Does what is to be done now, without blocking: moves output, reaps, runs the stop's timetable.

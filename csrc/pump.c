@@ -38,15 +38,14 @@ static void log_write(struct ir_group *g, uint32_t index, int which, const char 
                       uint32_t size) {
     struct worker *w = &g->workers[index];
     while (size > 0) {
-        ssize_t n = write(w->log_fd, bytes, size);
-        if (n < 0 && errno == EINTR) continue;
+        ssize_t n = fd_write(w->log_fd, bytes, size);
+        if (n == -EINTR) continue;
         if (n < 0) {
-            int error = errno;
             if (w->log_lost) return;
             w->log_lost = true; /* told once; later lines are tried again */
             struct ir_event *event = event_push(g, IR_OUTPUT_LOST, (int)index, w->pid);
             event->code = which;
-            event->signal = error;
+            event->signal = (int)-n;
             return;
         }
         bytes += n;

@@ -6,6 +6,7 @@
 #include "core.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
 #include <sys/syscall.h>
@@ -27,7 +28,7 @@ enum policy {
 
 static enum policy policy_of(const struct ir_group *g, int sig) {
     if (sig == SIGCHLD) return REAPS;
-    if (sig < 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
+    if (sig <= 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
     switch (sig) {
     case SIGTERM:
     case SIGINT:
@@ -53,24 +54,43 @@ static enum policy policy_of(const struct ir_group *g, int sig) {
 int signal_open(struct ir_group *g) {
     sigset_t all;
     (void)sigfillset(&all);
-    g->signal_fd = fd_above_stdio(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (g->signal_fd < 0) return g->signal_fd == -1 ? -errno : g->signal_fd;
+    g->signal_fd = fd_new(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (g->signal_fd < 0) return g->signal_fd;
     return fd_watch(g, g->signal_fd, EPOLLIN, WATCH_SIGNALS, 0);
+}
+
+/* Before Linux 5.16 a signal that dumps core also kills everything that shares the memory, and until
+ * its exec a child shares ours: it gets TERM instead. */
+static int harmless_until_exec(const struct ir_group *g, int sig) {
+    const uint64_t dumping = SIGNAL_BIT(SIGQUIT) | SIGNAL_BIT(SIGILL) | SIGNAL_BIT(SIGTRAP) |
+                             SIGNAL_BIT(SIGABRT) | SIGNAL_BIT(SIGBUS) | SIGNAL_BIT(SIGFPE) |
+                             SIGNAL_BIT(SIGSEGV) | SIGNAL_BIT(SIGXCPU) | SIGNAL_BIT(SIGXFSZ) |
+                             SIGNAL_BIT(SIGSYS);
+    if (sig < 1 || !(dumping & SIGNAL_BIT(sig)) || (g->config.flags & IR_USE_FORK)) return sig;
+    struct pollfd execs = {.fd = g->execs_fd,
+                           .events = POLLIN}; /* its end: the last one has left */
+    return g->execs_fd >= 0 && poll(&execs, 1, 0) == 0 ? SIGTERM : sig;
 }
 
 static void worker_signal_group(const struct worker *w, int sig) {
     if (w->pid == 0) return;
-    if (!w->reaped) (void)kill(-w->pid, sig);
-    else if (w->pidfd >= 0)
+    if (!w->reaped) {
+        /* a leader that went to another group is still ours to signal */
+        if (getpgid(w->pid) != w->pid) (void)kill(w->pid, sig);
+        (void)kill(-w->pid, sig);
+    } else if (w->pidfd >= 0) {
         (void)syscall(SYS_pidfd_send_signal, w->pidfd, sig, NULL, PIDFD_SIGNAL_TO_GROUP);
+    }
 }
 
 void group_signal_groups(struct ir_group *g, int sig) {
+    sig = harmless_until_exec(g, sig);
     for (uint32_t i = 0; i < g->started; i++) worker_signal_group(&g->workers[i], sig);
 }
 
 int group_signal_leaders(struct ir_group *g, int sig) {
     int reached = 0;
+    sig = harmless_until_exec(g, sig);
     for (uint32_t i = 0; i < g->started; i++) {
         const struct worker *w = &g->workers[i];
         if (w->pid != 0 && !w->reaped && kill(w->pid, sig) == 0) reached++;
@@ -83,7 +103,7 @@ int ir_group_signal(struct ir_group *g, int worker, int sig) {
     if (worker < 0) return group_signal_leaders(g, sig);
     const struct worker *w = &g->workers[worker];
     if (w->pid == 0 || w->reaped) return -ESRCH;
-    return kill(w->pid, sig) < 0 ? -errno : 1;
+    return kill(w->pid, harmless_until_exec(g, sig)) < 0 ? -errno : 1;
 }
 
 /* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -18,21 +17,17 @@
 
 #define CAREFUL_WRITE 4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking */
 
-static int sink_open_one(struct ir_group *g, struct sink *sink, int fd, const struct stat *status) {
+static int sink_open_one(struct sink *sink, int fd, const struct stat *status) {
     sink->fd = fd;
     sink->buffer = malloc(SINK_BUFFER + SINK_MARGIN);
     if (sink->buffer == NULL) return -ENOMEM;
     sink->pollable = !S_ISREG(status->st_mode) && !S_ISBLK(status->st_mode);
     if (!sink->pollable || S_ISSOCK(status->st_mode)) return 0;
-    char path[32];
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    own = fd_above_stdio(own);
+    int own = fd_reopen(fd, O_WRONLY);
     if (own < 0) return 0;
     sink->fd = own;
     sink->owned = true;
     sink->nonblocking = true;
-    (void)g;
     return 0;
 }
 
@@ -52,7 +47,7 @@ int sink_open(struct ir_group *g) {
             g->err_sink = 0;
             continue;
         }
-        int r = sink_open_one(g, &g->sinks[i], fds[i], &status[i]);
+        int r = sink_open_one(&g->sinks[i], fds[i], &status[i]);
         if (r < 0) return r;
     }
     return 0;

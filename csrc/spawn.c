@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -86,7 +87,7 @@ int pidfd_open_of(const struct ir_group *g, pid_t pid) {
 
 static pid_t worker_clone(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
     int flags = SIGCHLD;
-    if (!(g->config.flags & IR_NO_PIDFD)) flags |= CLONE_PIDFD;
+    if (!(g->config.flags & IR_NO_PIDFD) && !g->no_clone_pidfd) flags |= CLONE_PIDFD;
     if (slot->flags & IR_WORKER_ISOLATE)
         flags |= CLONE_NEWPID | CLONE_NEWNS | (slot->uid_map != NULL ? CLONE_NEWUSER : 0);
     *ret_pidfd = -1; /* and so it stays before Linux 5.2, which ignores CLONE_PIDFD */
@@ -98,7 +99,21 @@ static pid_t worker_clone(struct ir_group *g, struct slot *slot, uint32_t index,
         pid =
             clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
     }
-    return pid < 0 ? -errno : pid;
+    if (pid < 0) return -errno;
+    *ret_pidfd = fd_above_stdio(*ret_pidfd);
+    return pid;
+}
+
+/* A sandbox or an emulator may refuse a flag that the kernel knows: then without it, then a fork. */
+static pid_t worker_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
+    pid_t pid = worker_clone(g, slot, index, ret_pidfd);
+    bool refused = pid == -EINVAL || pid == -EPERM || pid == -ENOSYS;
+    if (!refused || index > 0 || (slot->flags & IR_WORKER_ISOLATE)) return pid;
+    g->no_clone_pidfd = true;
+    pid = worker_clone(g, slot, index, ret_pidfd);
+    if (pid >= 0 || (g->config.flags & IR_USE_FORK)) return pid;
+    g->config.flags |= IR_USE_FORK;
+    return worker_clone(g, slot, index, ret_pidfd);
 }
 
 /* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread. */
@@ -122,22 +137,28 @@ static void worker_close_child_ends(struct worker *w) {
 static int worker_start(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];
-    pid_t pid = worker_clone(g, slot, index, &w->pidfd);
+    int64_t now = clock_ns();
+    pid_t pid = worker_create(g, slot, index, &w->pidfd);
     if (pid < 0) return pid;
     w->pid = pid;
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
     worker_close_child_ends(w);
     g->started++;
     g->alive++;
-    event_push(g, IR_STARTED, (int)index, pid);
-    if (worker_watch(g, index) == 0) return 0;
+    event_push(g, IR_STARTED, (int)index, pid)->time_ns = now;
+    int r = worker_watch(g, index);
+    if (r == 0) return 0;
     (void)kill(pid, SIGKILL); /* nobody would ever hear of its end: it must not go on */
     worker_exited_wait(g, index);
-    return -EAGAIN;
+    return r;
 }
 
 static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
                          uint64_t blocked, int *ret_step) {
+    *ret_step = IR_STEP_STDIO;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 3; k++)
+            if (workers[i].stdio[k] >= 0 && workers[i].stdio[k] < 3) return -EINVAL;
     *ret_step = IR_STEP_TERMINAL;
     for (uint32_t i = 0; i < n; i++) {
         int r = (workers[i].flags & IR_WORKER_FOREGROUND) ? tty_prepare(g) : 0;
@@ -165,10 +186,19 @@ static int spawn_open_execs(struct ir_group *g) {
     return fds[1];
 }
 
-static int spawn_all(struct ir_group *g, uint32_t n) {
+/* A descriptor for each worker is still to come. They are taken from below, so the last one that
+ * was opened tells about how many there are. */
+static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
+    struct rlimit limit;
+    if ((g->config.flags & IR_NO_PIDFD) || getrlimit(RLIMIT_NOFILE, &limit) < 0) return 0;
+    return (rlim_t)g->execs_fd + n + 1 > limit.rlim_cur ? -EMFILE : 0;
+}
+
+static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
     for (uint32_t i = 0; i < n; i++) {
         if (g->signal_fd >= 0) signal_ready(g);
         if (g->state != RUNNING) break;
+        *ret_worker = (int32_t)i;
         int r = worker_start(g, i);
         if (r < 0) return r;
     }
@@ -186,20 +216,18 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     g->spawn_ticks = clock_ticks();
     g->state = RUNNING;
     int step;
+    int32_t worker = 0;
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
     int execs_end = r < 0 ? r : spawn_open_execs(g);
-    if (execs_end >= 0) {
+    r = execs_end < 0 ? execs_end : spawn_check_limit(g, n);
+    if (r == 0) {
         step = IR_STEP_CLONE;
-        r = spawn_all(g, n);
-        (void)fd_close(execs_end);
+        r = spawn_all(g, n, &worker);
         input_resume(g);
-    } else {
-        r = execs_end;
     }
+    (void)fd_close(execs_end);
     for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (r < 0)
-        *ret_failure =
-            (struct ir_failure){.worker = (int32_t)g->started, .step = step, .error = -r};
+    if (r < 0) *ret_failure = (struct ir_failure){.worker = worker, .step = step, .error = -r};
     return r;
 }

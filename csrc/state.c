@@ -11,6 +11,7 @@
 #include "core.h"
 
 #include <errno.h>
+#include <sys/epoll.h>
 
 static enum state stay(struct ir_group *g) {
     return g->state;
@@ -105,7 +106,8 @@ static enum state abandon_workers(struct ir_group *g) {
         char state = '?';
         process_describe(w->pid, &state, event->name);
         event->code = (unsigned char)state;
-        w->reaped = true;
+        w->reaped = true; /* for us; should it die after all, its pidfd must not wake us for ever */
+        if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
         g->abandoned++;
     }
     g->alive = 0;
@@ -181,10 +183,13 @@ void state_check(struct ir_group *g) {
 }
 
 void ir_group_stop(struct ir_group *g, int sig) {
+    if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
     if (g->state == RUNNING) g->stop_with = sig != 0 ? sig : g->config.stop_signal;
     state_cause(g, STOP);
+    state_check(g);
 }
 
 void ir_group_kill(struct ir_group *g) {
     state_cause(g, KILL);
+    state_check(g);
 }

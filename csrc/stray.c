@@ -5,99 +5,16 @@
  * Library: what carries the mark of this launch in its environment (/proc/PID/environ). */
 #include "core.h"
 
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SYS_pidfd_send_signal
 #define SYS_pidfd_send_signal 424
 #endif
-
-#define EXEC_LOOKS 500  /* at a process in an execve, 200 us apart: nothing tells of its end */
-#define STAT_VSIZE 23   /* fields of proc_pid_stat(5) */
-#define STAT_ENV_START 50
-
-struct process {
-    pid_t pid, parent;
-    uint64_t start_ticks;
-    char state;
-    bool ours;
-    char name[16];
-};
-
-struct processes {
-    struct process *at;
-    size_t n, capacity;
-};
-
-static ssize_t read_file(const char *path, char *buffer, size_t size) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
-    ssize_t n = read(fd, buffer, size - 1);
-    (void)close(fd);
-    if (n >= 0) buffer[n] = '\0';
-    return n;
-}
-
-/* proc_pid_stat(5): the name stands in parentheses and may itself hold any of them. */
-static bool process_read(pid_t pid, struct process *ret) {
-    char path[32], stat[512];
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (read_file(path, stat, sizeof stat) <= 0) return false;
-    char *open_paren = strchr(stat, '('), *close_paren = strrchr(stat, ')');
-    int parent;
-    unsigned long long start;
-    *ret = (struct process){.pid = pid};
-    if (open_paren == NULL || close_paren == NULL ||
-        sscanf(close_paren + 1,
-               " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &ret->state, &parent, &start) != 3)
-        return false;
-    ret->parent = parent;
-    ret->start_ticks = start;
-    *close_paren = '\0';
-    (void)snprintf(ret->name, sizeof ret->name, "%.15s", open_paren + 1);
-    return true;
-}
-
-void process_describe(pid_t pid, char *ret_state, char ret_name[16]) {
-    struct process process;
-    if (!process_read(pid, &process)) return;
-    *ret_state = process.state;
-    memcpy(ret_name, process.name, sizeof process.name);
-}
-
-static bool processes_add(struct processes *all, const struct process *process) {
-    if (all->n == all->capacity) {
-        size_t capacity = all->capacity == 0 ? 256 : all->capacity * 2;
-        struct process *grown = realloc(all->at, capacity * sizeof *grown);
-        if (grown == NULL) return false;
-        all->at = grown;
-        all->capacity = capacity;
-    }
-    all->at[all->n++] = *process;
-    return true;
-}
-
-/* Every process that we can see; a scan that runs out of memory is a short one. */
-static void processes_scan(struct processes *all) {
-    *all = (struct processes){0};
-    DIR *dir = opendir("/proc");
-    if (dir == NULL) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        struct process process;
-        pid_t pid = atoi(entry->d_name);
-        if (pid > 0 && process_read(pid, &process) && !processes_add(all, &process)) break;
-    }
-    (void)closedir(dir);
-}
 
 static bool is_foreign(const struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
@@ -117,7 +34,7 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
         changed = false;
         for (size_t i = 0; i < all->n; i++) {
             struct process *p = &all->at[i];
-            if (p->ours || is_foreign(g, p->pid)) continue;
+            if (p->ours || is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks) continue;
             p->ours = p->parent == g->self;
             for (size_t k = 0; !p->ours && k < all->n; k++)
                 p->ours = all->at[k].pid == p->parent && all->at[k].ours;
@@ -126,69 +43,17 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
     }
 }
 
-/* Whether the environment that a process was started with has the mark. Read in pieces that
- * overlap by the mark's length, so that a mark across two pieces is found. */
-static bool read_mark(const struct ir_group *g, pid_t pid, bool *ret_empty) {
-    char path[32], buffer[8192];
-    size_t size = strlen(g->mark) + 1, kept = 1;
-    *ret_empty = false;
-    if (size + 1 > sizeof buffer / 2) return false;
-    (void)snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    buffer[0] = '\0'; /* a string begins after a NUL, the first one too */
-    bool found = false;
-    *ret_empty = true;
-    for (ssize_t n; !found && (n = read(fd, buffer + kept, sizeof buffer - kept)) > 0;) {
-        *ret_empty = false;
-        size_t filled = kept + (size_t)n;
-        for (char *at = buffer; !found && at + size < buffer + filled; at++) {
-            at = memchr(at, '\0', (size_t)(buffer + filled - size - at));
-            if (at == NULL) break;
-            found = memcmp(at + 1, g->mark, size) == 0;
-        }
-        kept = filled < size + 1 ? filled : size + 1;
-        memmove(buffer, buffer + filled - kept, kept);
-    }
-    (void)close(fd);
-    return found;
-}
-
-static bool stat_is_zero(const char *stat, int field) {
-    const char *at = strrchr(stat, ')');
-    for (int i = 2; at != NULL && i < field; i++) at = strchr(at + 1, ' ');
-    return at != NULL && strncmp(at, " 0 ", 3) == 0;
-}
-
-/* Until an execve has filled the new memory, the environment has no address, and reads as empty.
- * Kernel threads and what is exiting have no memory at all. */
-static bool is_executing(pid_t pid) {
-    char path[32], stat[512];
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (read_file(path, stat, sizeof stat) <= 0) return false;
-    return stat_is_zero(stat, STAT_ENV_START) && !stat_is_zero(stat, STAT_VSIZE);
-}
-
-static bool has_mark(const struct ir_group *g, pid_t pid) {
-    const struct timespec pause = {.tv_nsec = 200000};
-    bool empty, found = read_mark(g, pid, &empty);
-    for (int i = 0; empty && i < EXEC_LOOKS && is_executing(pid); i++) {
-        (void)nanosleep(&pause, NULL);
-        found = read_mark(g, pid, &empty);
-    }
-    return found ||
-           (empty && read_mark(g, pid, &empty)); /* it may have come between the two looks */
-}
-
 static void mark_marked(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
         p->ours = p->pid != g->self && p->state != 'Z' && p->start_ticks >= g->spawn_ticks &&
-                  has_mark(g, p->pid);
+                  process_has_mark(p->pid, g->mark);
     }
 }
 
 static void strays_find(struct ir_group *g, struct processes *all) {
+    *all = (struct processes){0};
+    if (!g->has_proc) return; /* the numbers in there are not ours: they would name strangers */
     processes_scan(all);
     if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
     else mark_marked(g, all);
@@ -205,19 +70,48 @@ uint32_t stray_count(struct ir_group *g) {
     return n;
 }
 
-/* By pidfd, with a second look between opening and sending: the number may have been reused. A
- * library hears of a stray's end by that pidfd; an own process by SIGCHLD. */
+/* A library hears of a stray's end by its pidfd, which is kept for the next signal, too. */
+static int stray_open(struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].pid == pid) return g->strays[i].fd;
+    return pidfd_open_of(g, pid);
+}
+
+static void stray_keep(struct ir_group *g, pid_t pid, int fd) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].fd == fd) return;
+    struct stray *grown = realloc(g->strays, (g->strays_alive + 1) * sizeof *grown);
+    if (grown != NULL) g->strays = grown;
+    if (grown == NULL || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0) (void)close(fd);
+    else g->strays[g->strays_alive++] = (struct stray){.pid = pid, .fd = fd};
+}
+
+void stray_gone(struct ir_group *g, int fd) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].fd == fd) {
+            (void)fd_release(g, fd);
+            g->strays[i] = g->strays[--g->strays_alive];
+            return;
+        }
+}
+
+void stray_close(struct ir_group *g) {
+    while (g->strays_alive > 0) (void)fd_close(g->strays[--g->strays_alive].fd);
+    free(g->strays);
+    g->strays = NULL;
+}
+
+/* By pidfd, with a second look between opening and sending: the number may have been reused. Where a
+ * sandbox knows no pidfd_send_signal, by the number. */
 static bool stray_send(struct ir_group *g, const struct process *stray, int sig) {
-    int fd = pidfd_open_of(g, stray->pid);
-    if (fd < 0) return kill(stray->pid, sig) == 0;
+    int fd = stray_open(g, stray->pid);
     struct process now;
-    bool own = (g->config.flags & IR_OWN_PROCESS) != 0;
-    bool same =
-        process_read(stray->pid, &now) &&
-        (own ? now.parent == stray->parent || now.parent == g->self : has_mark(g, stray->pid));
-    bool sent = same && syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0) == 0;
-    if (sent && !own && fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) == 0) g->strays_alive++;
-    else (void)close(fd);
+    bool same = process_read(stray->pid, &now) && now.start_ticks == stray->start_ticks;
+    bool sent = same && fd >= 0 && syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0) == 0;
+    if (same && !sent && errno != ESRCH) sent = kill(stray->pid, sig) == 0;
+    if (fd < 0) return sent;
+    if (g->config.flags & IR_OWN_PROCESS) (void)close(fd);
+    else stray_keep(g, stray->pid, fd);
     return sent;
 }
 
@@ -245,7 +139,10 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
         if (tell) stray_tell(g, stray, IR_STRAY);
         if (g->self != 1) (void)stray_send(g, stray, sig);
     }
-    if (g->self == 1 && n > 0) (void)kill(-1, sig);
+    if (g->self == 1 && (n > 0 || (!g->has_proc && wait_has_children()))) {
+        (void)kill(-1, sig);
+        n++;
+    }
     free(all.at);
     return n;
 }

@@ -33,22 +33,29 @@ void tty_restore(struct ir_group *g) {
         (void)tcsetpgrp(g->terminal_fd, getpgrp());
 }
 
+static bool tty_belongs_to_worker(const struct ir_group *g) {
+    return g->started > 0 && tcgetpgrp(g->terminal_fd) == g->workers[0].pid;
+}
+
 /* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
  * groups, which nobody could continue, and drops it there. Returns when we are continued. */
-static void stop_self(void) {
-    sigset_t only, before;
+static bool stop_self(void) {
+    sigset_t only, before, pending;
     (void)sigemptyset(&only);
     (void)sigaddset(&only, SIGTSTP);
     (void)kill(getpid(), SIGTSTP);
     (void)pthread_sigmask(SIG_UNBLOCK, &only, &before);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return sigpending(&pending) == 0 && sigismember(&pending, SIGCONT) == 1;
 }
 
 void tty_suspend(struct ir_group *g) {
     group_signal_groups(g, SIGSTOP);
     tty_restore(g);
-    stop_self();
+    bool stopped = stop_self();
     tty_hand_over(g);
+    if (!stopped && g->terminal_fd >= 0 && !tty_belongs_to_worker(g))
+        return; /* it would only stop again */
     group_signal_groups(g, SIGCONT);
 }
 

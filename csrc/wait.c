@@ -171,7 +171,7 @@ int waiter_start(struct ir_group *g, uint32_t index) {
     pthread_attr_t attributes;
     (void)pthread_attr_init(&attributes);
     (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    (void)pthread_attr_setstacksize(&attributes, 65536);
+    (void)pthread_attr_setstacksize(&attributes, 262144);
     r = -pthread_create(&thread, &attributes, waiter_main, waiter);
     (void)pthread_attr_destroy(&attributes);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
