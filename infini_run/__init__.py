@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infini_run.errors import (
         DeviceError,
         InfiniRunError,
+        LaunchTimeout,
         NotExecutable,
         ProgramError,
         ProgramMissing,
@@ -30,6 +31,7 @@ __all__ = [
     "Event",
     "Exit",
     "InfiniRunError",
+    "LaunchTimeout",
     "NotExecutable",
     "ProcessLauncher",
     "ProgramError",

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from infini_run.errors import InfiniRunError
+from infini_run.errors import InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,27 +15,32 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-ISOLATED = "INFINI_RUN_ISOLATED"  # set by ourselves, for ourselves, one level down: the signal mask we found
+ISOLATED = (
+    "INFINI_RUN_ISOLATED"  # set by ourselves, for ourselves, one level down: the signal mask we found, a launch id
+)
 
 
 def main() -> None:
     """Run, and leave at once: the interpreter's own end costs 2 ms and has nothing to do here.
 
-    All signals are blocked first and stay so: they are read, not handled, and as process 1 a signal that
-    is neither blocked nor handled is dropped by the kernel.
+    Until something is started a signal does what it does to any program. As process 1 that is nothing: the
+    kernel drops what is neither blocked nor handled, so there they are blocked from the first line on.
     """
     gc.disable()  # we make few objects and no cycles; looking for them costs start-up
-    everything = _signal.valid_signals()
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, everything)
+    before = _block() if os.getpid() == 1 else None
     try:
         code = _run(sys.argv[1:], before)
     except InfiniRunError as error:
-        _print(2, f"infini-run: {error}")
+        _print(2, f"infini-run: {printable(str(error))}")
         code = error.exit_code
     os._exit(code)
 
 
-def _run(argv: list[str], before: set[int]) -> int:
+def _block() -> set[int]:
+    return set(_signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals()))
+
+
+def _run(argv: list[str], before: set[int] | None) -> int:
     from infini_run.options import resolve
 
     environ = dict(os.environ)
@@ -43,30 +48,34 @@ def _run(argv: list[str], before: set[int]) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
-    found = environ.pop(ISOLATED, "")
-    is_inside = found.isdecimal() and os.getpid() == 1
+    mask, _, launch_id = environ.pop(ISOLATED, "").partition(" ")
+    is_inside = mask.isdecimal() and os.getpid() == 1
     if is_inside:
-        before = {number for number in range(1, 65) if int(found) >> (number - 1) & 1}
+        before = {number for number in range(1, 65) if int(mask) >> (number - 1) & 1}
+    if options.isolate and not options.dry_run and not is_inside:
+        return _run_isolated(options, environ, before)
+    plan = _make_plan(options, environ, launch_id if is_inside else "")
     if options.dry_run:
-        return _show(_make_plan(options, environ), options, before)
-    if options.isolate and not is_inside:
-        return _run_isolated(options, environ, _take_entry(before))
-    return _launch(options, environ, before)
+        return _show(plan, options, before)
+    if options.nnodes > 1 and not options.rdzv_explicit:
+        _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
+    return _launch(plan, options, environ, before)
 
 
-def _take_entry(before: set[int]) -> Entry:
+def _take_entry(before: set[int] | None) -> Entry:
     from infini_run.group import take_entry
 
-    return take_entry(sum(1 << (number - 1) for number in before))
+    blocked = _block() if before is None else before
+    return take_entry(sum(1 << (number - 1) for number in blocked))
 
 
-def _make_plan(options: Options, environ: dict[str, str]) -> Plan:
+def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Plan:
     from infini_run.plan import make_plan
     from infini_run.program import find_command
     from infini_run.survey import error_folder, free_port, new_launch_id, survey
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
-    launch_id = new_launch_id()
+    launch_id = launch_id or new_launch_id()
     return make_plan(
         options,
         command,
@@ -79,15 +88,14 @@ def _make_plan(options: Options, environ: dict[str, str]) -> Plan:
     )
 
 
-def _launch(options: Options, environ: dict[str, str], before: set[int]) -> int:
+def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None) -> int:
     from infini_run.group import settle_entry
     from infini_run.node import NodeRun
     from infini_run.survey import absolute
 
     entry = _take_entry(before)
-    plan = _make_plan(options, environ)
     report_path = absolute("report", options.report) if options.report else ""
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=lambda text: _print(2, text))
+    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
     run.start()
     settle_entry()
     while not run.ended:
@@ -113,44 +121,65 @@ def _write_report(path: str, content: dict[str, object]) -> None:
         _print(2, f"infini-run: the report {path} cannot be written: {error.strerror}")
 
 
-def _run_isolated(options: Options, environ: dict[str, str], entry: Entry) -> int:
+def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | None) -> int:
     """Run this same command as process 1 of a new PID namespace: when it ends, the kernel ends all in it.
 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
     from infini_run.isolate import run_isolated
+    from infini_run.survey import error_folder, new_launch_id
 
-    environ[ISOLATED] = str(entry.blocked)
+    entry = _take_entry(before)
+    launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
+    environ[ISOLATED] = f"{entry.blocked} {launch_id}"
     command = [sys.executable, *sys.orig_argv[1:]]
-    return run_isolated(command, environ, entry, grace_s=options.grace_s, say=lambda text: _print(2, text))
+    try:
+        return run_isolated(command, environ, entry, grace_s=options.grace_s, say=_say)
+    finally:
+        if not options.log_dir:
+            from infini_run.files import remove_folder
+
+            remove_folder(error_folder(options, launch_id, environ))
 
 
-def _answer(question: str, before: set[int]) -> int:
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, before)  # a pager may have gone, or nobody may read
+def _answer(question: str, before: set[int] | None) -> int:
+    _unblock(before)
     if question == "version":
         from importlib.metadata import version
 
-        _print(1, f"infini-run {version('infini-run')}")
-    else:
-        from infini_run.manual import help_text
+        return _print(1, f"infini-run {version('infini-run')}")
+    from infini_run.manual import help_text
 
-        _print(1, help_text(full=question == "helpfull"))
-    return 0
+    return _print(1, help_text(full=question == "helpfull"))
 
 
-def _show(plan: Plan, options: Options, before: set[int]) -> int:
+def _show(plan: Plan, options: Options, before: set[int] | None) -> int:
     from infini_run.dry_run import render_json, render_text
 
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
-    _print(1, render_json(plan) if options.dry_run == "json" else render_text(plan))
-    return 0
+    _unblock(before)
+    return _print(1, render_json(plan) if options.dry_run == "json" else render_text(plan))
 
 
-def _print(fd: int, text: str) -> None:
-    """A console that is gone is nobody's failure."""
+def _unblock(before: set[int] | None) -> None:
+    """For an answer: a pager may have gone, or nobody may read."""
+    if before is not None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+
+
+def _say(text: str) -> None:
+    _print(2, text)
+
+
+def _print(fd: int, text: str) -> int:
+    """1 where an answer could not be written; a reader that has had enough is nobody's failure."""
     data = os.fsencode(text + "\n")
     try:
         while data:
             data = data[os.write(fd, data) :]
-    except OSError:
-        return
+    except BrokenPipeError:
+        return 0
+    except OSError as error:
+        if fd == 1:
+            _print(2, f"infini-run: the answer cannot be written: {error.strerror}")
+        return 1
+    return 0

@@ -36,10 +36,9 @@ def _message(text: str) -> str:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    for key in ("message", "message"):
-        if not isinstance(found, dict):
-            break
-        found = found.get(key, "")
+    for _ in range(2):  # {"message": {"message": ...}}, or {"message": ...}
+        if isinstance(found, dict):
+            found = found.get("message", "")
     return found if isinstance(found, str) else text
 
 

@@ -1,12 +1,13 @@
 """Every way in which infini-run says no. Data in attributes, the sentence in the text.
 
-InfiniRunError                what this package raises, and nothing else; exit_code says what the command exits with
+InfiniRunError                the root; exit_code says what the command exits with
 ├── UsageError          2     the request makes no sense; nothing was started
 │   └── DeviceError     2     the GPUs asked for are not there
 ├── ProgramError              the program cannot be run; nothing was started
 │   ├── ProgramMissing  127
 │   └── NotExecutable   126
 ├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
+├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
 └── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 """
 
@@ -15,6 +16,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.report import Report
+
+
+def printable(text: str) -> str:
+    """One line that cannot steer a terminal: control characters as escapes. Names may hold any of them."""
+    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
 
 
 class InfiniRunError(Exception):
@@ -40,6 +46,9 @@ class ProgramError(InfiniRunError):
         super().__init__(message)
         self.path = path
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.path)
+
 
 class ProgramMissing(ProgramError):
     """There is no such program (exit code 127, as a shell's)."""
@@ -62,6 +71,13 @@ class StartError(InfiniRunError):
         self.errno = errno
         self.rank = rank
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.step, self.errno, self.rank)
+
+
+class LaunchTimeout(InfiniRunError):
+    """A launch did not end within the time that the caller gave it; it was stopped."""
+
 
 class WorkerError(InfiniRunError):
     """A worker failed. `report` is the whole story, `rank` and `exit_code` those of the first failure."""
@@ -71,3 +87,6 @@ class WorkerError(InfiniRunError):
         self.report = report
         self.rank = report.first_failure.rank if report.first_failure else None
         self.exit_code = report.exit_code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.report,)

@@ -51,6 +51,7 @@ def check_report(path: str) -> None:
         partial = f"{os.path.abspath(path)}.{os.getpid()}"
         os.close(os.open(partial, _NEW, 0o600))
         os.unlink(partial)
+        _forget(path)  # an earlier launch's, which would be taken for ours
     except OSError as error:
         hint = "give a file in a folder that is there and writable"
         raise UsageError(f"--report={path} cannot be written: {error.strerror}; {hint}") from None
@@ -61,10 +62,21 @@ def write_report(path: str, content: dict[str, object]) -> None:
     import json
 
     partial = f"{path}.{os.getpid()}"
-    with os.fdopen(os.open(partial, _NEW, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
-        json.dump(content, file, indent=1)
-        file.write("\n")
-    os.rename(partial, path)
+    try:
+        with os.fdopen(os.open(partial, _NEW, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        os.rename(partial, path)
+    except OSError:
+        _forget(partial)
+        raise
+
+
+def remove_folder(path: str) -> None:
+    """A folder and all that is in it; what is not there, or not ours to remove, stays as it is."""
+    from shutil import rmtree
+
+    rmtree(path, ignore_errors=True)
 
 
 def _forget(path: str) -> None:

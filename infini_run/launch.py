@@ -1,7 +1,9 @@
 """The Python API: `run` for a launch from start to end, `ProcessLauncher` for those who watch.
 
 Usable from any thread and several at a time: no signal handler is installed, and only processes that we
-started are signalled or reaped; the host program's own children are not seen.
+started are signalled or reaped; the host program's own children are not seen. What left a rank's process
+group is known by INFINI_RUN_ID in its environment; only the command, which owns its process, finds a
+descendant that has wiped that, too.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import time
 from _thread import RLock
 
-from infini_run.errors import InfiniRunError, UsageError, WorkerError
+from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError
 from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
@@ -44,10 +46,11 @@ def run(
     """Run `command` on every rank, from start to end, and return how it ended.
 
     command: the program and its arguments. check: raise WorkerError when a rank failed. timeout_s: seconds
-    after which everything is stopped and TimeoutError is raised; None: no limit. env: the whole environment
+    after which everything is stopped and LaunchTimeout is raised; None: no limit. env: the whole environment
     (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here); a relative
     program is looked for there.
-    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`.
+    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`. stdin is "none"
+    unless it is given: what is typed is for the host program.
 
     Raises UsageError and ProgramError before anything starts, StartError when a rank could not be created,
     WorkerError when one failed. Whatever is raised, Ctrl-C too, no rank is left.
@@ -55,7 +58,7 @@ def run(
     with ProcessLauncher(command, env=env, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
-            raise TimeoutError(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
+            raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
         report = launcher.report()
     if check and report.exit_code != 0:
         raise WorkerError(report)
@@ -63,7 +66,13 @@ def run(
 
 
 def launch_local(
-    program: str, num_processes: int, args: Sequence[str] = (), log_dir: str = "./logs", **flags: object
+    program: str,
+    num_processes: int,
+    args: Sequence[str] = (),
+    log_dir: str = "./logs",
+    *,
+    env: Mapping[str, str] | None = None,
+    **flags: object,
 ) -> Report:
     """Run `program args` in `num_processes` processes of this machine, one GPU each where there are GPUs,
     with a log file each. Raises WorkerError, with `rank` and `exit_code`, when one fails.
@@ -75,12 +84,12 @@ def launch_local(
         from infini_run.errors import DeviceError
 
         try:
-            enough = len(find_gpus(os.environ)) >= num_processes
+            enough = len(find_gpus(os.environ if env is None else env)) >= num_processes
         except DeviceError:
             enough = False
         flags["gpus_per_proc"] = 1 if enough else 0
     flags |= {"nproc_per_node": num_processes, "log_dir": log_dir}
-    return run([program, *args], **flags)  # type: ignore[arg-type]
+    return run([program, *args], env=env, **flags)  # type: ignore[arg-type]
 
 
 class ProcessLauncher:
@@ -134,6 +143,7 @@ class ProcessLauncher:
                 environ=self._environ,
                 error_dir=error_folder(self._options, launch_id, self._environ),
                 stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
+                lends_terminal=False,
             )
             run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
             try:
@@ -215,7 +225,10 @@ class ProcessLauncher:
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal to one rank's process (None: to every rank's); return how many it reached."""
-        return self._launched().signal(number, rank)
+        try:
+            return self._launched().signal(number, rank)
+        except OSError:
+            raise UsageError(f"number={number}: there is no such signal") from None
 
     def terminate(self) -> None:
         """Begin to stop: the stop signal, SIGKILL after the grace. Returns at once; `wait` sees the end."""
@@ -246,6 +259,15 @@ class ProcessLauncher:
             raise InfiniRunError("nothing was launched yet: call launch() first")
         return self._run
 
+    def __del__(self) -> None:
+        """A launcher that was dropped takes its ranks with it, at once and with a warning."""
+        run = self.__dict__.get("_run")
+        if run is not None and not run.ended:
+            import warnings
+
+            warnings.warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
+            run.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -257,6 +279,7 @@ class ProcessLauncher:
 
 def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:
     """Python values become the words of the command line, so there is one parser, one check, one message."""
+    flags = {"stdin": "none", **flags}
     words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
     request = resolve([*words, "--", *program], {})
     options = request.options

@@ -123,6 +123,9 @@ class NodeRun:
     def _open_null(self) -> None:
         try:
             self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            if self._null < 3:  # the host program has closed its stdio
+                low, self._null = self._null, _above_stdio(self._null)
+                os.close(low)
         except OSError as error:
             raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
 
@@ -292,9 +295,9 @@ class NodeRun:
         try:
             os.rmdir(folder)
         except OSError:
-            from shutil import rmtree
+            from infini_run.files import remove_folder
 
-            rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     def _close_null(self) -> None:
         null, self._null = self._null, -1  # first forgotten, then closed: never closed twice
@@ -304,6 +307,12 @@ class NodeRun:
 
 def _labels(name: str) -> tuple[bytes, bytes]:
     return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
+
+
+def _above_stdio(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _is_main_thread() -> bool:

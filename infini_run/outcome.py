@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
 
 _KILL, _INTERRUPTS = 9, (2, 3)
+_LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
 _IGNORED = frozenset(("passed",))
 
 
@@ -101,6 +102,8 @@ class Outcome:
             self._change(event.rank, stuck=True, stopped=True)
 
     def _note_output_lost(self, event: Event) -> str:
+        if event.signal == _LATE:
+            return self._notice("the console was not read in time: its last output is lost")
         reason = os.strerror(event.signal)
         what = (
             "the console takes no more output"

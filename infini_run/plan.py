@@ -102,15 +102,20 @@ def make_plan(
     environ: Mapping[str, str],
     error_dir: str = "",
     stdin_is_terminal: bool = False,
+    lends_terminal: bool = True,
 ) -> Plan:
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
-    leave error files; empty: nowhere. Raises UsageError: ranks that cannot be."""
+    leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it.
+
+    Raises UsageError: ranks that cannot be."""
     nproc = nodes[0].nproc
     world_size = options.nnodes * nproc
     _check_world(options, nproc, world_size)
     common = _common_env(options, nodes[0], world_size, master_port, launch_id, environ)
+    lone = len(nodes) == 1 and nproc == 1
+    copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
     workers = tuple(
-        _worker(options, command, node, local_rank, world_size, error_dir, stdin_is_terminal)
+        _worker(options, command, node, local_rank, world_size, error_dir, copies_terminal)
         for node in nodes
         for local_rank in range(node.nproc)
     )
@@ -194,7 +199,7 @@ def _worker(
     local_rank: int,
     world_size: int,
     error_dir: str,
-    stdin_is_terminal: bool,
+    copies_terminal: bool,
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
@@ -221,7 +226,7 @@ def _worker(
         argv=command.argv + extra if extra else command.argv,
         env=tuple(env),
         devices=devices,
-        stdin=_stdin(options, rank, node.nproc, stdin_is_terminal),
+        stdin=_stdin(options, rank, node.nproc, copies_terminal),
         stdout=_output(options, rank, local_rank, STDOUT),
         stderr=_output(options, rank, local_rank, STDERR),
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
@@ -230,14 +235,14 @@ def _worker(
     )
 
 
-def _stdin(options: Options, rank: int, nproc: int, is_terminal: bool) -> str:
+def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:
     """A terminal is inherited by a lone worker, which gets the foreground with it; one of several gets a
     copy of what is typed, because Ctrl-C and Ctrl-Z must go to all."""
     if options.stdin == "all":
-        return "pipe" if nproc > 1 else "inherit"
+        return "pipe" if nproc > 1 or copies_terminal else "inherit"
     if options.stdin != rank:
         return "null"
-    return "pipe" if is_terminal and nproc > 1 else "inherit"
+    return "pipe" if copies_terminal else "inherit"
 
 
 def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from infini_run.errors import printable
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 TEXT_LINES = 10
+_NAMED_AT_MOST = 16  # strays, by the core
 _WORDS = 5  # last lines of stderr that are shown
 
 
@@ -91,12 +93,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Ours: the first failure's; 128 + the signal that we were told; 1 if something could not be ended."""
+        """Ours: the first failure's; 128 + the signal that we were told; where the caller stopped it, that of
+        the first rank that did not exit 0; 1 if something could not be ended."""
         if self.first_failure is not None:
             return self.first_failure.shell_code
         if self.told:
             return 128 + self.told
-        return 1 if self.stuck else 0
+        stopped = next((e.shell_code for e in self.exits if e.end_s is not None and e.shell_code), 0)
+        return stopped or (1 if self.stuck else 0)
 
     def text(self) -> str:
         """At most ten lines: who failed, how, its last words, where to look. Empty: nothing to say."""
@@ -118,7 +122,7 @@ class Report:
             )
         if self.strays and len(lines) < TEXT_LINES:
             lines.append(f"infini-run: stopped {_count(self.strays)} left behind: {_names(self.strays)}")
-        return "\n".join(lines[:TEXT_LINES])
+        return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
 
     def _others(self, first: Exit) -> str:
         stopped = sum(e.stopped for e in self.exits)
@@ -207,6 +211,10 @@ def describe_end(exit_: Exit) -> str:
 
 
 def _hint(first: Exit) -> str:
+    if first.start_failure and first.start_errno == 8:
+        return (
+            "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
+        )
     if first.start_failure and first.start_errno == 7:
         return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
     if first.out_of_memory:
@@ -229,7 +237,9 @@ def _duration(seconds: float) -> str:
 
 
 def _count(strays: tuple[Stray, ...]) -> str:
-    return "1 process" if len(strays) == 1 else f"{len(strays)} processes"
+    if len(strays) == 1:
+        return "1 process"
+    return f"{len(strays)}{' or more' if len(strays) >= _NAMED_AT_MOST else ''} processes"
 
 
 def _names(strays: tuple[Stray, ...]) -> str:

@@ -70,10 +70,10 @@ def absolute(flag: str, path: str) -> str:
 def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -> str:
     """Where workers may leave error files: beside the logs, or in a folder that goes when we do.
 
-    In memory where that is to be had: on a disk, removing an empty folder takes longer than creating a process.
+    In TMPDIR where that is set, else in memory where that is to be had: on a disk, removing an empty folder
+    takes longer than creating a process.
     """
     if options.log_dir:
         return absolute("log_dir", options.log_dir)
-    shared_memory = os.access("/dev/shm", os.W_OK | os.X_OK)
-    base = "/dev/shm" if shared_memory else environ.get("TMPDIR") or "/tmp"
+    base = environ.get("TMPDIR") or ("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else "/tmp")
     return os.path.join(base, f"infini-run-{launch_id}")

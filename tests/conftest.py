@@ -6,11 +6,14 @@ that carry the mark of a launch.
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +25,12 @@ CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 os.environ.update([OURS])
+os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="infini-run-tests-")  # what SIGKILLed launchers leave goes with it
+atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # ignored under nohup, and behind a shell's `&`
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 

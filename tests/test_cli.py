@@ -327,3 +327,42 @@ def test_a_plain_launch_imports_these_modules_and_no_others(nproc, more):
         "stat",
         "os",
     } | {"_collections_abc"}
+
+
+def test_before_anything_is_started_a_signal_ends_the_command(infini_run, tmp_path):
+    os.mkfifo(tmp_path / "flags")
+    command = infini_run(f"--flagfile={tmp_path}/flags", "true")
+    until(lambda: b"fifo" in Path(f"/proc/{command.pid}/wchan").read_bytes() or blocked_in_open(command.pid))
+    command.signal(signal.SIGTERM)
+    assert command.wait() == -signal.SIGTERM
+
+
+def blocked_in_open(pid):
+    """It has come as far as its flags, and waits for whoever writes them."""
+    return Path(f"/proc/{pid}/syscall").read_text().startswith(("257 ", "56 ", "2 "))
+
+
+def test_an_answer_that_cannot_be_written_is_a_failure(infini_run):
+    with open("/dev/full", "wb") as full:
+        command = infini_run("--dry_run=json", "true", stdout=full)
+        assert command.wait() == 1
+    assert command.err == b"infini-run: the answer cannot be written: No space left on device\n"
+
+
+def test_a_name_cannot_steer_the_terminal_or_break_the_line(infini_run):
+    command = infini_run("./no\n\x1b[31msuch")
+    assert command.wait() == 127
+    assert command.err.count(b"\n") == 1
+    assert b"\x1b" not in command.err
+
+
+def test_a_report_that_is_refused_later_is_not_the_earlier_one(infini_run, tmp_path):
+    assert infini_run(f"--report={tmp_path}/r", "true").wait() == 0
+    assert infini_run(f"--report={tmp_path}/r", "--log_dir=/proc/nowhere", "true").wait() == 2
+    assert not (tmp_path / "r").exists()
+
+
+def test_nodes_that_cannot_meet_are_told(infini_run):
+    command = infini_run("--nnodes=2", "true")
+    assert command.wait() == 0
+    assert b"give --rdzv_endpoint=HOST:PORT of node 0" in command.err

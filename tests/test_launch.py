@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_run_without_check_returns_the_failure():
 
 
 def test_run_stops_everything_when_its_time_is_up(bell):
-    with pytest.raises(TimeoutError, match=r"sh has not ended within 0\.2 s; all ranks were stopped"):
+    with pytest.raises(ir.LaunchTimeout, match=r"sh has not ended within 0\.2 s; all ranks were stopped"):
         ir.run(idle(bell), nproc_per_node=2, timeout_s=0.2)
     assert marked() == {}
 
@@ -472,10 +473,10 @@ def test_a_signal_to_what_has_ended_reaches_nobody_at_any_time():
     assert launcher.signal(signal.SIGTERM) == 0
 
 
-def test_a_signal_that_is_none_is_refused_by_the_system(bell):
+def test_a_signal_that_is_none_is_refused(bell):
     with ir.ProcessLauncher(idle(bell)) as launcher:
         launcher.launch()
-        with pytest.raises(OSError, match="Invalid argument"):
+        with pytest.raises(ir.UsageError, match="number=9999: there is no such signal"):
             launcher.signal(9999)
 
 
@@ -564,3 +565,37 @@ def test_an_interrupt_at_any_line_of_a_launch_leaves_no_rank():
     )
     assert done.stderr == ""
     assert int(done.stdout.split()[0]) > 100
+
+
+def test_a_launcher_that_is_dropped_takes_its_ranks_with_it(bell):
+    launcher = ir.ProcessLauncher(idle(bell), nproc_per_node=2)
+    launcher.launch()
+    bell.hear(2)
+    with pytest.warns(ResourceWarning, match="was dropped while its ranks ran"):
+        del launcher
+    assert marked() == {}
+
+
+def test_a_launch_that_the_caller_stopped_has_not_exited_with_0(bell):
+    with ir.ProcessLauncher(idle(bell)) as launcher:
+        launcher.launch()
+        bell.hear(1)
+        launcher.kill()
+        launcher.wait()
+        assert launcher.report().exit_code == 128 + signal.SIGKILL
+        assert launcher.first_failure() is None
+
+
+def test_two_ranks_start_where_the_host_has_closed_its_stdin():
+    program = "import os, infini_run as ir; os.close(0); ir.run(['true'], nproc_per_node=2)"
+    assert subprocess.run([sys.executable, "-c", program], stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_errors_travel_between_processes():
+    with pytest.raises(ir.WorkerError) as failed:
+        ir.run(["sh", "-c", "exit 3"])
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (str(again), again.rank, again.exit_code) == (str(failed.value), 0, 3)
+    with pytest.raises(ir.ProgramMissing) as missing:
+        ir.run(["./nowhere"])
+    assert pickle.loads(pickle.dumps(missing.value)).path == "./nowhere"

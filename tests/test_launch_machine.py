@@ -193,7 +193,8 @@ class Launching(RuleBasedStateMachine):
         assert self.launcher.running() == self.alive()
         assert [e.pid for e in status] == self.pids
         if not self.alive():
-            expected = 0 if self.first is None else self.ends[self.first][0]
+            stopped = next((code for code, _ in self.ends if code), 0)
+            expected = stopped if self.first is None else self.ends[self.first][0]
             assert self.launcher.report().exit_code == expected
 
 

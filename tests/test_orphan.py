@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -334,3 +335,38 @@ def test_library_ends_strays_after_a_failure(host_children, tmp_path, every_path
         ir.run(play(*STUBBORN, "@1", "exit=3", "@*", "wait"), nproc_per_node=2, grace=0.2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 3)
     assert len(children()) == 2
+
+
+def test_children_of_a_foreign_child_are_not_touched(tmp_path):
+    """They come to us when it ends, and were there before our first rank."""
+    inner = f"sleep 1000 & echo $! > {tmp_path}/pid; until test -e {tmp_path}/go; do :; done"
+    outer = f"(sh -c '{inner}' & ) ; until test -s {tmp_path}/pid; do :; done; exec {shlex.join(COMMAND)} "
+    outer += f"sh -c 'echo > {tmp_path}/go; sleep 0.2'"
+    subprocess.run(["sh", "-c", outer], check=True, stdin=subprocess.DEVNULL)
+    pid = int((tmp_path / "pid").read_text())
+    os.kill(pid, signal.SIGKILL)  # it is there
+
+
+def test_a_proc_of_another_pid_namespace_names_nobody(tmp_path):
+    """unshare --pid without --mount-proc: the numbers in /proc are other processes'."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    bystanders = [subprocess.Popen(["sleep", "1000"]) for _ in range(8)]
+    try:
+        words = ["unshare", "--pid", "--fork", *COMMAND, "--grace=1", "sh", "-c", "setsid sleep 1000 & exit 0"]
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        assert done.returncode == 0
+        assert b"left behind" not in done.stderr
+        assert all(bystander.poll() is None for bystander in bystanders)
+    finally:
+        for bystander in bystanders:
+            bystander.kill()
+            bystander.wait()
+
+
+def test_a_rank_that_left_its_group_is_stopped_all_the_same(infini_run):
+    leave = "import os, time; os.setpgid(0, os.getpgid(os.getppid())); print('ready', flush=True); time.sleep(1000)"
+    command = infini_run(sys.executable, "-c", leave)
+    command.read_until(b"ready")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
