@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -290,4 +291,8 @@ def infini_run() -> Iterator[Callable[..., Command]]:
         command.close()
 
 
-COMMAND = [os.environ.get("TEST_PYTHON", sys.executable), "-m", "infini_run"]  # asan.sh has one of its own
+COMMAND = [
+    *shlex.split(os.environ.get("TEST_PYTHON", sys.executable)),
+    "-m",
+    "infini_run",
+]  # asan.sh has one of its own

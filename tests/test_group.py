@@ -388,13 +388,20 @@ def test_close_wakes_a_thread_that_waits(debug, stage):
         live = Live(yes, debug=debug, console=(writer, -1))
         live.until(lambda: live.settle() or processes()[live.pid(0)][1] == "S")
     live.settle()
-    woken = []
-    waiter = threading.Thread(target=lambda: woken.append(live.group.wait()), daemon=True)
+    woken, closed = [], threading.Event()
+
+    def wait_until_closed():  # something may be ready that is not the end
+        while live.group.wait() and not closed.is_set():
+            live.group.step()
+        woken.append(True)
+
+    waiter = threading.Thread(target=wait_until_closed, daemon=True)
     waiter.start()
     until(lambda: live.group._waiting == 1)
     closer = threading.Thread(target=live.close, daemon=True)
     closer.start()
     closer.join(LIMIT_S / 2)
+    closed.set()
     waiter.join(LIMIT_S / 2)
     assert not closer.is_alive()
     assert woken == [True]
