@@ -291,8 +291,6 @@ def infini_run() -> Iterator[Callable[..., Command]]:
         command.close()
 
 
-COMMAND = [
-    *shlex.split(os.environ.get("TEST_PYTHON", sys.executable)),
-    "-m",
-    "infini_run",
-]  # asan.sh has one of its own
+# asan.sh has an interpreter of its own
+COMMAND = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-m", "infini_run"]
+LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows

@@ -104,6 +104,7 @@ def limited():
     folder.rmdir()
 
 
+@pytest.mark.skipif("TEST_PYTHON" in os.environ, reason="the sanitizer's own memory makes the launcher the victim")
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_so(limited, infini_run):
     script = f"import os; os.environ['RANK'] == '1' or __import__('signal').pause(); {EATER}"
     command = infini_run("--nproc_per_node=2", sys.executable, "-SE", "-c", script, under=limited)
