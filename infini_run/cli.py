@@ -1,4 +1,4 @@
-"""The command `infini-run`: words in, an exit code out. Owns its process from the first line on."""
+"""The command `infini-run`: words in, an exit code out. The process is its own, and it takes all of it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-ISOLATED = (
-    "INFINI_RUN_ISOLATED"  # set by ourselves, for ourselves, one level down: the signal mask we found, a launch id
-)
+# Set by ourselves, for ourselves, one level down: the signal mask that we found, and the inner launch's id.
+ISOLATED = "INFINI_RUN_ISOLATED"
 
 
 def main() -> None:
