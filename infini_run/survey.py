@@ -33,9 +33,11 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
         if options.gpus_per_proc:
             devices = assign(find_gpus(environ), nproc, options.gpus_per_proc, environ.get(VISIBLE))
     if wants_cpus:
-        from infini_run.cgroup import count_cpus
+        cpus = len(os.sched_getaffinity(0))
+        if cpus >= 2 * nproc:  # else it is one thread each, whatever the cgroup's quota
+            from infini_run.cgroup import count_cpus
 
-        cpus = count_cpus()
+            cpus = count_cpus()
     return Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus, devices=devices)
 
 
