@@ -76,9 +76,10 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     size_t head = n * sizeof(struct slot) + pointers * sizeof(char *) + strings;
     head = (head + 4095) & ~(size_t)4095;
     g->arena_size = head + (size_t)n * STACK_SIZE;
-    /* shared: after a fork, the child's failure must still reach us */
+    /* after a fork the child's failure must reach us; what clone(CLONE_VM) shares need not be */
+    int sharing = (g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE;
     void *memory = mmap(NULL, g->arena_size, PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                        sharing | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) return -ENOMEM;
     g->arena = memory;
     g->slots = memory;

@@ -27,6 +27,5 @@ ffi.set_source(
     define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
     py_limited_api=True,
     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden", "-pthread", *flags],
-    # now: a symbol that the first call resolves would be resolved in a child that shares our memory
-    extra_link_args=["-pthread", "-Wl,-z,now", *flags],
+    extra_link_args=["-pthread", *flags],
 )

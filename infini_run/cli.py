@@ -70,8 +70,7 @@ def _take_entry(before: set[int] | None) -> Entry:
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Plan:
     from infini_run.plan import make_plan
-    from infini_run.program import find_command
-    from infini_run.survey import error_folder, free_port, new_launch_id, survey
+    from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     launch_id = launch_id or new_launch_id()

@@ -16,8 +16,7 @@ from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerE
 from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
-from infini_run.program import find_command
-from infini_run.survey import error_folder, free_port, new_launch_id, survey
+from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     from infini_run.group import Event
     from infini_run.options import Options
-    from infini_run.program import Command
     from infini_run.report import Exit, Report
+    from infini_run.survey import Command
 
 _NOT_HERE = ("dry_run", "isolate", "report", "verbose")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.options import Options
-    from infini_run.program import Command
+    from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"
 STDOUT, STDERR = 1, 2  # torchrun's bits of --redirects and --tee

@@ -1,20 +1,160 @@
-"""What this machine is for the job, looked at once, before the plan.
+"""What this machine is for the job, looked at once, before the plan: the program, the GPUs, a port, a folder.
 
-Everything that a plan takes from its surroundings on one node comes from here.
+The search for the program is a shell's (exec(3)): a word with a slash is a path, any other is looked for on PATH;
+the kernel's own refusals that can be known beforehand (no run bit, no `#!`, no interpreter) are told here, so that
+a wrong name is one message and not N.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import sys
 
-from infini_run.errors import UsageError
+from infini_run.errors import NotExecutable, ProgramMissing, UsageError
 from infini_run.plan import Node
+from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from infini_run.options import Options
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@record
+class Command:
+    """`file` is executed as it stands; `argv` is what it is told."""
+
+    file: str
+    argv: tuple[str, ...]
+
+
+def find_command(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    module: bool = False,
+    no_python: bool = False,
+    cwd: str = "",
+) -> Command:
+    """The command behind the words after the flags.
+
+    module: the first word is a Python module. no_python: a .py file is not run by this interpreter even
+    if it has no run bit. cwd: where relative paths begin; empty: here. Raises ProgramMissing, NotExecutable.
+    """
+    name = words[0]
+    if module:
+        return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
+    path = _find(name, environ, os.path.abspath(cwd) if cwd else "")
+    if path.endswith(".py") and not no_python and not os.access(path, os.X_OK):
+        if not os.access(path, os.R_OK):
+            raise NotExecutable(f"{name} cannot be read: permission denied", name)
+        return Command(file=sys.executable, argv=(sys.executable, "-u", path, *words[1:]))
+    _check_executable(name, path)
+    return Command(file=path, argv=tuple(words))
+
+
+def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
+    if not name:
+        raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
+    path = os.path.join(cwd, name)
+    if "/" in name:
+        if not os.path.lexists(path):
+            raise ProgramMissing(f"{name} does not exist (in {cwd or _here()})", name)
+        return path
+    if name.endswith(".py") and os.path.isfile(path):
+        return path
+    found = list(_candidates(name, environ, cwd))
+    for path in found:
+        if os.access(path, os.X_OK):
+            return path
+    if found:
+        raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
+    hint = f"; there is one in this directory: ./{name}" if os.path.isfile(path) else ""
+    raise ProgramMissing(f"{name} is not on PATH{hint}", name)
+
+
+def _candidates(name: str, environ: Mapping[str, str], cwd: str) -> Iterator[str]:
+    for folder in environ.get("PATH", DEFAULT_PATH).split(":"):
+        path = os.path.join(cwd, folder or ".", name)
+        if os.path.isfile(path):
+            yield path
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "a working directory that was deleted"
+
+
+def _check_executable(name: str, path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise ProgramMissing(f"{path} cannot be reached: {error.strerror}", name) from None
+    if stat.S_ISDIR(mode):
+        raise NotExecutable(f"{path} is a directory; give the program in it", name)
+    if not os.access(path, os.X_OK):
+        first = _first_line(path)
+        way = f"try: infini-run ... {_interpreter(path, first)} {path}, or chmod +x {path}"
+        raise NotExecutable(f"{path} has no run bit; {way}", name)
+    _check_shebang(name, path, _first_line(path))
+
+
+def _first_line(path: str) -> bytes:
+    """At most what the kernel reads of a file to decide how to run it (BINPRM_BUF_SIZE, Linux 5.1: 256)."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return (file.read(256) or b"").partition(b"\n")[0]
+    except OSError:
+        return b"\x7fELF"  # may be executed but not read: the kernel decides
+
+
+def _interpreter(path: str, first: bytes) -> str:
+    words = _shebang(first)
+    if words:
+        return os.fsdecode(b" ".join(words)).rstrip("\r")
+    return sys.executable if path.endswith(".py") else "sh"
+
+
+def _shebang(first: bytes) -> list[bytes]:
+    """The words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
+    line = first[2:] if first.startswith(b"#!") else b""
+    return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
+
+
+def _check_shebang(name: str, path: str, first: bytes) -> None:
+    if first.startswith(b"#!"):
+        words = _shebang(first)
+        interpreter = os.fsdecode(words[0]) if words else ""
+        if not os.path.exists(interpreter):
+            shown = interpreter.replace("\r", "\\r") or "nothing"
+            hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
+            raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
+        if len(words) == 2 and interpreter.endswith("/env") and words[1].endswith(b"\r"):
+            raise NotExecutable(
+                f"{path} asks env for {os.fsdecode(words[1][:-1])}\\r: the file has DOS line ends", name
+            )
+    elif b"\0" not in first and not first.startswith(b"\x7fELF"):
+        if _has_binfmt_rules():
+            return
+        raise NotExecutable(
+            f"{path} has no #! line, so the kernel cannot run it; "
+            f"try: infini-run ... {_interpreter(path, first)} {path}",
+            name,
+        )
+
+
+def _has_binfmt_rules() -> bool:
+    """Whether the kernel may know a file by its name alone (binfmt_misc); else text without #! is ENOEXEC."""
+    try:
+        return any(entry not in ("register", "status") for entry in os.listdir("/proc/sys/fs/binfmt_misc"))
+    except OSError:
+        return False
 
 
 def survey(options: Options, environ: Mapping[str, str]) -> Node:

@@ -12,7 +12,7 @@ from infini_run.group import KINDS, STEPS, Event
 from infini_run.options import resolve
 from infini_run.outcome import Outcome
 from infini_run.plan import Node, make_plan
-from infini_run.program import Command
+from infini_run.survey import Command
 
 
 def outcome_of(*flags, has_terminal=False, oom_kills=-1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from infini_run.errors import UsageError
 from infini_run.options import resolve
 from infini_run.plan import STDERR, STDOUT, Node, make_plan
-from infini_run.program import Command
+from infini_run.survey import Command
 
 COMMAND = Command(file="/bin/prog", argv=("prog", "--lr=1"))
 

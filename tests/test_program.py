@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from infini_run.errors import NotExecutable, ProgramMissing
-from infini_run.program import Command, find_command
+from infini_run.survey import Command, find_command
 
 
 def make(path, content="#!/bin/sh\n", mode=0o755):
