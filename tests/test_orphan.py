@@ -282,8 +282,7 @@ def test_dead_rank_that_a_tracer_holds_is_waited_for_without_spinning(infini_run
     until(lambda: state_of(pids[0]) == "Z")
     command.signal(signal.SIGUSR1)
     command.read_lines(b"got USR1")
-    until(lambda: state_of(command.pid) == "S")
-    assert {state_of(command.pid) for _ in range(100)} == {"S"}
+    until(lambda: {state_of(command.pid) for _ in range(100)} == {"S"})  # one that spins never sleeps so long
     tracer.let_go()
     assert command.wait() == 3
 

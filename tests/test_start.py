@@ -301,7 +301,7 @@ def test_arguments_that_are_too_long_are_126_and_a_hint(infini_run, every_path):
 
 def test_one_rank_that_cannot_start_takes_the_others_down(infini_run, tmp_path, every_path):
     """The file goes away after it was looked for: those that have it already are stopped."""
-    path = script(tmp_path / "program", b"#!/bin/sh\n[ $RANK = 0 ] && rm -f $0\nexec sleep 1000\n")
+    path = script(tmp_path / "program", b"#!/bin/sh\n[ $RANK = 0 ] && rm -f $0 && exit 2\nexec sleep 1000\n")
     command = infini_run("--nproc_per_node=64", "--grace=1000", path)
     code = command.wait()
     assert code in (126, 127, 2), command.err
