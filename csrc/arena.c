@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -158,4 +159,18 @@ int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, 
 /* Stacks grow down; each child's begins where the next one's ends. */
 void *arena_stack(const struct ir_group *g, uint32_t index) {
     return (char *)g->arena + g->arena_size - (size_t)index * STACK_SIZE;
+}
+
+/* Before the first child: a plain fork is to be used after all, so what it leaves must reach us. The
+ * mapping is replaced in place, and every pointer into it stays true. */
+int arena_share(struct ir_group *g) {
+    void *copy = malloc(g->arena_size);
+    if (copy == NULL) return -ENOMEM;
+    memcpy(copy, g->arena, g->arena_size);
+    void *memory = mmap(g->arena, g->arena_size, PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    int r = memory == MAP_FAILED ? -errno : 0;
+    if (r == 0) memcpy(memory, copy, g->arena_size);
+    free(copy);
+    return r;
 }

@@ -46,7 +46,6 @@
 #define STRAYS_TOLD 16           /* named one by one; more are only stopped */
 
 #define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
-#define ALL_SIGNALS (~UINT64_C(0))
 
 struct ir_group;
 
@@ -205,6 +204,7 @@ bool event_room(const struct ir_group *g);
 /* arena.c */
 int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked);
 void *arena_stack(const struct ir_group *g, uint32_t index);
+int arena_share(struct ir_group *g);
 void arena_free(struct ir_group *g);
 
 /* spawn.c */

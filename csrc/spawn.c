@@ -112,8 +112,9 @@ static pid_t worker_create(struct ir_group *g, struct slot *slot, uint32_t index
     g->no_clone_pidfd = true;
     pid = worker_clone(g, slot, index, ret_pidfd);
     if (pid >= 0 || (g->config.flags & IR_USE_FORK)) return pid;
-    g->config.flags |=
-        IR_USE_FORK; /* its exit code tells what the arena, which is not shared, cannot */
+    int r = arena_share(g);
+    if (r < 0) return r;
+    g->config.flags |= IR_USE_FORK;
     return worker_clone(g, slot, index, ret_pidfd);
 }
 

@@ -7,7 +7,7 @@ sees `base environment - names we set + plan.env (the same for all) + worker.env
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.kind import streams_of
+from infini_run.kind import STDERR, STDOUT, streams_of
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"
-STDOUT, STDERR = 1, 2  # torchrun's bits of --redirects and --tee
 _WORLD_LIMIT = 2**31 - 1
 
 # A launch inside a worker of another one must not inherit what belongs to that worker alone.

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import marked, play, processes, until
+from conftest import COMMAND, marked, play, processes, until
 
 
 def plain(argv, **kwargs):
@@ -306,3 +306,27 @@ def test_one_rank_that_cannot_start_takes_the_others_down(infini_run, tmp_path, 
     code = command.wait()
     assert code in (126, 127, 2), command.err
     assert not marked()
+
+
+def test_a_clone_that_is_refused_becomes_a_fork_that_still_tells_why(tmp_path):
+    """A sandbox or an emulator that knows no CLONE_PIDFD and no CLONE_VM: strace refuses the first two clones."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    if "TEST_PYTHON" in os.environ:
+        pytest.skip("under a sanitizer there is no shared clone to refuse")
+    refuse = [
+        "strace",
+        "-qq",
+        "-o",
+        tmp_path / "trace",
+        "-e",
+        "trace=clone",
+        "-e",
+        "inject=clone:error=EINVAL:when=1..2",
+    ]
+    path = script(tmp_path / "program", b"\0\1\2 no format that anybody knows")
+    done = subprocess.run([*refuse, *COMMAND, "--nproc_per_node=3", path], capture_output=True, check=False)
+    assert done.returncode == 126
+    assert b"could not be started: executing the program: Exec format error" in done.stderr
+    assert subprocess.run([*refuse, *COMMAND, "--nproc_per_node=3", "true"], check=False).returncode == 0
+    assert (tmp_path / "trace").read_text().count("CLONE_VM") == 2
