@@ -3,18 +3,25 @@ PYTHON ?= python3
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
 BIN := $(VENV)/bin
-CORE := $(wildcard csrc/*.c csrc/*.h)
+CORE := $(wildcard csrc/*.c csrc/*.h csrc/guard/*)
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help test check lint asan bench clean build
+.PHONY: help test check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python)"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
+	@echo "make coverage  lines and branches of the C core that the tests go through; fails below 90 %"
+	@echo "make walk    every system call of the core fails once, in every kind of launch (a sample is in the tests)"
+	@echo "make fuzz    libFuzzer on the output pump and the reader of /proc, FUZZ_SECONDS (60) each"
+	@echo "make valgrind  the core without an interpreter under memcheck, every allocation denied once"
+	@echo "make stress  every fault 100 times in a row (STRESS=N; LOAD=1 with every core busy meanwhile)"
+	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N)"
 	@echo "make bench   measure, print one table, write bench/results/bench.json"
+	@echo "make faults  the same faults under other launchers beside us, one table, bench/results/faults.json"
 	@echo "make build   an sdist and a wheel in dist/"
 
 $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
@@ -40,8 +47,30 @@ check: lint test
 asan:
 	PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" tests/asan.sh $(PYTEST_ARGS)
 
+coverage:
+	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)
+
+walk: $(VENV)/made
+	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py $(PYTEST_ARGS)
+
+fuzz:
+	tests/fuzz.sh
+
+valgrind:
+	tests/valgrind.sh
+
+# Hours, so not in CI. tests/stress.sh says what else can be set.
+stress: $(VENV)/made
+	PYTHON=$(BIN)/python tests/stress.sh
+
+soak: $(VENV)/made
+	$(BIN)/python tests/soak.py
+
 bench:
 	$(PYTHON) bench/run.py $(BENCH_ARGS)
+
+faults:
+	$(PYTHON) bench/faults.py $(BENCH_ARGS)
 
 build: $(VENV)/made
 	$(BIN)/python -m pip install -q build

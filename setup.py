@@ -1,7 +1,44 @@
 """Builds the C core as one abi3 extension; everything else is in pyproject.toml."""
 
+import os
+
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
+
+GUARD = "irun-guard"
+GUARD_SOURCES = ["csrc/guard/main.c", "csrc/process.c"]
+GUARD_ENTRY = "csrc/guard/entry.c"  # waits before libc starts: worth it only if nothing else starts it first
+
+
+class CoreAndGuard(build_ext):
+    """Beside the extension, the small executable that the core starts: package data that has to be compiled."""
+
+    def run(self):
+        super().run()
+        flags = os.environ.get("IRUN_GUARD_CFLAGS", "").split()  # a sanitizer, say: it needs a libc that has started
+        try:
+            if flags:
+                raise LinkError("not with extra flags")
+            quick = ["-static", "-no-pie", "-s", "-Wl,-e,guard_entry"]
+            self._make_guard([*GUARD_SOURCES, GUARD_ENTRY], ["-fno-stack-protector", "-fno-pie"], quick)
+        except (CompileError, LinkError) as error:  # no static libc, or another processor
+            print(f"{GUARD} is linked dynamically ({error}): right all the same, and half a millisecond slower")
+            self._make_guard(GUARD_SOURCES, flags, flags)
+
+    def _make_guard(self, sources, compile_flags, link_flags):
+        objects = self.compiler.compile(
+            sources,
+            output_dir=os.path.join(self.build_temp, "guard"),
+            macros=[("_GNU_SOURCE", None)],
+            extra_postargs=["-std=c11", "-O2", *compile_flags],
+        )
+        folder = "infini_run" if self.inplace else os.path.join(self.build_lib, "infini_run")
+        self.compiler.link_executable(objects, GUARD, output_dir=folder, extra_postargs=link_flags)
+
+    def get_outputs(self):
+        return [*super().get_outputs(), os.path.join(self.build_lib, "infini_run", GUARD)]
 
 
 class Abi3Wheel(bdist_wheel):
@@ -12,4 +49,4 @@ class Abi3Wheel(bdist_wheel):
         return ("cp310", "abi3", platform) if python.startswith("cp") else (python, abi, platform)
 
 
-setup(cffi_modules=["csrc/build.py:ffi"], cmdclass={"bdist_wheel": Abi3Wheel})
+setup(cffi_modules=["csrc/build.py:ffi"], cmdclass={"bdist_wheel": Abi3Wheel, "build_ext": CoreAndGuard})

@@ -25,6 +25,7 @@ RANKS = 8
 SETTLE_S = 1.0
 WINDOW_S = 10.0
 QUICK_WINDOW_S = 2.0
+ATTACH_S = 0.2
 RANK_PROGRAMS = ("rank", "sleep", "coreutils", "busybox")
 
 
@@ -61,6 +62,12 @@ def count_switches(pids: list[int], window_s: float) -> int:
 
 
 def count_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
+    """System calls in a window, less those that the tracer itself causes: it interrupts what it attaches to, and a
+    wait for signals is then begun anew (signal(7))."""
+    return max(0, traced_calls(bed, pids, window_s, log) - traced_calls(bed, pids, ATTACH_S, log))
+
+
+def traced_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
     """System calls under strace; a call that lasts the whole window ends in `<detached ...>` and is none."""
     strace = shutil.which("strace")
     if strace is None:

@@ -73,10 +73,14 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
             list_bytes(workers[i].argv) + env_bytes(&workers[i]) + strlen(workers[i].program) + 1;
         if (workers[i].cwd != NULL) strings += strlen(workers[i].cwd) + 1;
     }
-    strings += 128; /* the maps of a user namespace */
-    size_t head = n * sizeof(struct slot) + pointers * sizeof(char *) + strings;
+    strings += 128;                           /* the maps of a user namespace */
+    const char *const *guard = guard_argv(g); /* it comes after the workers */
+    pointers += list_length(guard) + 2;
+    strings += list_bytes(guard) + (g->guard.program != NULL ? strlen(g->guard.program) + 1 : 0);
+    size_t slots = (n + 1) * sizeof(struct slot);
+    size_t head = slots + pointers * sizeof(char *) + strings;
     head = (head + 4095) & ~(size_t)4095;
-    g->arena_size = head + (size_t)n * STACK_SIZE;
+    g->arena_size = head + (size_t)(n + 1) * STACK_SIZE;
     /* after a fork the child's failure must reach us; what clone(CLONE_VM) shares need not be */
     int sharing = (g->config.flags & IR_USE_FORK) ? MAP_SHARED : MAP_PRIVATE;
     void *memory = mmap(NULL, g->arena_size, PROT_READ | PROT_WRITE,
@@ -84,7 +88,7 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     if (memory == MAP_FAILED) return -ENOMEM;
     g->arena = memory;
     g->slots = memory;
-    ret_arena->pointers = (char **)(void *)((char *)memory + n * sizeof(struct slot));
+    ret_arena->pointers = (char **)(void *)((char *)memory + slots);
     ret_arena->strings = (char *)(ret_arena->pointers + pointers);
     return 0;
 }
@@ -122,7 +126,8 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .argv = argv,
             .envp = arena_env(arena, base, worker),
             .cwd = worker->cwd != NULL ? arena_string(arena, worker->cwd) : NULL,
-            .blocked = (g->config.flags & IR_OWN_PROCESS) ? g->config.blocked : blocked,
+            .blocked =
+                (g->config.flags & (IR_OWN_PROCESS | IR_GIVEN_MASK)) ? g->config.blocked : blocked,
             .defaults = defaults,
             .nofile_soft = g->config.entry.nofile_soft,
             .nofile_hard = g->config.entry.nofile_hard,
@@ -130,9 +135,27 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .stdio = {worker->stdio[0], worker->stdio[1], worker->stdio[2]},
             .terminal_fd =
                 (worker->flags & IR_WORKER_FOREGROUND) && tty_is_ours(g) ? g->terminal_fd : -1,
+            .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
         };
     }
+}
+
+/* No signal ends it but SIGKILL, and nothing in its environment makes it one of the launch. */
+static void slot_fill_guard(struct ir_group *g, struct arena *arena) {
+    struct slot *slot = &g->slots[g->n];
+    *slot = (struct slot){
+        .program = arena_string(arena, g->guard.program),
+        .argv = arena_list(arena, g->guard.argv),
+        .envp = arena->pointers,
+        .blocked = ~UINT64_C(0),
+        .parent = g->self,
+        .stdio = {g->guard.pipe[0], IR_FD_INHERIT, IR_FD_INHERIT},
+        .terminal_fd = -1,
+        .lifeline = {-1, -1},
+        .own_session = true,
+    };
+    *arena->pointers++ = NULL;
 }
 
 static void slot_add_user_namespace(struct slot *slot, struct arena *arena) {
@@ -153,6 +176,7 @@ int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, 
     for (uint32_t i = 0; i < n; i++)
         if ((workers[i].flags & IR_WORKER_ISOLATE) && geteuid() != 0)
             slot_add_user_namespace(&g->slots[i], &arena);
+    if (g->guard.program != NULL) slot_fill_guard(g, &arena);
     return 0;
 }
 

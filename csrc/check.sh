@@ -5,6 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 warnings=${1:-"-Wall -Wextra -Werror"}
 flags="-std=c11 -D_GNU_SOURCE -Icsrc"
+sources="$(ls csrc/[!_]*.c csrc/guard/*.c)"
 
 missing=
 for tool in gcc clang clang-format clang-tidy; do
@@ -21,20 +22,25 @@ fi
 
 for compiler in gcc clang; do
     for level in -O2 -O0; do
-        for source in csrc/[!_]*.c; do
+        for source in $sources; do
             $compiler $flags $warnings $level -c -o /dev/null "$source"
         done
     done
 done
-# between clone and exec nothing may be called: a first call would be resolved in memory that is shared
-case $(uname -m) in x86_64 | aarch64)
+# between clone and exec nothing may be called: a first call would be resolved in memory that is shared; and before
+# libc has started nothing of it
+calls_nothing() { # FILE [SYMBOL]
     object=$(mktemp)
-    gcc $flags -O2 -c -o "$object" csrc/child.c
-    undefined=$(nm -u "$object")
+    gcc $flags -O2 -fno-stack-protector -c -o "$object" "$1"
+    undefined=$(nm -u "$object" | grep -v " ${2:-nothing}\$" || true)
     rm -f "$object"
-    [ -z "$undefined" ] || { echo "csrc/child.c calls $undefined" >&2; exit 1; }
+    [ -z "$undefined" ] || { echo "$1 calls $undefined" >&2; exit 1; }
+}
+case $(uname -m) in x86_64 | aarch64)
+    calls_nothing csrc/child.c
+    calls_nothing csrc/guard/entry.c _start
     ;;
 esac
-clang-tidy --quiet csrc/[!_]*.c -- $flags
-clang-format --dry-run -Werror csrc/[!_]*.c
+clang-tidy --quiet $sources -- $flags
+clang-format --dry-run -Werror $sources
 echo "csrc: no warnings"

@@ -5,44 +5,18 @@
  * (it would write the parent's errno), no allocation, no lock, nothing of ours from other files.
  * See signal-safety(7), and musl's posix_spawn for the same rule. */
 #include "core.h"
+#include "raw.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/prctl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
-
-#if defined(__x86_64__)
-static long raw(long number, long a, long b, long c, long d, long e) {
-    long result;
-    register long r10 __asm__("r10") = d;
-    register long r8 __asm__("r8") = e;
-    __asm__ volatile("syscall"
-                     : "=a"(result)
-                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
-                     : "rcx", "r11", "memory");
-    return result;
-}
-#elif defined(__aarch64__)
-static long raw(long number, long a, long b, long c, long d, long e) {
-    register long x8 __asm__("x8") = number;
-    register long x0 __asm__("x0") = a;
-    register long x1 __asm__("x1") = b;
-    register long x2 __asm__("x2") = c;
-    register long x3 __asm__("x3") = d;
-    register long x4 __asm__("x4") = e;
-    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
-    return x0;
-}
-#else /* only reached after a real fork (spawn.c), where errno is our own copy */
-static long raw(long number, long a, long b, long c, long d, long e) {
-    long result = syscall(number, a, b, c, d, e);
-    return result < 0 ? -errno : result;
-}
-#endif
 
 /* The kernel's own sigaction, not libc's: for SIG_DFL only the zeroes matter. */
 struct kernel_sigaction {
@@ -81,14 +55,22 @@ static void child_isolate(struct slot *slot) {
     if (r < 0) child_fail(slot, IR_STEP_PROC, r);
 }
 
-/* The parent-death signal covers a launcher that is SIGKILLed; one that died before the prctl is
- * seen by the parent's pid having changed. In a new PID namespace getppid says 0, and there a
- * launcher that is killed in the microseconds before the prctl is not seen. */
+/* In another PID namespace getppid says 0: there a pipe tells, once our copy of its other end is closed.
+ * What dies closes its descriptors before it sends the parent-death signal. */
+static bool child_is_orphan(struct slot *slot) {
+    long parent = raw(SYS_getppid, 0, 0, 0, 0, 0);
+    if (slot->lifeline[0] < 0) return parent != 0 && parent != slot->parent;
+    const struct timespec now = {0, 0};
+    struct pollfd lifeline = {slot->lifeline[0], 0, 0};
+    (void)raw(SYS_close, slot->lifeline[1], 0, 0, 0, 0);
+    return raw(SYS_ppoll, (long)&lifeline, 1, (long)&now, 0, 0) > 0;
+}
+
+/* The parent-death signal covers a launcher that is SIGKILLed, if it did not die before the prctl. */
 static void child_tie(struct slot *slot) {
     long r = raw(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_PARENT, r);
-    long parent = raw(SYS_getppid, 0, 0, 0, 0, 0); /* 0: in another PID namespace than ours */
-    if (parent != 0 && parent != slot->parent)
+    if (child_is_orphan(slot))
         for (;;) (void)raw(SYS_exit_group, 128 + SIGKILL, 0, 0, 0, 0);
 }
 
@@ -115,7 +97,7 @@ static void child_signals(struct slot *slot) {
 
 int child_main(void *argument) {
     struct slot *slot = argument;
-    long r = raw(SYS_setpgid, 0, 0, 0, 0, 0);
+    long r = slot->own_session ? raw(SYS_setsid, 0, 0, 0, 0, 0) : raw(SYS_setpgid, 0, 0, 0, 0, 0);
     if (r < 0) child_fail(slot, IR_STEP_GROUP, r);
     if (slot->flags & IR_WORKER_DIES_WITH_US) child_tie(slot);
     if (slot->flags & IR_WORKER_ISOLATE) child_isolate(slot);

@@ -1,12 +1,16 @@
 /* core.h: what the files of the core share. Not public.
  *
  * fd.c     descriptors                       child.c  between clone and exec
- * spawn.c  the clone loop, arena.c its memory wait.c   exits, in the order of death
+ * spawn.c  the spawn, clone.c one process of it, arena.c its memory
+ * wait.c   exits, in the order of death
  * state.c  the stop's timetable              stray.c  descendants that outlive the workers,
  *                                            process.c what /proc says of them
  * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
  * pump.c   pipes to lines                    sink.c   lines to the console
- * input.c  our stdin to the workers          group.c  the handle; entry.c the process at its start */
+ * input.c  our stdin to the workers          notify.c what workers say of themselves
+ * group.c  the handle                        entry.c  the process at its start
+ * guard.c  the process that ends what we leave; guard/main.c is that process
+ * cgroup.c a leaf for each worker, where we may */
 #ifndef CORE_H
 #define CORE_H
 
@@ -14,8 +18,10 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
+#include "guard/main.h"
 #include "irun.h"
 
 /* The child's code is raw system calls on these two; elsewhere, and under a sanitizer that keeps
@@ -35,6 +41,12 @@
 #define CAN_SHARE_MEMORY false
 #endif
 
+#if defined(__x86_64__) || defined(__aarch64__) /* clone3 is by hand: libc has no wrapper */
+#define CAN_BE_BORN_INTO_CGROUP true
+#else
+#define CAN_BE_BORN_INTO_CGROUP false
+#endif
+
 #define STACK_SIZE 16384u /* a child's, until its exec */
 #define NS_PER_MS 1000000LL
 #define GIVE_UP_MS 5000          /* how long we wait for what SIGKILL does not end */
@@ -43,6 +55,8 @@
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
 #define TAIL_BUFFER 4096u        /* last words that are kept for the report */
+#define GUARD_NAME "irun-guard"
+#define STATUS_SIZE 512u         /* of a worker's last STATUS= that is kept */
 #define STRAYS_TOLD 16           /* named one by one; more are only stopped */
 
 #define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
@@ -52,7 +66,7 @@ struct ir_group;
 /* ---- what an epoll event means: kind in the high half, index in the low one */
 enum watch {
     WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
-    WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET,
+    WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET, WATCH_GUARD, WATCH_ASKED, WATCH_NOTIFY,
 };
 
 /* ---- child.c: everything a child needs, and where it leaves its failure */
@@ -70,7 +84,9 @@ struct slot {
     pid_t parent;
     int stdio[3];        /* >= 3, or IR_FD_INHERIT */
     int terminal_fd;     /* -1: the foreground is not handed over */
+    int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
+    bool own_session;    /* a session of its own, not only a process group */
     volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
@@ -85,7 +101,7 @@ struct stream {
     bool more;       /* the last piece did not end its line */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
-    char *buffer;    /* STREAM_BUFFER, once there was output */
+    char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
     uint32_t label_size, label_more_size;
 };
@@ -102,8 +118,14 @@ struct worker {
     bool log_lost;   /* told once */
     int log_open;    /* stream whose unended line is the log's last, or -1 */
     struct stream streams[2];
-    char *tail;      /* TAIL_BUFFER, a ring of stderr */
+    char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
+    int notify_fd;   /* -1: none, or closed at its end */
+    bool ready;      /* it said READY=1 */
+    bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
+    int64_t said_ns, ping_ns; /* struct ir_activity */
+    char *status;    /* STATUS_SIZE, once there was one */
+    uint32_t status_size;
 };
 
 /* ---- sink.c: one console */
@@ -130,14 +152,15 @@ struct input {
 };
 
 struct process {
-    pid_t pid, parent;
+    pid_t pid, parent, group, session;
     uint64_t start_ticks;
     char state;
+    bool decided;    /* whether it is ours: */
     bool ours;
     char name[16];
 };
 
-struct processes {
+struct processes {   /* by pid */
     struct process *at;
     size_t n, capacity;
 };
@@ -147,6 +170,25 @@ struct stray {
     int fd; /* its pidfd */
 };
 
+/* ---- guard.c: the process that ends what we leave when we are killed */
+struct guard {
+    char *program, *folder; /* NULL: none */
+    char parent[16], session[16], since[24]; /* its arguments, as words */
+    const char *argv[GUARD_WORDS + 1];
+    pid_t pid;              /* 0: none runs */
+    int pidfd;
+    int pipe[2];            /* our workers' numbers, read by it when we have died */
+    int step, error;        /* between clone and exec */
+    bool dismissed;         /* killed by us */
+};
+
+/* ---- cgroup.c: the folder of this launch, with a leaf for each worker */
+struct cgroup {
+    char *path;      /* NULL: none */
+    int fd;
+    uint32_t leaves;
+};
+
 enum state { IDLE, RUNNING, LEADING, STOPPING, KILLING, SWEEPING, PURGING, DRAINING, ENDED };
 enum cause { STOP, KILL, TIMEOUT, GONE, CLEAR, FLUSHED, CAUSES };
 
@@ -154,6 +196,7 @@ struct ir_group {
     struct ir_config config;
     char *mark;
     int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd, terminal_fd;
+    int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
     int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
     bool hurry;                 /* a second stop came: no further grace */
@@ -167,12 +210,14 @@ struct ir_group {
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;
     char *labels;               /* copies */
+    char *buffers;              /* of all streams that are piped */
     void *arena;                /* slots, stacks, strings of the children until their exec */
     size_t arena_size;
     struct slot *slots;
-    struct ir_event *events;    /* a ring */
-    uint32_t event_head, event_count, event_capacity, strays_told;
-    pid_t strays_named[STRAYS_TOLD];
+    struct ir_event *events;    /* a ring of event_capacity, and a place beyond */
+    uint32_t event_head, event_count, event_capacity;
+    uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
+    pid_t *strays_by_pid;
     struct stray *strays;       /* strays_alive of them, in a library */
     struct sink sinks[2];       /* sinks[1].fd == -1 and err_sink 0 where both are one file */
     int err_sink;
@@ -180,6 +225,8 @@ struct ir_group {
     char *log_buffer;           /* STREAM_BUFFER, for the marked lines of one write */
     pid_t *foreign;             /* children that we had before: reaped, never touched */
     uint32_t foreign_count;
+    struct guard guard;
+    struct cgroup cgroup;
 };
 
 /* fd.c */
@@ -191,6 +238,7 @@ int fd_reopen(int fd, int mode);
 int fd_pipe(int ret_fds[2], int nonblocking_end);
 ssize_t fd_write(int fd, const void *bytes, size_t size);
 int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
+void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
 void fd_unwatch(const struct ir_group *g, int fd);
 int fd_release(const struct ir_group *g, int fd);
 int64_t clock_ns(void);
@@ -207,15 +255,36 @@ void *arena_stack(const struct ir_group *g, uint32_t index);
 int arena_share(struct ir_group *g);
 void arena_free(struct ir_group *g);
 
-/* spawn.c */
+/* clone.c */
 int pidfd_open_of(const struct ir_group *g, pid_t pid);
+pid_t child_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd);
+
+/* guard.c */
+int guard_open(struct ir_group *g);
+const char *const *guard_argv(struct ir_group *g);
+void guard_start(struct ir_group *g);
+void guard_tell(const struct ir_group *g, pid_t worker);
+void guard_note(struct ir_group *g);
+void guard_gone(struct ir_group *g);
+void guard_reaped(struct ir_group *g);
+void guard_dismiss(struct ir_group *g);
+void guard_stop(struct ir_group *g);
+void guard_close(struct ir_group *g);
+
+/* cgroup.c */
+int cgroup_open(struct ir_group *g, uint32_t n);
+int cgroup_leaf(const struct ir_group *g, uint32_t index);
+void cgroup_kill(const struct ir_group *g);
+void cgroup_mark(const struct ir_group *g, struct processes *all);
+void cgroup_close(struct ir_group *g);
 
 /* wait.c */
 void worker_exited_wait(struct ir_group *g, uint32_t index);
 void wait_exits(struct ir_group *g);
 void wait_execs(struct ir_group *g);
 void wait_any(struct ir_group *g);
-bool wait_has_children(void);
+bool wait_has_children(struct ir_group *g);
+int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage);
 int waiter_start(struct ir_group *g, uint32_t index);
 void waiter_ready(struct ir_group *g);
 
@@ -224,14 +293,23 @@ void state_cause(struct ir_group *g, enum cause cause);
 void state_check(struct ir_group *g);
 
 /* process.c */
+ssize_t process_file(const char *path, char *buffer, size_t size);
 bool process_read(pid_t pid, struct process *ret);
-void processes_scan(struct processes *all);
+bool processes_add(struct processes *all, const struct process *process);
+int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);
+void processes_spread(const struct processes *all);
+struct process *process_find(const struct processes *all, pid_t pid);
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
 bool process_sees_itself(pid_t self);
+enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
+enum mark process_mark(pid_t pid, const char *mark);
 bool process_has_mark(pid_t pid, const char *mark);
+int process_open(pid_t pid);
+bool process_signal(const struct process *process, int pidfd, int sig);
 
 /* stray.c */
 int stray_foreign(struct ir_group *g);
+void stray_forget(struct ir_group *g, pid_t pid);
 void stray_gone(struct ir_group *g, int fd);
 void stray_close(struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
@@ -250,6 +328,7 @@ bool tty_is_ours(const struct ir_group *g);
 void tty_hand_over(struct ir_group *g);
 void tty_restore(struct ir_group *g);
 void tty_suspend(struct ir_group *g);
+void tty_asked(struct ir_group *g);
 void tty_check_stopped(struct ir_group *g);
 
 /* pump.c */
@@ -258,6 +337,12 @@ void pump_drain(struct ir_group *g, uint32_t index);
 void pump_resume(struct ir_group *g);
 void pump_close(struct ir_group *g);
 bool pump_idle(const struct ir_group *g);
+
+/* notify.c */
+int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+void notify_ready(struct ir_group *g, uint32_t index);
+void notify_drain(struct ir_group *g, uint32_t index);
+void notify_close(struct ir_group *g, uint32_t index);
 
 /* sink.c */
 int sink_open(struct ir_group *g);

@@ -108,6 +108,13 @@ int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
     return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
 }
 
+/* Another wish for what is watched already: nothing is allocated for it, so it cannot fail. 0 is for
+ * the time being: what the kernel tells unasked (an error, a hang-up) is then told once. */
+void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
+                uint32_t index) {
+    (void)fd_control(g, EPOLL_CTL_MOD, fd, events == 0 ? EPOLLET : events, kind, index);
+}
+
 void fd_unwatch(const struct ir_group *g, int fd) {
     (void)epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }

@@ -1,6 +1,7 @@
 /* group.c: the handle: its birth, its one loop, its end. */
 #include "core.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -9,33 +10,38 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#define STEP_ROUNDS 64  /* then the caller gets its turn, however much output there is */
-#define EVENT_SPARE 256 /* room beyond what the workers need: strays, signals, lost output */
+#define STEP_ROUNDS 64 /* then the caller gets its turn, however much output there is */
 
-/* Room for what must never be dropped is made before the first worker; a push on a full ring (a
- * storm of signals that nobody collects) gives the last entry again. */
+/* What must never be dropped has its room before the first worker, even if nobody collects. */
+#define WORKER_EVENTS 7 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD */
+#define GROUP_EVENTS (2 * STRAYS_TOLD + 16) /* STRAY and STUCK; TOLD, OUTPUT_LOST, ENDED, ... */
+#define SIGNAL_EVENTS 128                   /* these may be dropped: event_room */
+
 struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid) {
+    assert(g->event_count < g->event_capacity);
+    uint32_t at = (g->event_head + g->event_count) % g->event_capacity;
     if (g->event_count < g->event_capacity) g->event_count++;
-    uint32_t at = (g->event_head + g->event_count - 1) % g->event_capacity;
+    else at = g->event_capacity; /* a place that nobody reads */
     g->events[at] =
         (struct ir_event){.kind = kind, .worker = worker, .pid = pid, .time_ns = clock_ns()};
     return &g->events[at];
 }
 
-/* For events that may be dropped: is there more room than the workers' own events need? */
+/* For events that come without end where somebody sends signals without end. */
 bool event_room(const struct ir_group *g) {
-    return g->event_capacity - g->event_count > 8 * g->capacity + EVENT_SPARE / 2;
+    return g->event_count < SIGNAL_EVENTS;
 }
 
 static int group_open(struct ir_group *g, uint32_t n) {
     g->workers = calloc(n + 1, sizeof *g->workers);
-    g->event_capacity = 8 * n + EVENT_SPARE;
-    g->events = calloc(g->event_capacity, sizeof *g->events);
+    g->event_capacity = WORKER_EVENTS * n + GROUP_EVENTS + SIGNAL_EVENTS;
+    g->events = calloc(g->event_capacity + 1, sizeof *g->events);
     g->log_buffer = malloc(STREAM_BUFFER);
     g->mark = strdup(g->config.mark);
     if (!g->workers || !g->events || !g->log_buffer || !g->mark) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         g->workers[i].pidfd = g->workers[i].log_fd = g->workers[i].log_open = -1;
+        g->workers[i].notify_fd = -1;
         g->workers[i].streams[0].fd = g->workers[i].streams[1].fd = -1;
         for (int k = 0; k < 3; k++) g->workers[i].child_ends[k] = -1;
     }
@@ -46,9 +52,12 @@ static int group_open(struct ir_group *g, uint32_t n) {
     int r = fd_watch(g, g->exits_fd, EPOLLIN, WATCH_EXITS, 0);
     if (r >= 0) r = fd_watch(g, g->timer_fd, EPOLLIN, WATCH_TIMER, 0);
     if (r >= 0) r = sink_open(g);
+    if (r >= 0) r = guard_open(g);
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
         r = signal_open(g);
         if (r >= 0) r = stray_foreign(g);
+        if (r >= 0 && g->config.asked_fd >= 0)
+            r = fd_watch(g, g->config.asked_fd, EPOLLIN, WATCH_ASKED, 0);
     }
     return r;
 }
@@ -67,6 +76,8 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->has_proc = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = g->terminal_fd = -1;
     g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
+    g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
+    g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
     int r = group_open(g, n);
     if (r < 0) {
         (void)ir_group_free(g);
@@ -104,6 +115,9 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_STRAY: stray_gone(g, (int)index); break;
     case WATCH_SOURCE: input_source_ready(g); break;
     case WATCH_TARGET: input_target_ready(g, index); break;
+    case WATCH_GUARD: guard_gone(g); break;
+    case WATCH_ASKED: tty_asked(g); break;
+    case WATCH_NOTIFY: notify_ready(g, index); break;
     }
 }
 
@@ -138,24 +152,36 @@ void ir_group_end(struct ir_group *g) {
     timer_set(g, 0);
 }
 
+/* In a child that the host program forked we are a picture: nobody in it is that child's, and what the
+ * epoll sets watch is shared with the true one. */
+static void group_forget(struct ir_group *g) {
+    g->epoll_fd = fd_close(g->epoll_fd);
+    g->exits_fd = fd_close(g->exits_fd);
+    g->guard.pid = 0;
+    g->cgroup.fd = fd_close(g->cgroup.fd);
+    g->state = ENDED;
+}
+
 struct ir_group *ir_group_free(struct ir_group *g) {
     if (g == NULL) return NULL;
+    if (getpid() != g->self) group_forget(g);
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
+    guard_close(g);
+    cgroup_close(g);
     /* memory that an unkillable child still runs on is never given back */
     if (g->abandoned == 0) arena_free(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) {
         struct worker *w = &g->workers[i];
         (void)fd_close(w->pidfd);
-        for (int k = 0; k < 2; k++) {
-            (void)fd_close(w->streams[k].fd);
-            free(w->streams[k].buffer);
-        }
-        free(w->tail);
+        for (int k = 0; k < 2; k++) (void)fd_close(w->streams[k].fd);
+        notify_close(g, i);
+        free(w->status);
     }
     if (g->workers != NULL) sink_close(g);
-    const int fds[] = {g->epoll_fd, g->exits_fd,     g->timer_fd,     g->signal_fd,
-                       g->execs_fd, g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd};
+    const int fds[] = {g->epoll_fd,    g->exits_fd,     g->timer_fd,     g->signal_fd,
+                       g->execs_fd,    g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd,
+                       g->lifeline[0], g->lifeline[1]};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     stray_close(g);
     free(g->input.targets);
@@ -164,6 +190,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     free(g->events);
     free(g->log_buffer);
     free(g->labels);
+    free(g->buffers);
     free(g->mark);
     free(g->foreign);
     free(g);

@@ -24,6 +24,11 @@ int input_open(struct ir_group *g, const int *fds, uint32_t n) {
     }
     for (uint32_t i = 0; i < n; i++) in->targets[i] = (struct target){.fd = fds[i]};
     in->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        int r = fd_watch(g, fds[i], EPOLLET, WATCH_TARGET,
+                         i); /* until there is something to wait for */
+        if (r < 0) return r;
+    }
     in->fd = fd_reopen(g->config.stdin_fd, O_RDONLY);
     if (in->fd < 0) in->fd = fd_duplicate(g->config.stdin_fd);
     if (in->fd < 0) return in->fd;
@@ -42,6 +47,13 @@ void input_close(struct ir_group *g) {
     g->input.fd = fd_release(g, g->input.fd);
 }
 
+static void target_wait(struct ir_group *g, uint32_t index, bool wait) {
+    struct target *target = &g->input.targets[index];
+    if (target->waiting == wait) return;
+    target->waiting = wait;
+    fd_rewatch(g, target->fd, wait ? EPOLLOUT : 0, WATCH_TARGET, index);
+}
+
 /* True: it has taken the whole buffer, or is gone. */
 static bool target_feed(struct ir_group *g, uint32_t index) {
     struct input *in = &g->input;
@@ -51,15 +63,13 @@ static bool target_feed(struct ir_group *g, uint32_t index) {
         if (n >= 0) {
             target->done += (uint32_t)n;
         } else if (n == -EAGAIN) {
-            if (!target->waiting) (void)fd_watch(g, target->fd, EPOLLOUT, WATCH_TARGET, index);
-            target->waiting = true;
+            target_wait(g, index, true);
             return false;
         } else if (n != -EINTR) {
             target_close(g, target); /* EPIPE: it reads no more */
         }
     }
-    if (target->waiting) fd_unwatch(g, target->fd);
-    target->waiting = false;
+    target_wait(g, index, false);
     return true;
 }
 
@@ -74,9 +84,8 @@ static bool input_feed(struct ir_group *g) {
 }
 
 static void source_watch(struct ir_group *g, bool watch) {
-    if (!g->input.watchable || g->input.fd < 0) return;
-    if (watch) (void)fd_watch(g, g->input.fd, EPOLLIN, WATCH_SOURCE, 0);
-    else fd_unwatch(g, g->input.fd);
+    if (g->input.watchable && g->input.fd >= 0)
+        fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
 }
 
 /* In the background a terminal's read is EIO (SIGTTIN is blocked): we look again after SIGCONT. */
@@ -99,7 +108,15 @@ static bool source_read(struct ir_group *g) {
     return true;
 }
 
+static bool input_is_taken(const struct input *in) {
+    for (uint32_t i = 0; i < in->n; i++)
+        if (in->targets[i].fd >= 0 && in->targets[i].done < in->end) return false;
+    return true;
+}
+
+/* Not while a target has bytes to take: they are in the buffer that a read would fill. */
 void input_source_ready(struct ir_group *g) {
+    if (!input_is_taken(&g->input)) return;
     while (g->input.fd >= 0 && source_read(g)) {
         if (!input_feed(g)) {
             source_watch(g, false);
@@ -109,14 +126,8 @@ void input_source_ready(struct ir_group *g) {
     }
 }
 
-static bool input_is_taken(const struct input *in) {
-    for (uint32_t i = 0; i < in->n; i++)
-        if (in->targets[i].fd >= 0 && in->targets[i].done < in->end) return false;
-    return true;
-}
-
 /* After the spawn, for a source that cannot be watched; when we are continued; and when a target
- * took the rest. Not while one has bytes to take: they are in the buffer that a read would fill. */
+ * took the rest. */
 void input_resume(struct ir_group *g) {
     if (g->input.fd < 0 || !input_is_taken(&g->input)) return;
     if (!g->input.watchable) input_source_ready(g);

@@ -26,19 +26,26 @@ enum { /* ir_config.flags */
     IR_OWN_PROCESS = 1, /* the whole process is ours: take signals, adopt and reap orphans */
     IR_USE_FORK = 2,    /* plain fork instead of clone(CLONE_VM) */
     IR_NO_PIDFD = 4,    /* behave as on a kernel without pidfds (before 5.3) */
+    IR_NO_CGROUP = 8,   /* no cgroup of our own, though we may have one */
+    IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
 };
 
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
 
 struct ir_config {
     const char *mark;         /* "NAME=value", in every worker's environment: how strays are known */
-    uint64_t blocked;         /* own process: the signal mask that workers get */
+    uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
     struct ir_entry entry;    /* own process: from ir_entry_take */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
     int32_t stop_signal;
     int32_t stop_scope;
     int32_t console_fd[2];    /* where labelled stdout and stderr go; -1: nowhere */
+    int32_t say_fd;           /* where ir_group_say goes without a labelled stderr; -1: nowhere */
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
+    const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
+    const char *folder;       /* what it removes then, with the files in it; or NULL */
+    int32_t asks_fd;          /* process 1, which cannot stop: a byte to who stops it instead; -1 */
+    int32_t asked_fd;         /* the other end, which stays the caller's, outside; -1 */
     uint32_t flags;
 };
 
@@ -61,6 +68,7 @@ struct ir_worker {
     const char *cwd;             /* NULL: ours */
     const char *label[2];        /* put before each line of stdout and stderr on the console */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
+    const char *notify;          /* its NOTIFY_SOCKET, an abstract address: "@..."; NULL: none */
     uint32_t env_count;          /* how many strings in env */
     uint32_t flags;
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE */
@@ -71,7 +79,7 @@ struct ir_worker {
 enum { /* ir_failure.step: what could not be done */
     IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
     IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
-    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY,
 };
 
 struct ir_failure {
@@ -86,12 +94,16 @@ enum { /* ir_event.kind */
     IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
     IR_TOLD,          /* signal: from outside, it stops the group (again: it kills it) */
     IR_PASSED,        /* signal: from outside, passed on to the workers */
-    IR_STRAY,         /* pid, name: a descendant that outlived the workers and is being stopped */
+    IR_STRAY,         /* pid, name: a descendant that outlived the workers and is being stopped;
+                       * a few are named, all are stopped and counted (IR_ENDED) */
     IR_STUCK,         /* pid, name, code: state letter; SIGKILL did not end it: given up */
     IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
     IR_OUTPUT_HELD,   /* worker, code: stream; still open in a process that we may not end */
     IR_CONSOLE_STUCK, /* nobody reads the console; the last output waits for its reader */
-    IR_ENDED,         /* nothing is left; the last event */
+    IR_UNGUARDED,     /* code: the step, signal: the errno; the guard could not be started, or (0) was killed */
+    IR_READY,         /* worker, pid: it said READY=1; once */
+    IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
+    IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
 enum { /* ir_event.flags of IR_EXITED */
@@ -112,6 +124,12 @@ struct ir_event {
     int64_t system_us;
     int64_t max_rss_kib;
     char name[16];
+};
+
+/* When a worker last gave a sign of life; 0: never. */
+struct ir_activity {
+    int64_t said_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
+    int64_t ping_ns; /* WATCHDOG=1 */
 };
 
 struct ir_group;
@@ -160,14 +178,30 @@ void ir_group_kill(struct ir_group *group);
 /* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
 int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
 
-/* Puts whole lines of our own on the labelled console, between the workers' lines. */
-void ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
+/* Copies the worker's last STATUS=, as it came, at most `size`; returns how many bytes. */
+int ir_group_status(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Fills in when a worker last gave a sign of life. One whose output we do not take, because the
+ * console is full, is not silent. */
+int ir_group_activity(const struct ir_group *group, int worker, struct ir_activity *ret_activity);
+
+/* The descriptor that ir_group_wait waits for, to be waited for together with others. */
+int ir_group_fd(const struct ir_group *group);
+
+/* Own process: a child that the caller started and ends itself. It is never a stray. 0: no more. */
+int ir_group_spare(struct ir_group *group, int pid, int spared);
+
+/* Puts whole lines of our own on the labelled console, between the workers' lines, or on say_fd, and
+ * never blocks. Returns 0, also where there is no console; -EAGAIN: nobody reads it, and no more of
+ * ours is held: dropped. */
+int ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
 
 /* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
  * and later, returns at once. For a group that another thread waits for. */
 void ir_group_end(struct ir_group *group);
 
-/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. */
+/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
+ * child that was forked since, it only frees. */
 struct ir_group *ir_group_free(struct ir_group *group);
 
 /* [cffi] */

@@ -2,45 +2,64 @@
 #include "core.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
+
 #define EXEC_LOOKS 500 /* at a process in an execve, 200 us apart: nothing tells of its end */
+#define STAT_SIZE 1280 /* of a line: 52 numbers of at most 20 digits, and a name */
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_ENV_START 50
 
-static ssize_t read_file(const char *path, char *buffer, size_t size) {
+/* The file's first bytes, ended by a NUL; how many, or -errno: -ESRCH also for what is empty. */
+ssize_t process_file(const char *path, char *buffer, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return -1;
+    if (fd < 0) return -errno;
     ssize_t n = read(fd, buffer, size - 1);
+    if (n < 0) n = -errno;
     (void)close(fd);
-    if (n >= 0) buffer[n] = '\0';
-    return n;
+    if (n > 0) buffer[n] = '\0';
+    return n == 0 ? -ESRCH : n;
 }
 
-/* proc_pid_stat(5): the name stands in parentheses and may itself hold any of them. */
-bool process_read(pid_t pid, struct process *ret) {
-    char path[32], stat[512];
-    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (read_file(path, stat, sizeof stat) <= 0) return false;
+/* proc_pid_stat(5): the name stands in parentheses and may itself hold any of them. -ESRCH: what is
+ * no such line. */
+static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     char *open_paren = strchr(stat, '('), *close_paren = strrchr(stat, ')');
-    int parent;
     unsigned long long start;
     *ret = (struct process){.pid = pid};
     if (open_paren == NULL || close_paren == NULL ||
         sscanf(close_paren + 1,
-               " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &ret->state, &parent, &start) != 3)
-        return false;
-    ret->parent = parent;
+               " %c %d %d %d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &ret->state, &ret->parent, &ret->group, &ret->session, &start) != 5)
+        return -ESRCH;
     ret->start_ticks = start;
     *close_paren = '\0';
     (void)snprintf(ret->name, sizeof ret->name, "%.15s", open_paren + 1);
-    return true;
+    return 0;
+}
+
+static int process_look(pid_t pid, struct process *ret) {
+    char path[32], stat[STAT_SIZE];
+    (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    ssize_t size = process_file(path, stat, sizeof stat);
+    return size < 0 ? (int)size : stat_parse(stat, pid, ret);
+}
+
+bool process_read(pid_t pid, struct process *ret) {
+    return process_look(pid, ret) == 0;
 }
 
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]) {
@@ -50,7 +69,7 @@ void process_describe(pid_t pid, char *ret_state, char ret_name[16]) {
     memcpy(ret_name, process.name, sizeof process.name);
 }
 
-static bool processes_add(struct processes *all, const struct process *process) {
+bool processes_add(struct processes *all, const struct process *process) {
     if (all->n == all->capacity) {
         size_t capacity = all->capacity == 0 ? 256 : all->capacity * 2;
         struct process *grown = realloc(all->at, capacity * sizeof *grown);
@@ -62,17 +81,79 @@ static bool processes_add(struct processes *all, const struct process *process) 
     return true;
 }
 
-/* Every process that we can see; a scan that runs out of memory is a short one. */
-void processes_scan(struct processes *all) {
+static int by_pid(const void *a, const void *b) {
+    const struct process *one = a, *other = b;
+    return (one->pid > other->pid) - (one->pid < other->pid);
+}
+
+/* NULL: there is none of that number. */
+struct process *process_find(const struct processes *all, pid_t pid) {
+    const struct process wanted = {.pid = pid};
+    if (all->n == 0) return NULL;
+    return bsearch(&wanted, all->at, all->n, sizeof *all->at, by_pid);
+}
+
+static bool is_shortage(int error) {
+    return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
+}
+
+/* Every process that we can see, by pid; `seen` (or NULL) is called for each as soon as it is read. -errno: for want of descriptors or memory some that are
+ * there may be missing. Those that go meanwhile, or may not be looked at, are not. */
+int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with) {
     *all = (struct processes){0};
     DIR *dir = opendir("/proc");
-    if (dir == NULL) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+    if (dir == NULL) return -errno;
+    int r = 0;
+    for (struct dirent *entry; errno = 0, (entry = readdir(dir)) != NULL;) {
         struct process process;
         pid_t pid = atoi(entry->d_name);
-        if (pid > 0 && process_read(pid, &process) && !processes_add(all, &process)) break;
+        int look = pid > 0 ? process_look(pid, &process) : -ESRCH;
+        if (look == 0 && seen != NULL) seen(&process, with);
+        if (look == 0 && !processes_add(all, &process)) look = -ENOMEM;
+        if (is_shortage(look)) r = look;
     }
+    if (errno != 0) r = -errno;
     (void)closedir(dir);
+    if (all->n > 0) qsort(all->at, all->n, sizeof *all->at, by_pid);
+    return r;
+}
+
+/* Does the chain of parents lead to what is ours? The first ancestor that is decided speaks for all below. A
+ * circle, which a table may hold that was read while numbers were reused, ends where it began. */
+static bool leads_to_ours(const struct processes *all, struct process *p) {
+    for (; p != NULL; p = process_find(all, p->parent)) {
+        if (p->decided) return p->ours;
+        p->decided = true;
+    }
+    return false;
+}
+
+/* What is ours makes its children ours, and theirs, but none that is decided already. Every process is
+ * looked at once, however deep the tree. */
+void processes_spread(const struct processes *all) {
+    for (size_t i = 0; i < all->n; i++) {
+        if (!leads_to_ours(all, &all->at[i])) continue;
+        for (struct process *p = &all->at[i]; p != NULL && !p->ours;
+             p = process_find(all, p->parent))
+            p->ours = true;
+    }
+}
+
+/* Its pidfd; -errno. */
+int process_open(pid_t pid) {
+    long fd = syscall(SYS_pidfd_open, pid, 0);
+    return fd < 0 ? -errno : (int)fd;
+}
+
+/* By pidfd (-errno: none), with a second look between opening and sending: the number may have been reused.
+ * Where a sandbox knows no pidfd_send_signal, by the number. */
+bool process_signal(const struct process *process, int pidfd, int sig) {
+    struct process now;
+    if (pidfd == -ESRCH || !process_read(process->pid, &now) ||
+        now.start_ticks != process->start_ticks)
+        return false;
+    if (pidfd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, sig, NULL, 0) == 0) return true;
+    return !(pidfd >= 0 && errno == ESRCH) && kill(process->pid, sig) == 0;
 }
 
 /* False without /proc, and where it is another PID namespace's. */
@@ -121,19 +202,25 @@ static bool stat_is_zero(const char *stat, int field) {
 /* Until an execve has filled the new memory, the environment has no address, and reads as empty.
  * Kernel threads and what is exiting have no memory at all. */
 static bool is_executing(pid_t pid) {
-    char path[32], stat[512];
+    char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (read_file(path, stat, sizeof stat) <= 0) return false;
+    if (process_file(path, stat, sizeof stat) < 0) return false;
     return stat_is_zero(stat, STAT_ENV_START) && !stat_is_zero(stat, STAT_VSIZE);
+}
+
+enum mark process_mark(pid_t pid, const char *mark) {
+    bool empty, found = read_mark(pid, mark, &empty);
+    if (!found && empty && is_executing(pid)) return MARK_UNKNOWN;
+    if (!found && empty) found = read_mark(pid, mark, &empty); /* it may have come meanwhile */
+    return found ? MARK_FOUND : MARK_NONE;
 }
 
 bool process_has_mark(pid_t pid, const char *mark) {
     const struct timespec pause = {.tv_nsec = 200000};
-    bool empty, found = read_mark(pid, mark, &empty);
-    for (int i = 0; empty && i < EXEC_LOOKS && is_executing(pid); i++) {
+    enum mark found = process_mark(pid, mark);
+    for (int i = 0; found == MARK_UNKNOWN && i < EXEC_LOOKS; i++) {
         (void)nanosleep(&pause, NULL);
-        found = read_mark(pid, mark, &empty);
+        found = process_mark(pid, mark);
     }
-    return found ||
-           (empty && read_mark(pid, mark, &empty)); /* it may have come between the two looks */
+    return found == MARK_FOUND;
 }

@@ -7,7 +7,6 @@
 #include "core.h"
 
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -16,7 +15,6 @@
 #define DRAIN_READS 32 /* more than any pipe holds: a writer that goes on cannot hold us */
 
 static void tail_keep(struct worker *w, const char *bytes, uint32_t size) {
-    if (w->tail == NULL && (w->tail = malloc(TAIL_BUFFER)) == NULL) return;
     for (uint32_t i = size > TAIL_BUFFER ? size - TAIL_BUFFER : 0; i < size; i++)
         w->tail[(w->tail_count + i) % TAIL_BUFFER] = bytes[i];
     w->tail_count += size;
@@ -155,16 +153,16 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
 
 /* ---- streams */
 
-static void stream_pause(struct ir_group *g, struct stream *s) {
-    if (!s->paused && s->fd >= 0) fd_unwatch(g, s->fd); /* not MOD 0: a hang-up would spin */
-    s->paused = true;
+static void stream_watch(struct ir_group *g, uint32_t index, int which, uint32_t events) {
+    const struct stream *s = &g->workers[index].streams[which];
+    if (s->fd >= 0) fd_rewatch(g, s->fd, events, which == 0 ? WATCH_OUT : WATCH_ERR, index);
 }
 
 static void stream_end(struct ir_group *g, uint32_t index, int which) {
     struct stream *s = &g->workers[index].streams[which];
     s->fd = fd_release(g, s->fd);
     s->ended = true;
-    s->paused = s->buffer != NULL && !stream_pass(g, index, which);
+    s->paused = !stream_pass(g, index, which);
 }
 
 /* One read. Returns how many bytes came; 0 when there is nothing now, or no more at all. */
@@ -172,7 +170,6 @@ static uint32_t stream_read(struct ir_group *g, uint32_t index, int which) {
     struct worker *w = &g->workers[index];
     struct stream *s = &w->streams[which];
     if (s->fd < 0 || s->paused) return 0;
-    if (s->buffer == NULL && (s->buffer = malloc(STREAM_BUFFER)) == NULL) return 0;
     if (s->start > 0) {
         memmove(s->buffer, s->buffer + s->start, s->end - s->start);
         s->end -= s->start;
@@ -184,9 +181,13 @@ static uint32_t stream_read(struct ir_group *g, uint32_t index, int which) {
         stream_end(g, index, which);
         return 0;
     }
+    w->said_ns = clock_ns();
     if (which == 1) tail_keep(w, s->buffer + s->end, (uint32_t)n);
     s->end += (uint32_t)n;
-    if (!stream_pass(g, index, which)) stream_pause(g, s);
+    if (!stream_pass(g, index, which)) {
+        s->paused = true;
+        stream_watch(g, index, which, 0);
+    }
     return (uint32_t)n;
 }
 
@@ -208,8 +209,7 @@ void pump_resume(struct ir_group *g) {
             struct stream *s = &g->workers[i].streams[which];
             if (!s->paused || !stream_pass(g, i, which)) continue;
             s->paused = false;
-            if (s->fd >= 0)
-                (void)fd_watch(g, s->fd, EPOLLIN, which == 0 ? WATCH_OUT : WATCH_ERR, i);
+            stream_watch(g, i, which, EPOLLIN);
         }
 }
 

@@ -125,7 +125,10 @@ static void signal_take(struct ir_group *g, int sig) {
         tty_check_stopped(g);
         return;
     case STOPS: signal_stops(g, sig); return;
-    case SUSPENDS: tty_suspend(g); return;
+    case SUSPENDS:
+        if (g->config.asked_fd < 0) tty_suspend(g);
+        else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
+        return;
     case PASS: (void)group_signal_leaders(g, sig); break;
     case PASS_TO_GROUP:
         if (sig == SIGCONT) tty_hand_over(g);

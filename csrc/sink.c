@@ -140,11 +140,24 @@ bool sink_empty(const struct ir_group *g) {
     return g->sinks[0].end == 0 && g->sinks[1].end == 0;
 }
 
-void ir_group_say(struct ir_group *g, int stream, const char *lines, uint32_t size) {
+/* Where ranks have the console themselves we need it only if there is something to say; and then a
+ * rank may have filled it, so that a plain write would hold us. */
+static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
+    struct stat status;
+    if (which != 1 || g->config.say_fd < 0 || fstat(g->config.say_fd, &status) < 0) return 0;
+    int r = sink_open_one(&g->sinks[1], g->config.say_fd, &status);
+    if (r == 0) *ret_sink = &g->sinks[1];
+    return r;
+}
+
+int ir_group_say(struct ir_group *g, int stream, const char *lines, uint32_t size) {
     struct sink *sink = sink_of(g, stream);
-    if (sink == NULL || sink->end + size > SINK_BUFFER + SINK_MARGIN) return;
+    int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
+    if (r < 0 || sink == NULL || sink->broken) return r;
+    if (sink->end + size > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
     sink_put(sink, lines, size);
     if (!sink->waiting) sink_flush(g, sink);
+    return 0;
 }
 
 void sink_close(struct ir_group *g) {

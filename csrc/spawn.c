@@ -12,16 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#ifndef CLONE_PIDFD
-#define CLONE_PIDFD 0x1000
-#endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
+#define SPARE_DESCRIPTORS 3 /* /proc, a process's stat, a stray's pidfd */
 
 static uint64_t mask_of(const sigset_t *set) {
     uint64_t mask = 0;
@@ -48,6 +42,30 @@ static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint
             stream->label_more_size = (uint32_t)strlen(at);
             at += stream->label_more_size + 1;
         }
+    return 0;
+}
+
+/* One block for all, of which only what is used is ever touched. A worker whose output cannot be
+ * kept would wait for us for ever, so this too is had before the first worker. */
+static int buffers_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    size_t size = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (workers[i].stdio[1] == IR_FD_PIPE) size += STREAM_BUFFER;
+        if (workers[i].stdio[2] == IR_FD_PIPE) size += STREAM_BUFFER + TAIL_BUFFER;
+    }
+    if (size == 0) return 0;
+    char *at = g->buffers = malloc(size);
+    if (at == NULL) return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (workers[i].stdio[k + 1] != IR_FD_PIPE) continue;
+            g->workers[i].streams[k].buffer = at;
+            at += STREAM_BUFFER;
+        }
+        if (workers[i].stdio[2] != IR_FD_PIPE) continue;
+        g->workers[i].tail = at;
+        at += TAIL_BUFFER;
+    }
     return 0;
 }
 
@@ -79,51 +97,14 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
     return r;
 }
 
-int pidfd_open_of(const struct ir_group *g, pid_t pid) {
-    if (g->config.flags & IR_NO_PIDFD) return -ENOSYS;
-    long fd = syscall(SYS_pidfd_open, pid, 0);
-    return fd < 0 ? -errno : fd_above_stdio((int)fd);
-}
-
-static pid_t worker_clone(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
-    int flags = SIGCHLD;
-    if (!(g->config.flags & IR_NO_PIDFD) && !g->no_clone_pidfd) flags |= CLONE_PIDFD;
-    if (slot->flags & IR_WORKER_ISOLATE)
-        flags |= CLONE_NEWPID | CLONE_NEWNS | (slot->uid_map != NULL ? CLONE_NEWUSER : 0);
-    *ret_pidfd = -1; /* and so it stays before Linux 5.2, which ignores CLONE_PIDFD */
-    pid_t pid;
-    if (g->config.flags & IR_USE_FORK) {
-        pid = (pid_t)syscall(SYS_clone, (long)flags, NULL, ret_pidfd, NULL, NULL);
-        if (pid == 0) (void)child_main(slot);
-    } else {
-        pid =
-            clone(child_main, arena_stack(g, index), flags | CLONE_VM, slot, ret_pidfd, NULL, NULL);
-    }
-    if (pid < 0) return -errno;
-    *ret_pidfd = fd_above_stdio(*ret_pidfd);
-    return pid;
-}
-
-/* A sandbox or an emulator may refuse a flag that the kernel knows: then without it, then a fork. */
-static pid_t worker_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd) {
-    pid_t pid = worker_clone(g, slot, index, ret_pidfd);
-    bool refused = pid == -EINVAL || pid == -EPERM || pid == -ENOSYS;
-    if (!refused || index > 0 || (slot->flags & IR_WORKER_ISOLATE)) return pid;
-    g->no_clone_pidfd = true;
-    pid = worker_clone(g, slot, index, ret_pidfd);
-    if (pid >= 0 || (g->config.flags & IR_USE_FORK)) return pid;
-    int r = arena_share(g);
-    if (r < 0) return r;
-    g->config.flags |= IR_USE_FORK;
-    return worker_clone(g, slot, index, ret_pidfd);
-}
-
-/* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread. */
+/* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread.
+ * Edge-triggered: a worker that died in the hands of a tracer polls readable long before it can be
+ * reaped, and do_notify_parent() wakes the pidfd a second time then. */
 static int worker_watch(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     if (w->pidfd < 0) w->pidfd = pidfd_open_of(g, w->pid);
     if (w->pidfd >= 0) {
-        struct epoll_event event = {.events = EPOLLIN, .data.u64 = index};
+        struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = index};
         if (epoll_ctl(g->exits_fd, EPOLL_CTL_ADD, w->pidfd, &event) == 0) return 0;
         w->pidfd = fd_close(w->pidfd);
     }
@@ -140,10 +121,11 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];
     int64_t now = clock_ns();
-    pid_t pid = worker_create(g, slot, index, &w->pidfd);
+    pid_t pid = child_create(g, slot, index, &w->pidfd);
     if (pid < 0) return pid;
     w->pid = pid;
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
+    guard_tell(g, pid);
     worker_close_child_ends(w);
     g->started++;
     g->alive++;
@@ -166,12 +148,46 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
         int r = (workers[i].flags & IR_WORKER_FOREGROUND) ? tty_prepare(g) : 0;
         if (r < 0) return r;
     }
+    *ret_step = IR_STEP_DESCRIPTORS;
+    for (uint32_t i = 0; i < n; i++) {
+        bool first = (workers[i].flags & IR_WORKER_ISOLATE) && g->lifeline[0] < 0;
+        int r = first ? fd_pipe(g->lifeline, 1) : 0;
+        if (r < 0) return r;
+    }
     *ret_step = IR_STEP_MEMORY;
-    int r = arena_fill(g, workers, n, blocked);
+    int r = cgroup_open(g, n);
+    if (r >= 0) r = arena_fill(g, workers, n, blocked);
     if (r >= 0) r = labels_copy(g, workers, n);
+    if (r >= 0) r = buffers_make(g, workers, n);
+    return r;
+}
+
+/* A descriptor for each worker is still to come, and in the end a few to look for strays with: without
+ * those a stray would outlive us. They are taken and given back, so that no hole and no stranger's
+ * high descriptor is miscounted. */
+static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
+    uint32_t wanted = (g->config.flags & IR_NO_PIDFD ? 0 : n) + SPARE_DESCRIPTORS, taken = 0;
+    int *fds = calloc(wanted, sizeof *fds);
+    if (fds == NULL) return -ENOMEM;
+    int r = 0;
+    for (; r >= 0 && taken < wanted; taken += r >= 0) r = fds[taken] = fd_duplicate(g->execs_fd);
+    while (taken > 0) (void)fd_close(fds[--taken]);
+    free(fds);
+    return r < 0 ? r : 0;
+}
+
+/* After the guard has been started: a copy of a pipe's end in it would, until its exec, be one more
+ * writer, and ranks that end at once would be thought to have left it to somebody. */
+static int spawn_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                      int *ret_step) {
+    *ret_step = IR_STEP_DESCRIPTORS;
+    int r = pipes_make(g, workers, n);
+    if (r < 0) return r;
+    *ret_step = IR_STEP_NOTIFY;
+    r = notify_open(g, workers, n);
     if (r < 0) return r;
     *ret_step = IR_STEP_DESCRIPTORS;
-    return pipes_make(g, workers, n);
+    return spawn_check_limit(g, n);
 }
 
 /* The read end of a pipe whose write end only the children hold, until they exec. */
@@ -186,14 +202,6 @@ static int spawn_open_execs(struct ir_group *g) {
         return r;
     }
     return fds[1];
-}
-
-/* A descriptor for each worker is still to come. They are taken from below, so the last one that
- * was opened tells about how many there are. */
-static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
-    struct rlimit limit;
-    if ((g->config.flags & IR_NO_PIDFD) || getrlimit(RLIMIT_NOFILE, &limit) < 0) return 0;
-    return (rlim_t)g->execs_fd + n + 1 > limit.rlim_cur ? -EMFILE : 0;
 }
 
 static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
@@ -221,7 +229,8 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     int32_t worker = 0;
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
     int execs_end = r < 0 ? r : spawn_open_execs(g);
-    r = execs_end < 0 ? execs_end : spawn_check_limit(g, n);
+    if (execs_end >= 0) guard_start(g);
+    r = execs_end < 0 ? execs_end : spawn_open(g, workers, n, &step);
     if (r == 0) {
         step = IR_STEP_CLONE;
         r = spawn_all(g, n, &worker);

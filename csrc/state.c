@@ -82,7 +82,7 @@ static enum state purge_now(struct ir_group *g) {
 
 static bool is_clear(struct ir_group *g) {
     if (!(g->config.flags & IR_OWN_PROCESS)) return g->strays_alive == 0 && stray_count(g) == 0;
-    if (!wait_has_children()) return true;
+    if (!wait_has_children(g)) return true;
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
 }
 
@@ -121,9 +121,11 @@ static enum state abandon_strays(struct ir_group *g) {
 }
 
 static enum state end(struct ir_group *g) {
+    if (g->config.flags & IR_OWN_PROCESS) guard_dismiss(g); /* reaped by ir_group_free, soon */
+    else guard_stop(g);
     timer_set(g, 0); /* from now on the group polls ready: nobody waits for what has ended */
     tty_restore(g);
-    event_push(g, IR_ENDED, -1, 0);
+    event_push(g, IR_ENDED, -1, 0)->code = (int)g->strays_seen;
     return ENDED;
 }
 

@@ -9,12 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/syscall.h>
+#include <sys/prctl.h>
 #include <unistd.h>
-
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
-#endif
 
 static bool is_foreign(const struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
@@ -22,52 +18,73 @@ static bool is_foreign(const struct ir_group *g, pid_t pid) {
     return false;
 }
 
-/* Unreaped or abandoned workers are spoken of elsewhere; what they started is not. */
+/* Unreaped or abandoned workers are spoken of elsewhere, and the guard nowhere; what they started is. */
 static bool is_worker(const struct ir_group *g, pid_t pid) {
+    if (pid == g->guard.pid) return true;
     for (uint32_t i = 0; i < g->started; i++)
         if (g->workers[i].pid == pid) return true;
     return false;
 }
 
 static void mark_descendants(const struct ir_group *g, struct processes *all) {
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t i = 0; i < all->n; i++) {
-            struct process *p = &all->at[i];
-            if (p->ours || is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks) continue;
-            p->ours = p->parent == g->self;
-            for (size_t k = 0; !p->ours && k < all->n; k++)
-                p->ours = all->at[k].pid == p->parent && all->at[k].ours;
-            changed |= p->ours;
-        }
+    for (size_t i = 0; i < all->n; i++) {
+        struct process *p = &all->at[i];
+        bool never = is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks;
+        p->ours = !never && p->parent == g->self;
+        p->decided = never || p->ours;
     }
+    processes_spread(all);
 }
 
+/* Orphans go up: to the nearest ancestor of ours that adopts, init at the last. To ourselves only if
+ * the host program adopts; else a child of ours that is no worker is the host's own. */
+static bool is_orphan(const struct ir_group *g, const struct processes *all,
+                      const struct process *p) {
+    int adopts = 0;
+    if (p->parent == g->self)
+        return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
+    const struct process *ancestor = process_find(all, g->self);
+    while (ancestor != NULL && ancestor->pid != p->parent)
+        ancestor = process_find(all, ancestor->parent);
+    return ancestor != NULL || process_find(all, p->parent) == NULL;
+}
+
+/* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
+ * parents of his own. */
 static void mark_marked(const struct ir_group *g, struct processes *all) {
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
-        p->ours = p->pid != g->self && p->state != 'Z' && p->start_ticks >= g->spawn_ticks &&
-                  process_has_mark(p->pid, g->mark);
+        bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks;
+        p->ours = !never && (is_worker(g, p->pid) || (p->state != 'Z' && is_orphan(g, all, p) &&
+                                                      process_has_mark(p->pid, g->mark)));
+        p->decided = never || p->ours;
     }
+    processes_spread(all);
+    for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap, and that is not us */
+        if (all->at[i].state == 'Z') all->at[i].ours = false;
 }
 
-static void strays_find(struct ir_group *g, struct processes *all) {
+/* False: for want of descriptors or memory there may be more than were found. */
+static bool strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
-    if (!g->has_proc) return; /* the numbers in there are not ours: they would name strangers */
-    processes_scan(all);
+    if (!g->has_proc)
+        return true; /* the numbers in there are not ours: they would name strangers */
+    int r = processes_scan(all, NULL, NULL);
     if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
     else mark_marked(g, all);
+    cgroup_mark(g, all);
     for (size_t i = 0; i < all->n; i++)
         if (all->at[i].ours && is_worker(g, all->at[i].pid)) all->at[i].ours = false;
+    return r == 0;
 }
 
+/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. */
 uint32_t stray_count(struct ir_group *g) {
     struct processes all;
-    strays_find(g, &all);
-    uint32_t n = 0;
+    uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
     for (size_t i = 0; i < all.n; i++) n += all.at[i].ours;
     free(all.at);
-    return n;
+    return n > 0 ? n : unseen;
 }
 
 /* A library hears of a stray's end by its pidfd, which is kept for the next signal, too. */
@@ -99,69 +116,103 @@ void stray_close(struct ir_group *g) {
     while (g->strays_alive > 0) (void)fd_close(g->strays[--g->strays_alive].fd);
     free(g->strays);
     g->strays = NULL;
+    free(g->strays_by_pid);
+    g->strays_by_pid = NULL;
 }
 
-/* By pidfd, with a second look between opening and sending: the number may have been reused. Where a
- * sandbox knows no pidfd_send_signal, by the number. */
-static bool stray_send(struct ir_group *g, const struct process *stray, int sig) {
+static void stray_send(struct ir_group *g, const struct process *stray, int sig) {
     int fd = stray_open(g, stray->pid);
-    struct process now;
-    bool same = process_read(stray->pid, &now) && now.start_ticks == stray->start_ticks;
-    bool sent = same && fd >= 0 && syscall(SYS_pidfd_send_signal, fd, sig, NULL, 0) == 0;
-    if (same && !sent && errno != ESRCH) sent = kill(stray->pid, sig) == 0;
-    if (fd < 0) return sent;
+    (void)process_signal(stray, fd, sig);
+    if (fd < 0) return;
     if (g->config.flags & IR_OWN_PROCESS) (void)close(fd);
     else stray_keep(g, stray->pid, fd);
-    return sent;
 }
 
-/* Once, though it may be told to stop and then be killed. */
+static int by_number(const void *a, const void *b) {
+    pid_t one = *(const pid_t *)a, other = *(const pid_t *)b;
+    return (one > other) - (one < other);
+}
+
+/* Each is counted once, though it may be told to stop and then be killed. Without memory for that,
+ * one that is seen twice is counted twice. */
+static bool stray_is_new(struct ir_group *g, pid_t pid, uint32_t known) {
+    if (known > 0 && bsearch(&pid, g->strays_by_pid, known, sizeof pid, by_number) != NULL)
+        return false;
+    if ((g->strays_known & (g->strays_known - 1)) == 0) { /* 0 or a power of two: it is full */
+        size_t capacity = g->strays_known == 0 ? 1 : (size_t)g->strays_known * 2;
+        pid_t *grown = realloc(g->strays_by_pid, capacity * sizeof *grown);
+        if (grown == NULL) return true;
+        g->strays_by_pid = grown;
+    }
+    g->strays_by_pid[g->strays_known++] = pid;
+    return true;
+}
+
 static void stray_tell(struct ir_group *g, const struct process *stray, int kind) {
-    for (uint32_t i = 0; i < g->strays_told; i++)
-        if (g->strays_named[i] == stray->pid) return;
-    if (g->strays_told >= STRAYS_TOLD) return;
-    g->strays_named[g->strays_told++] = stray->pid;
     struct ir_event *event = event_push(g, kind, -1, stray->pid);
     memcpy(event->name, stray->name, sizeof event->name);
     event->code = (unsigned char)stray->state;
 }
 
-/* Sends to every stray there is now; returns how many there are. As process 1 every process that we
- * can see is a stray, and kill(-1) reaches even those that fork as fast as we kill. */
+/* The first few by name, all of them by number; not the guard of a launch within this one, which has an
+ * end of its own to see to. */
+static void strays_note(struct ir_group *g, const struct processes *all) {
+    uint32_t known = g->strays_known;
+    for (size_t i = 0; i < all->n; i++) {
+        if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
+        if (!stray_is_new(g, all->at[i].pid, known)) continue;
+        if (g->strays_seen++ < STRAYS_TOLD) stray_tell(g, &all->at[i], IR_STRAY);
+    }
+    if (g->strays_known > known)
+        qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
+}
+
+/* Sends to every stray there is now; returns how many there are, as stray_count does. As process 1
+ * every process that we can see is a stray, and kill(-1) reaches even those that fork as fast as we
+ * kill. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
     struct processes all;
-    strays_find(g, &all);
+    bool whole = strays_find(g, &all);
+    if (tell) strays_note(g, &all);
+    if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
     for (size_t i = 0; i < all.n; i++) {
         const struct process *stray = &all.at[i];
         if (!stray->ours) continue;
         n++;
-        if (tell) stray_tell(g, stray, IR_STRAY);
-        if (g->self != 1) (void)stray_send(g, stray, sig);
+        if (g->self != 1) stray_send(g, stray, sig);
     }
-    if (g->self == 1 && (n > 0 || (!g->has_proc && wait_has_children()))) {
+    if (g->self == 1 && (n > 0 || (!g->has_proc && wait_has_children(g)))) {
         (void)kill(-1, sig);
         n++;
     }
     free(all.at);
-    return n;
+    return n > 0 || whole ? n : 1;
 }
 
+/* Killed once more: they may have been out of sight until now. */
 void stray_name_stuck(struct ir_group *g) {
     struct processes all;
-    strays_find(g, &all);
-    g->strays_told = 0;
-    for (size_t i = 0; i < all.n; i++)
-        if (all.at[i].ours) stray_tell(g, &all.at[i], IR_STUCK);
+    (void)strays_find(g, &all);
+    uint32_t told = 0;
+    for (size_t i = 0; i < all.n; i++) {
+        if (!all.at[i].ours) continue;
+        stray_send(g, &all.at[i], SIGKILL);
+        if (told++ < STRAYS_TOLD) stray_tell(g, &all.at[i], IR_STUCK);
+    }
     free(all.at);
 }
 
 /* The children that the process had before it became ours (inherited across exec). */
 int stray_foreign(struct ir_group *g) {
     wait_any(g); /* whose SIGCHLD came before we took signals */
-    if (!wait_has_children()) return 0;
+    if (!wait_has_children(g)) return 0;
     struct processes all;
-    processes_scan(&all);
+    int r = processes_scan(&all, NULL, NULL);
+    if (r < 0 && g->has_proc) {
+        free(all.at);
+        return r;
+    }
     g->foreign = calloc(all.n + 1, sizeof *g->foreign);
     if (g->foreign == NULL) {
         free(all.at);
@@ -170,5 +221,24 @@ int stray_foreign(struct ir_group *g) {
     for (size_t i = 0; i < all.n; i++)
         if (all.at[i].parent == g->self) g->foreign[g->foreign_count++] = all.at[i].pid;
     free(all.at);
+    return 0;
+}
+
+/* Its number may be another's soon, and that one may be a stray. */
+void stray_forget(struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->foreign_count; i++)
+        if (g->foreign[i] == pid) {
+            g->foreign[i] = g->foreign[--g->foreign_count];
+            return;
+        }
+}
+
+int ir_group_spare(struct ir_group *g, int pid, int spared) {
+    stray_forget(g, pid);
+    if (!spared) return 0;
+    pid_t *grown = realloc(g->foreign, (g->foreign_count + 1) * sizeof *grown);
+    if (grown == NULL) return -ENOMEM;
+    g->foreign = grown;
+    g->foreign[g->foreign_count++] = pid;
     return 0;
 }

@@ -37,6 +37,12 @@ static bool tty_belongs_to_worker(const struct ir_group *g) {
     return g->started > 0 && tcgetpgrp(g->terminal_fd) == g->workers[0].pid;
 }
 
+/* Process 1 of a PID namespace is stopped from outside only (pid_namespaces(7)). SIGCONT will come from
+ * there, too, and continue the workers. */
+static bool stop_is_asked_for(const struct ir_group *g) {
+    return g->config.asks_fd >= 0 && write(g->config.asks_fd, "z", 1) == 1;
+}
+
 /* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
  * groups, which nobody could continue, and drops it there. Returns when we are continued. */
 static bool stop_self(void) {
@@ -52,11 +58,19 @@ static bool stop_self(void) {
 void tty_suspend(struct ir_group *g) {
     group_signal_groups(g, SIGSTOP);
     tty_restore(g);
+    if (stop_is_asked_for(g)) return;
     bool stopped = stop_self();
     tty_hand_over(g);
     if (!stopped && g->terminal_fd >= 0 && !tty_belongs_to_worker(g))
         return; /* it would only stop again */
     group_signal_groups(g, SIGCONT);
+}
+
+/* Our worker is a launcher, too: it has stopped what it started and asks for the same. */
+void tty_asked(struct ir_group *g) {
+    char byte;
+    if (read(g->config.asked_fd, &byte, 1) == 1) tty_suspend(g);
+    else fd_unwatch(g, g->config.asked_fd);
 }
 
 /* Ctrl-Z reaches only the worker that has the foreground: we follow it, so that the shell sees. */

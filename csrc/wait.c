@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -16,8 +17,7 @@
 #include <unistd.h>
 
 /* The system call, not libc's waitid: it also gives the resource usage, as wait4 does. */
-static int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options,
-                      struct rusage *ret_usage) {
+int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage) {
     for (;;) {
         memset(ret_info, 0, sizeof *ret_info);
         if (syscall(SYS_waitid, type, pid, ret_info, options, ret_usage) >= 0) return 0;
@@ -46,6 +46,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     g->alive--;
     if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
     pump_drain(g, index);
+    notify_drain(g, index);
     worker_tell_start_failure(g, index);
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;
@@ -62,13 +63,8 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     event->max_rss_kib = usage->ru_maxrss;
 }
 
-/* A worker whose pidfd polls readable while waitid says nothing is held by a tracer: its real
- * parent hears of it when the tracer lets go, by SIGCHLD or by a thread that waits. Never spin. */
-static void worker_hold(struct ir_group *g, uint32_t index) {
-    (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, g->workers[index].pidfd, NULL);
-    if (!(g->config.flags & IR_OWN_PROCESS)) (void)waiter_start(g, index);
-}
-
+/* A worker whose pidfd polls readable while waitid says nothing is held by a tracer, and stays so
+ * until the kernel tells its real parent, which wakes the pidfd's watch anew. */
 static void worker_reap(struct ir_group *g, uint32_t index, int options) {
     struct worker *w = &g->workers[index];
     if (w->reaped || w->pid == 0) return;
@@ -76,8 +72,7 @@ static void worker_reap(struct ir_group *g, uint32_t index, int options) {
     struct rusage usage;
     int r = child_wait(P_PID, w->pid, &info, WEXITED | options, &usage);
     if (r < 0) worker_finish(g, index, NULL, NULL); /* ECHILD: the host program took it */
-    else if (info.si_pid == 0) worker_hold(g, index);
-    else worker_finish(g, index, &info, &usage);
+    else if (info.si_pid != 0) worker_finish(g, index, &info, &usage);
 }
 
 void worker_exited_wait(struct ir_group *g, uint32_t index) {
@@ -109,11 +104,22 @@ void wait_any(struct ir_group *g) {
         if (r < 0 || info.si_pid == 0) return;
         uint32_t index = worker_of(g, info.si_pid);
         if (index != UINT32_MAX) worker_finish(g, index, &info, &usage);
+        else if (info.si_pid == g->guard.pid) guard_reaped(g);
+        else stray_forget(g, info.si_pid);
     }
 }
 
-bool wait_has_children(void) {
+/* The guard is a child, too: then /proc must tell whether it is the only one (proc_pid_tid_children(5):
+ * exact while none of them is reaped, and that is only done by us). Without that file it must go first. */
+bool wait_has_children(struct ir_group *g) {
     siginfo_t info;
+    if (g->guard.pid != 0) {
+        char path[48], list[64];
+        (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
+        ssize_t n = process_file(path, list, sizeof list);
+        if (n > 0) return atoi(list) != g->guard.pid || strchr(list, ' ') != list + n - 1;
+        guard_stop(g);
+    }
     return child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) != -ECHILD;
 }
 
@@ -123,11 +129,12 @@ void wait_execs(struct ir_group *g) {
         g->workers[i].failed_step = g->slots[i].step;
         g->workers[i].failed_errno = g->slots[i].error;
     }
+    guard_note(g);
     arena_free(g);
     g->execs_fd = fd_release(g, g->execs_fd);
 }
 
-/* ---- A thread that waits, where there is no pidfd (before Linux 5.3) or it has said all it can.
+/* ---- A thread that waits, where there is no pidfd (before Linux 5.3).
  * It owns a copy of the pipe's end and nothing of the group, so it may outlive it. */
 struct waiter {
     pid_t pid;

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from infini_run.group import Event
     from infini_run.launch import ProcessLauncher, launch_local, run
+    from infini_run.look import Look
     from infini_run.report import Exit, Report
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Exit",
     "InfiniRunError",
     "LaunchTimeout",
+    "Look",
     "NotExecutable",
     "ProcessLauncher",
     "ProgramError",
@@ -44,7 +46,7 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report"}
+_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
 _HOMES |= {"launch_local": "launch", "run": "launch"}
 
 

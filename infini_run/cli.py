@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-# Set by ourselves, for ourselves, one level down: the signal mask that we found, and the inner launch's id.
+# Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
+# descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
+_PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes this without blocking
 
 
 def main() -> None:
@@ -47,18 +50,21 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
-    mask, _, launch_id = environ.pop(ISOLATED, "").partition(" ")
-    is_inside = mask.isdecimal() and os.getpid() == 1
+    inside = environ.pop(ISOLATED, "").split()
+    is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
+    launch_id, asks_fd = "", -1
     if is_inside:
-        before = {number for number in range(1, 65) if int(mask) >> (number - 1) & 1}
+        before = {number for number in range(1, 65) if int(inside[0]) >> (number - 1) & 1}
+        launch_id, asks_fd = inside[1], int(inside[2])
+        os.set_inheritable(asks_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
-    plan = _make_plan(options, environ, launch_id if is_inside else "")
+    plan = _make_plan(options, environ, launch_id)
     if options.dry_run:
         return _show(plan, options, before)
     if options.nnodes > 1 and not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
-    return _launch(plan, options, environ, before)
+    return _launch(plan, options, environ, before, asks_fd)
 
 
 def _take_entry(before: set[int] | None) -> Entry:
@@ -86,12 +92,13 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Pla
     )
 
 
-def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None) -> int:
+def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None, asks_fd: int) -> int:
     from infini_run.group import settle_entry
     from infini_run.node import NodeRun
+    from infini_run.record import replace
     from infini_run.survey import absolute
 
-    entry = _take_entry(before)
+    entry = replace(_take_entry(before), asks_fd=asks_fd)
     report_path = absolute("report", options.report) if options.report else ""
     run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
     run.start()
@@ -102,11 +109,11 @@ def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[i
     if run.went_well and not report_path:
         return 0
     report = run.outcome.report()
-    text = report.text()
-    if text:
-        _print(2, text)
     if report_path:
         _write_report(report_path, report.to_json())
+    text = report.text()
+    if text:
+        _print(2, text, wait_s=_READER_S if report.told else None)
     return report.exit_code
 
 
@@ -116,7 +123,7 @@ def _write_report(path: str, content: dict[str, object]) -> None:
     try:
         write_report(path, content)
     except OSError as error:
-        _print(2, f"infini-run: the report {path} cannot be written: {error.strerror}")
+        _print(2, f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
 def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | None) -> int:
@@ -124,15 +131,16 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
-    from infini_run.isolate import run_isolated
+    from infini_run.isolate import open_asking, run_isolated
     from infini_run.survey import error_folder, new_launch_id
 
     entry = _take_entry(before)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
-    environ[ISOLATED] = f"{entry.blocked} {launch_id}"
+    asked_fd, asks_fd = open_asking()
+    environ[ISOLATED] = f"{entry.blocked} {launch_id} {asks_fd}"
     command = [sys.executable, *sys.orig_argv[1:]]
     try:
-        return run_isolated(command, environ, entry, grace_s=options.grace_s, say=_say)
+        return run_isolated(command, environ, entry, grace_s=options.grace_s, asked_fd=asked_fd, say=_say)
     finally:
         if not options.log_dir:
             from infini_run.files import remove_folder
@@ -165,15 +173,26 @@ def _unblock(before: set[int] | None) -> None:
 
 
 def _say(text: str) -> None:
-    _print(2, text)
+    _print(2, text, wait_s=_READER_S)
 
 
-def _print(fd: int, text: str) -> int:
-    """1 where an answer could not be written; a reader that has had enough is nobody's failure."""
+def _has_room(fd: int, wait_s: float) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(wait_s * 1000))
+
+
+def _print(fd: int, text: str, *, wait_s: float | None = None) -> int:
+    """1 where an answer could not be written; a reader that has had enough is nobody's failure.
+
+    wait_s: how long a reader that does not read may hold us; None: for ever.
+    """
     data = os.fsencode(text + "\n")
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        while data and (wait_s is None or _has_room(fd, wait_s)):
+            data = data[os.write(fd, data[:_PIECE]) :]
     except BrokenPipeError:
         return 0
     except OSError as error:

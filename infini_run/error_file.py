@@ -6,6 +6,7 @@ Read and never trusted: any bytes give a message or none, and the exit code stay
 from __future__ import annotations
 
 import os
+import stat
 
 _MOST = 1 << 20  # bytes that are read
 _SHOWN = 500  # characters that are shown
@@ -21,12 +22,19 @@ def read_error_file(path: str) -> str:
     except OSError:
         return ""
     try:
+        if not _is_plain(os.fstat(fd)):
+            return ""
         text = os.read(fd, _MOST).decode("utf-8", "replace")
     except OSError:
         return ""
     finally:
         os.close(fd)
     return _one_line(_message(text))
+
+
+def _is_plain(found: os.stat_result) -> bool:
+    """A file with one name: a hard link may be to what the rank itself must not read."""
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
 
 
 def _message(text: str) -> str:

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """One line that cannot steer a terminal: control characters as escapes. Names may hold any of them."""
-    return "".join(c if c.isprintable() or "\udc80" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
+    """One line that cannot steer a terminal: control characters as escapes, the bytes 0x80 to 0x9f (C1) of names in
+    another encoding too. Names may hold any of them."""
+    return "".join(c if c.isprintable() or "\udca0" <= c <= "\udcff" else repr(c)[1:-1] for c in text)
 
 
 class InfiniRunError(Exception):

@@ -1,11 +1,14 @@
 """The files that a launch writes: one log for each worker, and the report. Made before the first worker.
 
-None is opened through a symbolic link, or with more rights than their owner's: a log folder may be shared.
+Nobody but their owner may read or write them, whatever the umask. A folder may be shared with strangers: nothing in
+it is followed, waited for or trusted for its name (docs/security.md).
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from infini_run.errors import StartError, UsageError
 from infini_run.shortage import LIMITS
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
 def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> None:
@@ -28,17 +33,65 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> N
     if not folder:
         return
     try:
-        os.makedirs(folder, exist_ok=True)
+        _make_folder(folder)
+        at = os.open(folder, _FOLDER)  # from here on nobody can put another folder in its place
     except OSError as error:
         raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
-    for worker in workers:
-        try:
-            logs[worker.rank] = os.open(worker.log, _LOG, 0o600)
-            _forget(worker.error_file)  # an earlier launch's, which would be taken for ours
-        except OSError as error:
-            if error.errno in LIMITS:
-                raise StartError(str(error.strerror), f"opening {worker.log}", error.errno) from None
-            raise UsageError(f"--log_dir: {worker.log} cannot be written: {error.strerror}") from None
+    try:
+        for worker in workers:
+            logs[worker.rank] = _open_log(worker.log, at)
+            _forget_earlier(worker.error_file, at)
+    finally:
+        os.close(at)
+
+
+def _make_folder(path: str) -> None:
+    """With those above it; writable by us alone even without a umask, which os.makedirs leaves to luck."""
+    if os.path.isdir(path):
+        return
+    above = os.path.dirname(path.rstrip("/"))
+    if above and not os.path.lexists(above):
+        _make_folder(above)
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _open_log(path: str, at: int) -> int:
+    try:
+        fd = os.open(os.path.basename(path), _LOG, 0o600, dir_fd=at)
+    except OSError as error:
+        if error.errno in LIMITS:
+            raise StartError(str(error.strerror), f"opening {path}", error.errno) from None
+        reason = _IN_THE_WAY.get(error.errno or 0, error.strerror)
+        raise UsageError(f"--log_dir: {path} cannot be written: {reason}") from None
+    found = _not_ours(os.fstat(fd), os.fstat(at))
+    if found:
+        os.close(fd)
+        raise UsageError(f"--log_dir: {path} cannot be written: {found}; remove it, or give another folder")
+    return fd
+
+
+def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
+    """What a stranger may have put there to have our output, or to have it in a file of ours (fs.protected_regular
+    and protected_hardlinks of proc_sys_fs(5) do so in sticky folders, where they are on)."""
+    if not stat.S_ISREG(log.st_mode):
+        return "it is not a regular file"
+    if log.st_nlink > 1:
+        return "it has another name somewhere (a hard link)"
+    if log.st_uid != os.geteuid() and folder.st_mode & stat.S_IWOTH:
+        return f"it belongs to user {log.st_uid}, in a folder where everybody may write"
+    return ""
+
+
+def _forget_earlier(error_file: str, at: int) -> None:
+    """An earlier launch's, which would be taken for ours."""
+    try:
+        _forget(os.path.basename(error_file), at)
+    except OSError as error:
+        raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
 
 def check_report(path: str) -> None:
@@ -48,7 +101,7 @@ def check_report(path: str) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"--report={path} is not a regular file; give a file in a folder that is writable")
     try:
-        partial = f"{os.path.abspath(path)}.{os.getpid()}"
+        partial = _partial(os.path.abspath(path))
         os.close(os.open(partial, _NEW, 0o600))
         os.unlink(partial)
         _forget(path)  # an earlier launch's, which would be taken for ours
@@ -61,7 +114,7 @@ def write_report(path: str, content: dict[str, object]) -> None:
     """By rename, so that a reader finds the whole report or none. Raises OSError."""
     import json
 
-    partial = f"{path}.{os.getpid()}"
+    partial = _partial(path)
     try:
         with os.fdopen(os.open(partial, _NEW, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(content, file, indent=1)
@@ -72,6 +125,25 @@ def write_report(path: str, content: dict[str, object]) -> None:
         raise
 
 
+def _partial(path: str) -> str:
+    """Beside it, by a name that nobody can have taken: as process 1 of a container our number is always the same."""
+    return f"{path}.{os.urandom(6).hex()}"
+
+
+def append_text(path: str, text: str) -> None:
+    """With a log's caution. Raises OSError."""
+    fd = os.open(path, _LOG, 0o600)
+    try:
+        found = _not_ours(os.fstat(fd), os.stat(os.path.dirname(path) or "."))
+        if found:
+            raise OSError(errno.EPERM, found)
+        data = text.encode("utf-8", "surrogateescape")
+        while data:
+            data = data[os.write(fd, data) :]
+    finally:
+        os.close(fd)
+
+
 def remove_folder(path: str) -> None:
     """A folder and all that is in it; what is not there, or not ours to remove, stays as it is."""
     from shutil import rmtree
@@ -79,8 +151,8 @@ def remove_folder(path: str) -> None:
     rmtree(path, ignore_errors=True)
 
 
-def _forget(path: str) -> None:
+def _forget(path: str, at: int | None = None) -> None:
     try:
-        os.unlink(path)
+        os.unlink(path, dir_fd=at)
     except FileNotFoundError:
         return

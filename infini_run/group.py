@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_ESRCH = 3  # not from `errno`: making its 130 names takes as long as this whole module
+_ESRCH, _ENOMEM = 3, 12  # not from `errno`: making its 130 names takes as long as this whole module
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -38,8 +38,13 @@ KINDS = {
     lib.IR_OUTPUT_LOST: "output_lost",
     lib.IR_OUTPUT_HELD: "output_held",
     lib.IR_CONSOLE_STUCK: "console_stuck",
+    lib.IR_UNGUARDED: "unguarded",
+    lib.IR_READY: "ready",
+    lib.IR_TRIGGERED: "triggered",
     lib.IR_ENDED: "ended",
 }
+
+_DEBUG = {"fork": lib.IR_USE_FORK, "nopidfd": lib.IR_NO_PIDFD, "nocgroup": lib.IR_NO_CGROUP}
 
 STEPS = {
     lib.IR_STEP_MEMORY: "allocating memory",
@@ -55,42 +60,46 @@ STEPS = {
     lib.IR_STEP_LIMIT: "restoring its descriptor limit",
     lib.IR_STEP_SIGNALS: "restoring its signals",
     lib.IR_STEP_EXEC: "executing the program",
+    lib.IR_STEP_NOTIFY: "making its notify socket",
 }
 
 
 @record
 class Entry:
-    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n."""
+    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n. asks_fd: of a
+    process 1 that is stopped from outside: where it asks for that."""
 
     blocked: int
     ignored: int
     nofile_soft: int
     nofile_hard: int
+    asks_fd: int = -1
 
 
 @record
 class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
-    kind: started, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck, ended.
+    kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
+    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
     start_failed; the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
     """
 
     kind: str
-    worker: int
-    rank: int
-    pid: int
-    code: int
-    signal: int
-    dumped_core: bool
-    after_stop: bool
-    status_lost: bool
-    time_ns: int
-    user_us: int
-    system_us: int
-    max_rss_kib: int
-    name: str
+    worker: int = -1
+    rank: int = -1
+    pid: int = 0
+    code: int = 0
+    signal: int = 0
+    dumped_core: bool = False
+    after_stop: bool = False
+    status_lost: bool = False
+    time_ns: int = 0
+    user_us: int = 0
+    system_us: int = 0
+    max_rss_kib: int = 0
+    name: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -101,7 +110,7 @@ class Event:
     @property
     def is_plain(self) -> bool:
         """Part of every launch that goes well."""
-        return self.kind in ("started", "ended") or (
+        return self.kind in ("started", "ready", "ended") or (
             self.kind == "exited" and self.code == self.signal == 0 and not self.status_lost and not self.after_stop
         )
 
@@ -118,6 +127,7 @@ class Spec:
         "isolate",
         "label",
         "log_fd",
+        "notify",
         "output",
         "program",
         "rank",
@@ -130,6 +140,7 @@ class Spec:
         self.argv = argv
         self.env = env
         self.cwd: bytes | None = None
+        self.notify: bytes | None = None
         self.stdio = [INHERIT, INHERIT, INHERIT]
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
@@ -152,15 +163,17 @@ def settle_entry() -> None:
 
 
 def debug_flags(environ: Any) -> int:
-    """INFINI_RUN_DEBUG=fork,nopidfd: what the core would do on an older kernel."""
+    """INFINI_RUN_DEBUG=fork,nopidfd,nocgroup: what the core would do on an older kernel."""
     asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
-    return (lib.IR_USE_FORK if "fork" in asked else 0) | (lib.IR_NO_PIDFD if "nopidfd" in asked else 0)
+    return sum(flag for name, flag in _DEBUG.items() if name in asked)
 
 
 class Group:
     """A handle on live workers. Spawn once, then step and wait until an `ended` event, then close.
 
-    Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped.
+    Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped. `beside`
+    another group of the same process it is not: only the workers get their signal mask from the entry.
+    guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
     """
 
     def __init__(
@@ -172,8 +185,13 @@ class Group:
         stop_signal: int,
         stop_scope: str,
         console: tuple[int, int] = (-1, -1),
+        say_fd: int = -1,
         stdin_fd: int = -1,
+        asked_fd: int = -1,
         entry: Entry | None = None,
+        guard: bytes | None = None,
+        folder: bytes | None = None,
+        beside: bool = False,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -181,18 +199,24 @@ class Group:
         self._closed = False
         self._ranks: list[int] = []
         self.ended = False
+        self.unsaid = 0
         self._events = ffi.new("struct ir_event[64]")
-        kept = ffi.new("char[]", mark)
+        kept: list[Any] = []
         config = ffi.new("struct ir_config *")
-        config.mark = kept
+        config.mark = _string(mark, kept)
+        config.guard = _string(guard, kept) if guard else ffi.NULL
+        config.folder = _string(folder, kept) if folder else ffi.NULL
         config.grace_ms = max(0, round(grace_s * 1000))
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
         config.console_fd = console
+        config.say_fd = say_fd
         config.stdin_fd = stdin_fd
+        config.asked_fd = asked_fd
+        config.asks_fd = -1 if entry is None else entry.asks_fd
         config.flags = debug
         if entry is not None:
-            config.flags |= lib.IR_OWN_PROCESS
+            config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.blocked = entry.blocked
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft
@@ -226,20 +250,26 @@ class Group:
             raise StartError(os.strerror(-started), step, -started, rank)
         return int(started)
 
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until `step` has something to do; False when the time is up. May return early."""
+    def wait(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
+        """Block until `step` has something to do, or a descriptor of `also` can be read; False when the time is
+        up. May return early."""
         with self._lock:
             if self._closed or self.ended:
                 return True
             self._waiting += 1
         try:
             timeout_ms = -1 if timeout_s is None else min(max(0, -int(-timeout_s * 1000 // 1)), 2**31 - 1)
-            ready = lib.ir_group_wait(self._handle, timeout_ms)
+            ready = _poll(self.fileno(), also, timeout_ms) if also else lib.ir_group_wait(self._handle, timeout_ms)
         finally:
             with self._lock:
                 self._waiting -= 1
                 self._free_if_last()
         return bool(ready != 0)
+
+    def fileno(self) -> int:
+        """The descriptor that `wait` waits for. Only until it is closed."""
+        assert not self._closed or self._waiting
+        return int(lib.ir_group_fd(self._handle))
 
     def step(self) -> list[Event]:
         """Do what is to be done now; never blocks. The events come once, in order."""
@@ -283,12 +313,36 @@ class Group:
             size = 0 if self._closed else lib.ir_group_tail(self._handle, worker, buffer, 4096)
         return bytes(ffi.buffer(buffer, max(0, size)))
 
-    def say(self, text: str) -> None:
-        """A line of ours on the labelled stderr, between the workers' lines."""
-        line = os.fsencode(text + "\n")
+    def status(self, worker: int) -> bytes:
+        """The last STATUS= that a worker told its NOTIFY_SOCKET, as it came."""
+        buffer = ffi.new("char[512]")
+        with self._lock:
+            size = 0 if self._closed else lib.ir_group_status(self._handle, worker, buffer, 512)
+        return bytes(ffi.buffer(buffer, max(0, size)))
+
+    def activity(self, worker: int) -> tuple[int, int]:
+        """When a worker last said anything (output that we carry, a message), and its last WATCHDOG=1; 0: never."""
+        activity = ffi.new("struct ir_activity *")
         with self._lock:
             if not self._closed:
-                lib.ir_group_say(self._handle, 1, line, len(line))
+                lib.ir_group_activity(self._handle, worker, activity)
+        return activity.said_ns, activity.ping_ns
+
+    def spare(self, pid: int, spared: bool = True) -> None:
+        """A child that the caller started and ends itself is no stray of ours."""
+        with self._lock:
+            if not self._closed and lib.ir_group_spare(self._handle, pid, spared) < 0:
+                raise StartError("no memory is left", "sparing a helper", _ENOMEM)
+
+    def say(self, text: str) -> None:
+        """A line of ours on the labelled stderr, between the workers' lines, or on say_fd. What finds no room there,
+        because nobody reads, is counted in `unsaid`, and told with the next line that does."""
+        with self._lock:
+            if self._closed:
+                return
+            before = f"... {self.unsaid} lines were dropped here: nobody read\n" if self.unsaid else ""
+            line = os.fsencode(f"{before}{text}\n")
+            self.unsaid = 0 if lib.ir_group_say(self._handle, 1, line, len(line)) == 0 else self.unsaid + 1
 
     def close(self) -> None:
         """Kill and reap what is left, free everything. Safe twice."""
@@ -300,9 +354,23 @@ class Group:
             self._closed = True
             self._free_if_last()
 
+    def forget(self) -> None:
+        """In a forked child: the workers are our parent's. Nothing is signalled; our copies are closed."""
+        self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
+        self._free_if_last()
+
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
             self._handle = lib.ir_group_free(self._handle)
+
+
+def _poll(own: int, also: Sequence[int], timeout_ms: int) -> int:
+    import select
+
+    poll = select.poll()
+    for fd in (own, *also):
+        poll.register(fd, select.POLLIN)
+    return len(poll.poll(timeout_ms))
 
 
 def _strings(strings: Sequence[bytes], kept: list[Any]) -> Any:
@@ -325,6 +393,8 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
     worker.env_count = len(spec.env)
     if spec.cwd is not None:
         worker.cwd = _string(spec.cwd, kept)
+    if spec.notify is not None:
+        worker.notify = _string(spec.notify, kept)
     for i in range(2):
         worker.label[i] = _string(spec.label[i][0], kept)
         worker.label_more[i] = _string(spec.label[i][1], kept)

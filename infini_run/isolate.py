@@ -24,15 +24,30 @@ _INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15
 _SPARE_S = 15.0  # beyond two graces (ranks, strays): what the inner command may take for its own bounds
 
 
+def open_asking() -> tuple[int, int]:
+    """Our end of the pipe on which the inner command asks to be stopped, and the inner one's, which we lose when
+    we settle."""
+    try:
+        ours, theirs = os.pipe()
+    except OSError as error:
+        raise StartError(f"--isolate: no pipe can be made: {error.strerror}", "pipe", error.errno or 0) from None
+    os.set_inheritable(theirs, True)
+    return ours, theirs
+
+
 def run_isolated(
     command: Sequence[str],
     environ: Mapping[str, str],
     entry: Entry,
     *,
     grace_s: float,
+    asked_fd: int,
     say: Callable[[str], None],
 ) -> int:
-    """Run `command` so, and return what it exits with. Raises StartError: not permitted here."""
+    """Run `command` so, and return what it exits with. asked_fd: where it asks to be stopped, and we with it.
+
+    Raises StartError: not permitted here.
+    """
     argv = [os.fsencode(word) for word in command]
     spec = Spec(0, argv[0], argv, [])
     spec.isolate = spec.dies_with_us = True
@@ -43,6 +58,7 @@ def run_isolated(
         grace_s=2 * grace_s + _SPARE_S,
         stop_signal=_TERM,
         stop_scope="leader",
+        asked_fd=asked_fd,
         entry=replace(entry, blocked=_ALL_SIGNALS),
         debug=debug_flags(environ),
     )

@@ -118,7 +118,7 @@ def duration(text: str) -> float:
 
 
 def timeout(text: str) -> float:
-    """A duration, or off."""
+    """A duration, or off, which is 0."""
     return 0.0 if text == "off" else duration(text)
 
 

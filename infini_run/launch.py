@@ -8,14 +8,17 @@ descendant that has wiped that, too.
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from _thread import RLock
+from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError
 from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
+from infini_run.ready import all_ready
 from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
 TYPE_CHECKING = False
@@ -117,6 +120,7 @@ class ProcessLauncher:
         self._run: NodeRun | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
+        self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
 
     # ---- starting
 
@@ -148,6 +152,7 @@ class ProcessLauncher:
             try:
                 run.start()
                 self._run, self._untold = run, []
+                _live.add(self)
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 run.close()
                 raise
@@ -162,7 +167,7 @@ class ProcessLauncher:
 
     def events(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until
-        there is). Empty when the time is up, or when everything has ended. kind: started, exited, ended, ..."""
+        there is). Empty when the time is up, or when everything has ended. kind: started, ready, exited, ..."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._untold and self._poll(deadline):
             if deadline is not None and time.monotonic() >= deadline:
@@ -179,22 +184,48 @@ class ProcessLauncher:
                 return False
         return True
 
-    def _poll(self, deadline: float | None) -> bool:
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has said READY=1 to its NOTIFY_SOCKET (sd_notify(3)). False when the time is up
+        first, or as soon as a rank has ended without: then it never comes true, see `first_failure`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        run = self._launched()
+        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakers.append(waker)
+        try:
+            while True:
+                answer = all_ready(run.outcome.exits())
+                if answer is not None or run.ended or (deadline is not None and time.monotonic() >= deadline):
+                    return bool(answer)
+                self._poll(deadline, also=(waker,))
+        finally:
+            with self._lock:
+                self._wakers.remove(waker)
+                os.close(waker)
+
+    def _poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
         """Follow the launch, waiting until the deadline at most; whether it still goes on."""
         run = self._launched()
         if not run.ended:
-            events = run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            with self._lock:
-                self._untold += events
+            events = run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
+            if events:
+                with self._lock:
+                    self._untold += events
+                    self._wake()
         return not run.ended
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            os.eventfd_write(waker, 1)
 
     def running(self) -> bool:
         """Whether anything of the launch is left. Looks, and does not wait."""
         return self._run is not None and self._poll(0.0)
 
     def status(self) -> tuple[Exit, ...]:
-        """Each rank as far as it has come, by rank: pid and start; end, code and signal once it has ended."""
+        """Each rank as far as it has come, by rank: pid and start; ready, and its last STATUS=, once it said so;
+        end, code and signal once it has ended."""
         self.running()
+        self._launched().note_statuses()
         return self._launched().outcome.exits()
 
     def exit_code(self, rank: int) -> int | None:
@@ -250,8 +281,10 @@ class ProcessLauncher:
                 self._close_run()
 
     def _close_run(self) -> None:
-        if self._run is not None:
-            self._run.close()
+        with self._lock:
+            if self._run is not None:
+                self._run.close()
+                self._wake()
 
     def _launched(self) -> NodeRun:
         if self._run is None:
@@ -267,6 +300,12 @@ class ProcessLauncher:
             warnings.warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
             run.close()
 
+    def forget(self) -> None:
+        """In a forked child: the launch is our parent's."""
+        run, self._run, self._lock = self._run, None, RLock()
+        if run is not None:
+            run.forget()
+
     def __enter__(self) -> Self:
         return self
 
@@ -274,6 +313,25 @@ class ProcessLauncher:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+_live: WeakSet[ProcessLauncher] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that just ends: its ranks end with it, while there still is an interpreter to do so."""
+    for launcher in list(_live):
+        launcher.close()
+
+
+def _forget_all() -> None:
+    for launcher in list(_live):
+        launcher.forget()
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:

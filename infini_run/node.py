@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 from _thread import RLock
 
-from infini_run.errors import StartError, UsageError
+from infini_run.errors import StartError, UsageError, printable
 from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags
 from infini_run.plan import MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.group import Entry, Event
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
+    from infini_run.watch import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
-_LAST_LINES = 20  # kept in the report; its text shows fewer
+_GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "irun-guard"))
 
 
 class NodeRun:
@@ -58,6 +59,8 @@ class NodeRun:
         self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
+        self._watch: Watch | None = None  # where a deadline was asked for
+        self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
         self._ended = False
         self._is_labelled = any(o.piped and o.console for w in plan.workers for o in (w.stdout, w.stderr))
@@ -71,6 +74,8 @@ class NodeRun:
             self._open()
             specs = [self._spec(worker) for worker in self.plan.workers]
             base = self.plan.base(self._environ) | dict(self.plan.env)
+            if self.options.ready_timeout_s or self.options.hang_timeout_s:
+                self._watch = self._make_watch()
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
@@ -115,7 +120,10 @@ class NodeRun:
             stop_signal=self.options.stop_signal,
             stop_scope=self.options.stop_scope,
             console=(1, 2) if self._is_labelled else (-1, -1),
+            say_fd=2,
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
+            guard=_GUARD,
+            folder=os.fsencode(self._error_folder),
             entry=self._entry,
             debug=debug_flags(self._environ),
         )
@@ -143,6 +151,7 @@ class NodeRun:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
         spec = Spec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
+        spec.notify = os.fsencode(worker.notify)
         spec.dies_with_us = self._entry is not None or _is_main_thread()
         spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._null}[worker.stdin]
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
@@ -168,22 +177,42 @@ class NodeRun:
 
     # ---- following
 
-    def poll(self, timeout_s: float | None = None) -> list[Event]:
-        """The events that have come up, waiting for the first one at most `timeout_s` (None: for ever)."""
+    def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
+        """The events that have come up, waiting for the first one, or for a descriptor of `also`, at most
+        `timeout_s` (None: for ever)."""
         group, events = self._group, self._step()  # another thread may close us meanwhile; a closed group is safe
-        if not events and group is not None and not self.ended and self._wait(group, timeout_s):
-            events = self._step()
+        if not events and group is not None and not self.ended:
+            if self._watch is not None:
+                with self._lock:
+                    timeout_s, also = self._watch.timeout_s(timeout_s), [*self._watch.fds(), *also]
+            if self._wait(group, timeout_s, also):
+                events = self._step()
+        if self._watch is not None:
+            with self._lock:
+                events += self._act(self._watch)
         return events
 
-    def _wait(self, group: Group, timeout_s: float | None) -> bool:
+    def _act(self, watch: Watch) -> list[Event]:
+        """What is due at a deadline; the events that tell of it."""
+        finding = None if self.ended else watch.act()
+        if finding is None:
+            return []
+        self._tell(*self.outcome.note_looks(finding.looks, finding.blamed))
+        if finding.problem:
+            self._tell(self.outcome.notice(finding.problem))
+        if finding.blamed:
+            self.stop()
+        return finding.events
+
+    def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
         """Before a long wait, note what the kernel has killed for memory so far: a later SIGKILL may be its own."""
         if self._oom_kills < 0 and (timeout_s is None or timeout_s > _SHORT_S):
-            if group.wait(_SHORT_S):
+            if group.wait(_SHORT_S, also):
                 return True
             from infini_run.cgroup import oom_kills
 
             self._oom_kills = oom_kills()
-        return group.wait(timeout_s)
+        return group.wait(timeout_s, also)
 
     def _step(self) -> list[Event]:
         with self._lock:
@@ -197,13 +226,21 @@ class NodeRun:
     def _follow(self, event: Event) -> None:
         self._ended = self._ended or event.kind == "ended"
         if event.is_failure and not self.options.keep_going:
-            self.group.stop()
+            self.stop()
+        if event.kind == "ready":
+            self._count_ready()
+        elif event.kind == "triggered" and self._watch is None:
+            self._watch = self._make_watch()
+        if self._watch is not None:
+            self._watch.follow(event)
         if self._outcome is None and event.is_plain and not self.options.verbose:
             self._history.append(event)
             return
         text = self.outcome.note(event)
         if text or self.options.verbose:
             self._tell(text or self._described(event))
+        if event.kind == "ended" and self.group.unsaid:
+            self.outcome.note_unsaid(self.group.unsaid)
 
     @property
     def outcome(self) -> Outcome:
@@ -219,6 +256,26 @@ class NodeRun:
                     self._outcome.note(event)
             return self._outcome
 
+    def _make_watch(self) -> Watch:
+        """Late, for a rank that says itself that it hangs, it hears of those that run already."""
+        from infini_run.watch import Watch
+
+        watch = Watch(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
+        for event in self.outcome.running() if self._outcome or self._history else ():
+            watch.follow(event)
+        return watch
+
+    def _count_ready(self) -> None:
+        """When all ranks are, whoever started us is told, where it asked for that."""
+        self._ready += 1
+        address = self._environ.get("NOTIFY_SOCKET", "")
+        if self._ready == len(self.plan.workers) and address and self._entry is not None:
+            from infini_run.ready import tell_ready
+
+            problem = tell_ready(address)
+            if problem:
+                self._tell(self.outcome.notice(problem))
+
     @property
     def went_well(self) -> bool:
         """It has ended, every worker with exit code 0, and there is nothing else to tell."""
@@ -229,13 +286,15 @@ class NodeRun:
 
         return describe_event(event)
 
-    def _tell(self, text: str) -> None:
-        if self._say is None or not text:
+    def _tell(self, *lines: str) -> None:
+        """Printable, whatever is in them: a process that was left behind chose its own name."""
+        if self._say is None or not any(lines):
             return
-        if self._is_labelled and not self.ended:
-            self.group.say(f"infini-run: {text}")
+        text = "infini-run: " + "\n".join(map(printable, lines))
+        if not self.ended:
+            self.group.say(text)
         else:
-            self._say(f"infini-run: {text}")
+            self._say(text)
 
     # ---- acting
 
@@ -246,6 +305,9 @@ class NodeRun:
 
     def stop(self) -> None:
         """Begin to stop, where something still runs."""
+        with self._lock:
+            if self._watch is not None:
+                self._watch.stop()
         group = self._group
         if group is not None:
             group.stop()
@@ -262,30 +324,46 @@ class NodeRun:
                 return index
         raise UsageError(f"there is no rank {rank} on this node")
 
-    def words_of(self, rank: int) -> tuple[str, tuple[str, ...]]:
-        """What a rank said: the message in its error file, its last lines of stderr (where they came to us)."""
-        from infini_run.error_file import read_error_file
-
-        index = self._index(rank)
-        path = self.plan.workers[index].error_file
-        text = self.group.tail(index).decode("utf-8", "replace")
-        lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-        return read_error_file(path) if path else "", tuple(line for line in lines if line)[-_LAST_LINES:]
-
     # ---- the end
 
     def close(self) -> None:
         """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
         with self._lock:
+            if self._watch is not None:
+                self._watch.close()
             if self._group is not None:
-                if self._outcome is not None and self._outcome.first is not None:
-                    self._outcome.add_words(*self.words_of(self._outcome.first))
+                self._note_words()
                 self._group.close()
                 self._group = None
             self._close_null()
             while self._logs:
                 os.close(self._logs.popitem()[1])
             self._remove_error_folder()
+
+    def forget(self) -> None:
+        """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
+        self._lock, self._error_folder, self._watch = RLock(), "", None
+        if self._group is not None:
+            self._group.forget()
+        self.close()
+
+    def note_statuses(self) -> None:
+        """What each rank last said in STATUS=, into the outcome."""
+        from infini_run.words import statuses
+
+        with self._lock:
+            if self._group is not None:
+                self.outcome.add_statuses(statuses(self._group, self.plan.workers))
+
+    def _note_words(self) -> None:
+        """What is gone with the group, where there is, or will be, something to tell."""
+        if self._outcome is not None or self.options.report:
+            self.note_statuses()
+        if self._outcome is not None and self._outcome.first is not None:
+            from infini_run.words import last_words
+
+            index = self._index(self._outcome.first)
+            self._outcome.add_words(*last_words(self.group, index, self.plan.workers[index]))
 
     def _remove_error_folder(self) -> None:
         """With all that ranks made in it."""

@@ -159,8 +159,15 @@ FLAGS = (
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
     _row("ending", "max_restarts", kind.whole(0), 0, "N", "start the job again so many times when it fails"),
+    _row("ending", "ready_timeout", kind.timeout, 0.0, "TIME|off",
+         "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
     _row("ending", "hang_timeout", kind.timeout, 0.0, "TIME|off",
-         "end the job when it shows no sign of life for so long", shown="off"),
+         "a process hangs when it gives no sign of life for so long: no WATCHDOG=1, where it ever told its "
+         "NOTIFY_SOCKET one; else no output that we carry and no use of the CPU, which is seen after once to "
+         "twice that time",
+         shown="off"),
+    _choice("ending", "on_hang", ("report", "stop"),
+            "what is done then: say what every process waits in, or that, and stop the job"),
     _row("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
     switch("keep_going", "ending", "let the other ranks finish when one has failed"),
 

@@ -30,7 +30,6 @@ UNBUILT = {  # every value but the default is refused: what to do instead
     "hosts": _BY_HAND,
     "hostfile": _BY_HAND,
     "max_restarts": "leave it at 0",
-    "hang_timeout": "leave it off",
     "bind": "leave it at none",
 }
 
@@ -71,7 +70,9 @@ class Options:
     stop_scope: str
     isolate: bool
     max_restarts: int
-    hang_timeout_s: float
+    ready_timeout_s: float  # 0: off
+    hang_timeout_s: float  # 0: off
+    on_hang: str
     report: str
     keep_going: bool
     dry_run: str  # "", text, json
@@ -104,7 +105,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    values["grace_s"], values["hang_timeout_s"] = values["grace"], values["hang_timeout"]
+    for name in ("grace", "ready_timeout", "hang_timeout"):
+        values[f"{name}_s"] = values[name]
     if values["log_dir"] and "console" not in given:
         values["console"] = "prefix"
     _check_job(given, values)

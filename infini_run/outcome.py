@@ -9,19 +9,22 @@ import os
 import time
 
 from infini_run.cgroup import oom_kills
-from infini_run.group import STEPS
+from infini_run.group import STEPS, Event
 from infini_run.record import replace
 from infini_run.report import Exit, Report, Stray, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.group import Event
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.look import Look
     from infini_run.options import Options
     from infini_run.plan import Plan
 
 _KILL, _INTERRUPTS = 9, (2, 3)
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
-_IGNORED = frozenset(("passed",))
+_IGNORED = frozenset(("passed", "triggered"))
+_LOOKS = 256  # kept: of a job that hangs again and again the first ones
 
 
 class Outcome:
@@ -44,8 +47,10 @@ class Outcome:
         self.first: int | None = None  # rank of the first failure
         self.told = 0  # the signal from outside that ended the job
         self._strays: list[Stray] = []
+        self._stray_count = 0
         self._stuck: list[Stray] = []
         self._notices: list[str] = []
+        self._looks: list[Look] = []
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
         self._start_s = self._end_s = time.time()  # until the first worker tells better
@@ -63,6 +68,9 @@ class Outcome:
         start_s = self._epoch_s + event.time_ns / 1e9
         self._start_s = min(self._start_s, start_s)
         self._change(event.rank, pid=event.pid, start_s=start_s)
+
+    def _note_ready(self, event: Event) -> None:
+        self._change(event.rank, ready_s=self._epoch_s + event.time_ns / 1e9)
 
     def _note_start_failed(self, event: Event) -> None:
         self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)
@@ -103,28 +111,55 @@ class Outcome:
 
     def _note_output_lost(self, event: Event) -> str:
         if event.signal == _LATE:
-            return self._notice("the console was not read in time: its last output is lost")
+            return self.notice("the console was not read in time: its last output is lost")
         reason = os.strerror(event.signal)
         what = (
             "the console takes no more output"
             if event.rank < 0
             else f"the log of rank {event.rank} cannot be written"
         )
-        return self._notice(f"{what} ({reason}); the job goes on")
+        return self.notice(f"{what} ({reason}); the job goes on")
 
     def _note_output_held(self, event: Event) -> str:
         stream = ("stdout", "stderr")[event.code]
-        return self._notice(
+        return self.notice(
             f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go"
         )
 
     def _note_console_stuck(self, event: Event) -> str:
-        return self._notice("every worker has ended; waiting for the reader of our output to read on")
+        return self.notice("every worker has ended; waiting for the reader of our output to read on")
+
+    def _note_unguarded(self, event: Event) -> str:
+        how = f"{STEPS[event.code]}: {os.strerror(event.signal)}" if event.code else "it was killed"
+        return self.notice(
+            f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
+        )
 
     def _note_ended(self, event: Event) -> None:
         self._end_s = self._epoch_s + event.time_ns / 1e9
+        self._stray_count = event.code
 
-    def _notice(self, text: str) -> str:
+    def note_unsaid(self, count: int) -> None:
+        """So many lines of ours were dropped, because nobody read the console."""
+        self.notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
+
+    def note_looks(self, looks: Sequence[Look], blamed: Sequence[int]) -> list[str]:
+        """Take in what was seen when ranks hung or were late, and for whom the job is stopped; the lines that there
+        are to tell the user now."""
+        self._looks += looks[: _LOOKS - len(self._looks)]
+        for look in looks:
+            if look.rank in blamed:
+                self._change(look.rank, verdict=look.sentence)
+                self.first = look.rank if self.first is None else self.first
+        reasons = [look for look in looks if look.kind]
+        more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+        head = f"rank {reasons[0].rank} on {self._host} {reasons[0].sentence} (pid {reasons[0].pid}{more})"
+        if blamed:
+            return [f"{head}: stopping"]
+        return [head, *reasons[0].lines(), *([f"  all of it: {reasons[0].file}"] if reasons[0].file else [])]
+
+    def notice(self, text: str) -> str:
+        """Something to tell now, that belongs into the report too."""
         self._notices.append(text)
         return text
 
@@ -145,6 +180,19 @@ class Outcome:
         if self.first is not None:
             self._change(self.first, error_message=error_message, last_lines=last_lines)
 
+    def running(self) -> list[Event]:
+        """Events that tell of every worker that lives."""
+        return [
+            Event(kind="started", worker=index, rank=e.rank, pid=e.pid or 0, time_ns=time.monotonic_ns())
+            for index, e in enumerate(self.exits())
+            if e.start_s is not None and e.end_s is None
+        ]
+
+    def add_statuses(self, statuses: Mapping[int, str]) -> None:
+        """The last STATUS= of each rank that told one."""
+        for rank, status in statuses.items():
+            self._change(rank, status=status)
+
     def report(self) -> Report:
         """How it ended. Complete once `ended`."""
         first = self.first_failure()
@@ -160,8 +208,10 @@ class Outcome:
             told=self.told,
             quiet=self._has_terminal and first is not None and first.signal in _INTERRUPTS,
             strays=tuple(self._strays),
+            stray_count=self._stray_count,
             stuck=tuple(self._stuck),
             notices=tuple(self._notices),
+            looks=tuple(self._looks),
         )
 
 
@@ -170,6 +220,8 @@ def describe_event(event: Event) -> str:
     if event.kind == "exited":
         how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
         return f"rank {event.rank} ended, {how}"
+    if event.kind == "ready":
+        return f"rank {event.rank} is ready"
     if event.kind == "passed":
         return f"{signal_name(event.signal)} passed on"
     if event.kind == "stray":

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MARK = "INFINI_RUN_ID"
 _WORLD_LIMIT = 2**31 - 1
 
-# A launch inside a worker of another one must not inherit what belongs to that worker alone.
-_NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "NOTIFY_SOCKET")
+# What is for one process alone is not handed down: to a launch in a worker of another one, or in a service.
+_NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 @record
@@ -65,6 +65,7 @@ class Worker:
     label: str
     log: str
     error_file: str
+    notify: str
 
 
 @record
@@ -114,7 +115,7 @@ def make_plan(
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
     workers = tuple(
-        _worker(options, command, node, local_rank, world_size, error_dir, copies_terminal)
+        _worker(options, command, node, local_rank, world_size, launch_id, error_dir, copies_terminal)
         for node in nodes
         for local_rank in range(node.nproc)
     )
@@ -179,6 +180,8 @@ def _common_env(
     threads = _omp_threads(options, node, environ)
     if threads:
         env.append(("OMP_NUM_THREADS", str(threads)))
+    if options.hang_timeout_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the rank may ping
+        env.append(("WATCHDOG_USEC", str(max(1, round(options.hang_timeout_s * 1e6)))))
     return tuple(env)
 
 
@@ -197,17 +200,20 @@ def _worker(
     node: Node,
     local_rank: int,
     world_size: int,
+    launch_id: str,
     error_dir: str,
     copies_terminal: bool,
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
+    notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
         ("RANK", text),
         ("LOCAL_RANK", local),
         ("ROLE_RANK", text),
+        ("NOTIFY_SOCKET", notify),
     ]
     error_file = f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
     if error_file:
@@ -231,6 +237,7 @@ def _worker(
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
         log=f"{options.log_dir}/rank_{rank}.log" if options.log_dir else "",
         error_file=error_file,
+        notify=notify,
     )
 
 

@@ -14,8 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from infini_run.look import Look
+
 TEXT_LINES = 10
-_NAMED_AT_MOST = 16  # strays, by the core
 _WORDS = 5  # last lines of stderr that are shown
 
 
@@ -26,6 +27,8 @@ class Exit:
     code: what it exited with; None when a signal ended it, when it never ran or its status is unknown.
     signal: the number of the signal that ended it, else 0. stopped: it ended after our stop signal.
     start_failure: what could not be done between its creation and its program, else "".
+    ready_s: when it said READY=1. status: its last STATUS=. verdict: why we stopped the job for it (it hung, or was
+    not ready in time), else "".
     """
 
     rank: int
@@ -42,6 +45,7 @@ class Exit:
     start_failure: str = ""
     start_errno: int = 0
     start_s: float | None = None
+    ready_s: float | None = None
     end_s: float | None = None
     user_s: float = 0.0
     system_s: float = 0.0
@@ -49,16 +53,23 @@ class Exit:
     log: str = ""
     error_message: str = ""
     last_lines: tuple[str, ...] = ()
+    status: str = ""
+    verdict: str = ""
 
     @property
     def is_failure(self) -> bool:
-        """It ended badly, and not because we stopped it."""
+        """It ended badly, and not because we stopped it; or it was what we stopped the job for."""
+        if self.verdict:
+            return True
         bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
         return self.end_s is not None and bad and not self.stopped
 
     @property
     def shell_code(self) -> int:
-        """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal."""
+        """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal. 1 where the
+        verdict was ours."""
+        if self.verdict:
+            return 1
         if self.signal:
             return 128 + self.signal
         return 1 if self.code is None else self.code
@@ -75,7 +86,8 @@ class Stray:
 
 @record
 class Report:
-    """The end of a launch. `told`: the signal from outside that ended it, else 0."""
+    """The end of a launch. `told`: the signal from outside that ended it, else 0. `strays`: the first few of
+    `stray_count`."""
 
     launch_id: str
     run_id: str
@@ -88,8 +100,10 @@ class Report:
     told: int = 0
     quiet: bool = False
     strays: tuple[Stray, ...] = ()
+    stray_count: int = 0
     stuck: tuple[Stray, ...] = ()
     notices: tuple[str, ...] = ()
+    looks: tuple[Look, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -108,24 +122,34 @@ class Report:
         lines = []
         if first is not None and not self.quiet:
             lines.append(f"infini-run: {_headline(first)}{self._others(first)}")
-            if first.error_message:
-                lines.append(f"  error: {first.error_message}")
-            lines += [f"  | {line}" for line in first.last_lines[-_WORDS:]]
-            if first.log:
-                lines.append(f"  log: {first.log}")
-            hint = _hint(first)
-            if hint:
-                lines.append(f"  {hint}")
+            lines += self._details(first)
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
             lines.append(
                 f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
             )
         if self.strays and len(lines) < TEXT_LINES:
-            lines.append(f"infini-run: stopped {_count(self.strays)} left behind: {_names(self.strays)}")
+            count = _count(self.stray_count, self.strays)
+            lines.append(f"infini-run: stopped {count} left behind: {_names(self.strays)}")
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
 
+    def _details(self, first: Exit) -> list[str]:
+        """What it said and was doing, as much as there is room for; where there is more to read, last."""
+        look = next((look for look in reversed(self.looks) if look.kind and look.rank == first.rank), None)
+        lines = look.lines() if look and first.verdict else [f"  status: {first.status}"] if first.status else []
+        if first.error_message:
+            lines.append(f"  error: {first.error_message}")
+        last = [f"  log: {first.log}"] if first.log else []
+        if look and look.file and first.verdict:
+            last.append(f"  all of it: {look.file}")
+        hint = _hint(first)
+        if hint:
+            last.append(f"  {hint}")
+        room = max(0, TEXT_LINES - 1 - len(last) - len(lines))
+        words = first.last_lines[-min(_WORDS, room) :] if room else ()
+        return [*lines[: TEXT_LINES - 1 - len(last)], *(f"  | {line}" for line in words), *last]
+
     def _others(self, first: Exit) -> str:
-        stopped = sum(e.stopped for e in self.exits)
+        stopped = sum(e.stopped and not e.verdict for e in self.exits)
         failed = sum(e.is_failure for e in self.exits if e.rank != first.rank)
         said = []
         if failed:
@@ -149,8 +173,10 @@ class Report:
             "first_failure": self.first_failure.rank if self.first_failure else None,
             "ranks": [_exit_json(e) for e in self.exits],
             "strays": [{"pid": stray.pid, "name": stray.name} for stray in self.strays],
+            "stray_count": max(self.stray_count, len(self.strays)),
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),
+            "looks": [look.to_json() for look in self.looks],
         }
 
 
@@ -161,6 +187,7 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "host": exit_.host,
         "pid": exit_.pid,
         "start": exit_.start_s,
+        "ready": exit_.ready_s,
         "end": exit_.end_s,
         "exit_code": exit_.code,
         "signal": signal_name(exit_.signal) if exit_.signal else None,
@@ -172,6 +199,8 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "start_failure": exit_.start_failure or None,
         "error_message": exit_.error_message or None,
         "last_lines": list(exit_.last_lines),
+        "status": exit_.status or None,
+        "verdict": exit_.verdict or None,
         "log": exit_.log or None,
         "rusage": {"user": exit_.user_s, "system": exit_.system_s, "max_rss_kib": exit_.max_rss_kib},
     }
@@ -192,7 +221,9 @@ def _headline(first: Exit) -> str:
     if first.start_failure:
         reason = os.strerror(first.start_errno)
         return f"{who} could not be started: {first.start_failure}: {reason}"
-    after = f"after {_duration((first.end_s or 0) - (first.start_s or 0))}"
+    if first.verdict:
+        return f"{who} {first.verdict} (pid {first.pid})"
+    after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
     return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
 
 
@@ -211,6 +242,8 @@ def describe_end(exit_: Exit) -> str:
 
 
 def _hint(first: Exit) -> str:
+    if first.verdict:
+        return ""
     if first.start_failure and first.start_errno == 8:
         return (
             "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
@@ -226,7 +259,8 @@ def _hint(first: Exit) -> str:
     return ""
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """`20 ms`, `3.0 s`, `5 min 0 s`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:
@@ -236,10 +270,10 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _count(strays: tuple[Stray, ...]) -> str:
-    if len(strays) == 1:
-        return "1 process"
-    return f"{len(strays)}{' or more' if len(strays) >= _NAMED_AT_MOST else ''} processes"
+def _count(stray_count: int, named: tuple[Stray, ...]) -> str:
+    """Not all of many are named."""
+    count = max(stray_count, len(named))
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _names(strays: tuple[Stray, ...]) -> str:

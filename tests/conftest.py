@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["shape"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
@@ -32,6 +33,7 @@ PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # ignored under nohup, and behind a shell's `&`
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+GUARD = "irun-guard"  # what the process is called that outlives a launcher, to end what that has left
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 
@@ -96,6 +98,15 @@ def descriptors() -> dict[str, str]:
     return {fd: target for fd, target in found.items() if not target.startswith("/proc/")}
 
 
+def is_full(stream):
+    """Whether nothing more fits into a pipe, seen from its reading end."""
+    end = os.open(f"/proc/self/fd/{stream.fileno()}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:  # not by FIONREAD: pages that are not filled count as well (pipe(7))
+        return not select.select([], [end], [], 0)[1]
+    finally:
+        os.close(end)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
@@ -103,6 +114,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             "CUDA_VISIBLE_DEVICES",
             "OMP_NUM_THREADS",
             "PYTHONUNBUFFERED",
+            "NOTIFY_SOCKET",
+            "WATCHDOG_USEC",
+            "WATCHDOG_PID",
         ):
             monkeypatch.delenv(name)
 
@@ -289,6 +303,36 @@ def infini_run() -> Iterator[Callable[..., Command]]:
     yield start
     for command in started:
         command.close()
+
+
+class Tracer:
+    """Another process that holds a process, dead or alive, until it is told to let go."""
+
+    def __init__(self, pid):
+        words = [sys.executable, "-ISu", str(CHILDREN / "trace.py"), str(pid)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.said = self.process.stdout.readline()
+
+    def let_go(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def trace():
+    tracers = []
+
+    def start(pid):
+        tracers.append(Tracer(pid))
+        if tracers[-1].said != b"tracing\n":
+            pytest.skip(f"ptrace is not permitted here: {tracers[-1].said!r}")
+        return tracers[-1]
+
+    yield start
+    for tracer in tracers:
+        if tracer.process.returncode is None:
+            tracer.let_go()
 
 
 # asan.sh has an interpreter of its own

@@ -50,7 +50,11 @@ def test_a_line_of_the_text_can_be_pasted_into_a_shell(shown):
 
 def said(output):
     """What `env -0` printed, but for what differs from launch to launch."""
-    return {line for line in output.split(b"\0") if not line.startswith((b"INFINI_RUN_ID=", b"_=", b"PWD="))}
+    return {
+        line
+        for line in output.split(b"\0")
+        if not line.startswith((b"INFINI_RUN_ID=", b"NOTIFY_SOCKET=", b"_=", b"PWD="))
+    }
 
 
 def test_the_json_is_enough_to_run_a_rank_by_hand(shown, infini_run, tmp_path):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 
 import pytest
-from conftest import LIMIT_S, descriptors, processes, until
+from conftest import LIMIT_S, children, descriptors, processes, until
+from infini_run._irun import ffi, lib
 from live import Live, spec, wait_for_line
 
 from infini_run.errors import StartError
-from infini_run.group import INHERIT, PIPE, STEPS, TO_CONSOLE, debug_flags
+from infini_run.group import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG, debug_flags
 
 PATHS = ["", "fork", "nopidfd", "fork,nopidfd"]
 
@@ -44,6 +47,15 @@ def sleeper(rank, **kwargs):
 
 def shell(rank, script, **kwargs):
     return spec(rank, "/bin/sh", "-c", script, **kwargs)
+
+
+@contextlib.contextmanager
+def no_descriptor_left():
+    """Every open() of ours fails meanwhile, with EMFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # 0: poll(2) would be refused, too
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # ---- from start to end
@@ -91,6 +103,27 @@ def test_three_hundred_workers_lose_no_event(debug):
         live.end()
     assert sorted(event.worker for event in live.of("started")) == list(range(300))
     assert sorted((event.worker, event.code) for event in live.of("exited")) == [(r, r % 250) for r in range(300)]
+
+
+def test_no_end_is_lost_where_nobody_collects_until_the_end(debug):
+    """Each worker gives nearly every event that it can, and each has its room."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    noisy = [
+        shell(r, "echo; echo >&2", stdio=(INHERIT, PIPE, PIPE), output=(TO_LOG,) * 2, log_fd=full) for r in range(40)
+    ]
+    failing = [shell(r, "", cwd=b"/nowhere") for r in range(40, 80)]
+    with Live(*noisy, *failing, debug=debug) as live:
+        before = len(children())
+        while children():
+            lib.ir_group_step(live.group._handle, ffi.NULL, 0)
+            live.group.wait(0.01)
+        assert before > 0
+        live.end()
+    os.close(full)
+    assert [event.worker for event in live.of("started")] == list(range(80))
+    assert sorted(event.worker for event in live.of("exited")) == list(range(80))
+    assert sorted(event.worker for event in live.of("output_lost")) == list(range(40))
+    assert sorted(event.worker for event in live.of("start_failed")) == list(range(40, 80))
 
 
 def test_a_group_of_none_ends_at_once(debug):
@@ -229,6 +262,27 @@ def test_the_first_failure_is_the_first_to_die_though_the_launcher_slept(infini_
     assert b"rank 2" in command.err.splitlines()[0]
 
 
+@pytest.mark.parametrize("path", ["", "fork"])
+def test_the_end_of_a_worker_that_a_tracer_held_is_told_when_it_lets_go(trace, path):
+    """Nothing but its pidfd is needed for that: no thread, no further descriptor."""
+    before = threads()
+    with Live(sleeper(0), sleeper(1), debug=debug_flags({"INFINI_RUN_DEBUG": path})) as live:
+        live.settle()
+        tracer = trace(live.pid(0))
+        os.kill(live.pid(0), signal.SIGKILL)
+        until(lambda: processes()[live.pid(0)][1] == "Z")
+        with no_descriptor_left():
+            live.settle()
+        assert not live.group.wait(0), "it would spin"
+        assert not live.of("exited")
+        assert threads() == before
+        tracer.let_go()
+        live.until(lambda: live.of("exited"))
+        assert [(event.worker, event.signal) for event in live.of("exited")] == [(0, signal.SIGKILL)]
+        live.group.stop()
+        live.end()
+
+
 # ---- steering
 
 
@@ -327,8 +381,11 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
             live.settle()
         live.group.signal(0, signal.SIGKILL)
         live.until(lambda: live.of("exited"))
+        dropped = live.group.unsaid
         os.set_blocking(reader, False)
-        text = b""
+        text = os.read(reader, 1 << 20)
+        live.settle()
+        live.group.say("ours 400")
         while not live.group.ended:
             try:
                 text += os.read(reader, 1 << 20)
@@ -340,9 +397,13 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
         text += chunk
     os.close(reader)
     lines = text.splitlines()
+    assert b"... %d lines were dropped here: nobody read" % dropped in lines
+    lines = [line for line in lines if not line.startswith(b"... ")]
     ours = [int(line.split()[1]) for line in lines if line.startswith(b"ours ")]
     assert ours[:5] == list(range(5))
     assert ours == sorted(ours)
+    assert ours[-1] == 400
+    assert len(ours) + dropped == 401
     flooded = {line for line in lines if not line.startswith(b"ours ")}
     assert flooded <= {b"[rank 0 ERROR] " + b"0123456789" * 4, *lines[-1:]}
 
@@ -466,6 +527,22 @@ def test_a_stray_is_known_by_its_mark_wherever_in_its_environment_that_stands(si
             live.spawn(shell(0, script))
             live.end()
         assert [event.name in ("sh", "sleep") for event in live.of("stray")] == [True]
+
+
+def test_a_stray_that_could_not_be_looked_for_is_looked_for_again(debug, tmp_path):
+    """Without a descriptor /proc cannot be read: that is not the same as nobody being there."""
+    ready = tmp_path / "ready"
+    reader, writer = os.pipe()
+    script = f"setsid sh -c 'echo > {ready}; exec sleep 1000' & until test -e {ready}; do :; done; read gate"
+    with Live(shell(0, script, stdio=(reader, INHERIT, INHERIT)), debug=debug, grace_s=0.1) as live:
+        os.close(reader)
+        until(ready.exists)
+        os.close(writer)
+        with no_descriptor_left():
+            live.until(lambda: live.of("exited"))
+        assert not live.group.ended
+        live.end()
+    assert len(live.of("stray")) == 1
 
 
 # ---- many

@@ -138,6 +138,22 @@ def test_everything_dies_with_a_launcher_that_was_killed(infini_run, every_path)
     until(lambda: not marked())
 
 
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to slow a system call down")
+def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, every_path):
+    slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e", "inject=prctl:delay_enter=1000000")
+    command = infini_run("--isolate", *play("say=ready", "wait"), under=slow)
+
+    def children_of(pid):
+        return [child for child, (parent, _, _) in processes().items() if parent == pid]
+
+    until(lambda: children_of(command.pid) and children_of(children_of(command.pid)[0]))
+    (launcher,) = children_of(command.pid)
+    os.kill(launcher, signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL  # strace ends with the last of them
+    assert b"ready" not in command.out
+    assert not marked()
+
+
 def test_everything_dies_with_the_inner_launcher(infini_run, every_path):
     command = infini_run("--isolate", *play(*STUBBORN, "say=ready", "wait"))
     command.read_lines(b"ready")

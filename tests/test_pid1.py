@@ -56,15 +56,6 @@ def test_term_from_inside_stops(infini_run, every_path):
     assert command.wait() == 143
 
 
-def test_signal_is_passed_on(infini_run):
-    command = infini_run(*play("tell=USR1", "say=ready", "wait"), under=UNSHARE)
-    command.read_lines(b"ready")
-    os.kill(process_1(command), signal.SIGUSR1)
-    command.read_lines(b"got USR1")
-    os.kill(process_1(command), signal.SIGTERM)
-    assert command.wait() == 143
-
-
 @pytest.mark.parametrize("stubborn", [[], ["ignore=TERM"]], ids=["meek", "stubborn"])
 def test_strays_are_ended_and_named(infini_run, stubborn, every_path):
     words = ["daemon", *stubborn, *STRAY[1:], "exit=0"]

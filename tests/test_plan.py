@@ -128,6 +128,7 @@ DIALECTS = {
     "TORCHELASTIC_ERROR_FILE": "/errors/rank_4.error.json",
     # ours
     "INFINI_RUN_ID": "ir-1",
+    "NOTIFY_SOCKET": "@infini-run/ir-1/4",
     # where asked, or nobody said
     "OMP_NUM_THREADS": "2",
 }
@@ -154,10 +155,26 @@ def test_what_is_inherited_stays_unless_the_plan_sets_it():
     assert seen == DIALECTS | {"HOME": "/root", "LD_PRELOAD": "x", "": "odd"}
 
 
-@pytest.mark.parametrize("name", ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "NOTIFY_SOCKET"])
+@pytest.mark.parametrize(
+    "name", ["TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_USEC", "WATCHDOG_PID"]
+)
 def test_what_belongs_to_an_outer_launch_is_not_handed_down(name):
     plan = plan_of(*FLAGS, environ={name: "outer"})
     assert name not in plan.environ(plan.workers[0], {name: "outer"})
+
+
+def test_every_rank_has_a_notify_socket_of_its_own_and_never_that_of_an_outer_launch():
+    plan = plan_of(*FLAGS, environ={"NOTIFY_SOCKET": "/run/outer"})
+    seen = [plan.environ(worker, {"NOTIFY_SOCKET": "/run/outer"})["NOTIFY_SOCKET"] for worker in plan.workers]
+    assert seen == [worker.notify for worker in plan.workers] == [f"@infini-run/ir-1/{rank}" for rank in (3, 4, 5)]
+
+
+def test_ranks_know_the_watchdogs_time_where_there_is_one_and_any_process_may_ping():
+    outer = {"WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"}
+    plan = plan_of(*FLAGS, "--hang_timeout=1500ms", environ=outer)
+    seen = plan.environ(plan.workers[0], outer)
+    assert seen["WATCHDOG_USEC"] == "1500000"
+    assert "WATCHDOG_PID" not in seen
 
 
 @given(st.dictionaries(st.text(min_size=1), st.text()), jobs())

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_run.look import Look
+from infini_run.process import Picture, Thread
 from infini_run.record import replace
 from infini_run.report import TEXT_LINES, Exit, Report, Stray, signal_name
 
@@ -48,6 +50,8 @@ def report(*exits, **fields):
         ({"code": 127, "start_failure": "executing the program", "start_errno": 2}, True, 127),
         ({"code": 126, "start_failure": "executing the program", "start_errno": 8}, True, 126),
         ({"code": None, "end_s": None}, False, 1),
+        ({"code": 0, "stopped": True, "verdict": "hung"}, True, 1),
+        ({"code": None, "signal": 15, "stopped": True, "verdict": "was not ready"}, True, 1),
     ],
 )
 def test_a_failure_is_what_ended_badly_by_itself(fields, is_failure, shell_code):
@@ -174,6 +178,8 @@ def test_many_strays_are_counted_and_some_named():
     strays = tuple(Stray(pid=i, name=f"p{i}") for i in range(6))
     text = report(ended(), strays=strays).text()
     assert text == "infini-run: stopped 6 processes left behind: p0 (0), p1 (1), p2 (2), p3 (3), ..."
+    text = report(ended(), strays=strays, stray_count=20_000).text()
+    assert "stopped 20000 processes left behind" in text
 
 
 LINES = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp"])), max_size=30).map(tuple)
@@ -192,6 +198,55 @@ def test_a_report_is_never_more_than_ten_lines(lines, strays, stuck, has_log, ha
     text = report(first, strays=strays, stuck=stuck).text()
     assert 1 <= len(text.split("\n")) <= TEXT_LINES
     assert text.startswith("infini-run: rank 0 on node1 failed")
+
+
+LOOK = Look(
+    rank=0,
+    pid=7,
+    host="node1",
+    time_s=1.0,
+    kind="hung",
+    why="no CPU used for 30.0 s",
+    status="loading \x1b[2J",
+    processes=tuple(
+        Picture(pid=pid, name="p", state="S", is_python=True, threads=(
+            Thread(tid=pid, name="p", state="S", wchan="do_wait", syscall="61 0x1", stack=("a+0x1", "b+0x2")),
+        ))
+        for pid in range(7, 12)
+    ),
+    python=("Process 7: p\n\nThread 8 (idle)\n    other (o.py:1)\nThread 7 (idle): \"MainThread\"\n"
+            + "".join(f"    f{n} (x.py:{n})\n" for n in range(9)),),
+    file="/logs/hang_0.txt",
+)  # fmt: skip
+
+
+def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
+    first = ended(signal=15, code=None, stopped=True, verdict=LOOK.sentence, last_lines=tuple("abcdefg"), log="l")
+    made = report(first, ended(1, signal=15, code=None, stopped=True), first_failure=first, looks=(LOOK,))
+    assert made.exit_code == 1
+    assert made.text().splitlines() == [
+        "infini-run: rank 0 on node1 hung: no CPU used for 30.0 s (pid 100); 1 other was stopped",
+        "  status: loading \\x1b[2J",
+        "  in: p (7) do_wait, p (8) do_wait, p (9) do_wait, and 2 more",
+        "  | f0 (x.py:0)",
+        "  | f1 (x.py:1)",
+        "  | f2 (x.py:2)",
+        "  | f3 (x.py:3)",
+        "  | g",
+        "  log: l",
+        "  all of it: /logs/hang_0.txt",
+    ]
+    (look,) = json.loads(json.dumps(made.to_json()))["looks"]
+    assert (look["kind"], look["why"], len(look["processes"])) == ("hung", "no CPU used for 30.0 s", 5)
+    assert look["python"] == list(LOOK.python)
+    assert look["processes"][0]["threads"][0]["stack"] == ["a+0x1", "b+0x2"]
+
+
+def test_the_file_of_a_look_has_all_of_it_and_steers_no_terminal():
+    text = LOOK.text()
+    assert all(line.isprintable() for line in text.splitlines())
+    for part in ("hung: no CPU used", "f8 (x.py:8)", "process 11 p S", "do_wait syscall 61 0x1", "    b+0x2"):
+        assert part in text
 
 
 # ---- JSON
@@ -216,8 +271,10 @@ def test_the_json_says_the_same_and_more():
         "told": None,
         "first_failure": 1,
         "strays": [{"pid": 3, "name": "s"}],
+        "stray_count": 1,
         "stuck": [],
         "notices": ["n"],
+        "looks": [],
     }
     assert ranks[0]["rusage"] == {"user": 1.5, "system": 0.5, "max_rss_kib": 99}
     assert ranks[1] == {
@@ -226,6 +283,7 @@ def test_the_json_says_the_same_and_more():
         "host": "node1",
         "pid": 101,
         "start": 10.0,
+        "ready": None,
         "end": 12.5,
         "exit_code": None,
         "signal": "SIGSEGV",
@@ -237,6 +295,8 @@ def test_the_json_says_the_same_and_more():
         "start_failure": None,
         "error_message": "m",
         "last_lines": ["a", "b"],
+        "status": None,
+        "verdict": None,
         "log": "l",
         "rusage": {"user": 0.0, "system": 0.0, "max_rss_kib": 0},
     }

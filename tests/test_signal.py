@@ -8,11 +8,9 @@ import signal
 import time
 
 import pytest
-from conftest import LIBC_OWN, play, until
+from conftest import play, until
 
 STOPPING = {"TERM": "TERM", "INT": "INT", "QUIT": "QUIT"}
-FAULTS = ["ILL", "TRAP", "ABRT", "BUS", "FPE", "SEGV", "SYS"]
-PASSED = ["USR1", "USR2", "HUP", "WINCH", "ALRM", "IO", "URG", "PWR", "VTALRM", "RTMIN+0", "RTMIN+3", "RTMIN+30"]
 ALL_BLOCKED = 0xFFFFFFFFFFFFFFFF & ~(1 << 8 | 1 << 18 | 3 << 31)  # but KILL, STOP and glibc's own two
 
 
@@ -65,51 +63,7 @@ def test_stop_signal_stands_for_term_and_not_for_ctrl_c(infini_run, sent, seen):
     assert [line.split()[1] for line in command.out.decode().split("\n") if line.startswith("got")] == [seen] * 2
 
 
-@pytest.mark.parametrize("second", ["TERM", "INT"])
-def test_second_stopping_signal_kills_at_once(infini_run, second, every_path):
-    command = infini_run("--nproc_per_node=2", "--grace=1000", *play("ignore=INT", "tell=TERM", "say=ready", "wait"))
-    command.pids_of(b"ready", 2)
-    command.signal(signal.SIGTERM)
-    command.pids_of(b"got TERM", 2)
-    command.signal(number(second))
-    assert command.wait() == 143
-    assert f"SIG{second} again".encode() in command.err
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_fault_signal_from_outside_leaves_nothing(infini_run, name):
-    command = infini_run("--nproc_per_node=2", *play("end=TERM:0", "say=ready", "wait"))
-    command.pids_of(b"ready", 2)
-    command.signal(number(name))
-    assert command.wait() == 128 + number(name)
-    assert command.out.count(b"got TERM") == 2
-
-
 # ---- those that do not
-
-
-@pytest.mark.parametrize("name", PASSED)
-def test_other_signal_is_passed_on_and_the_job_goes_on(infini_run, name):
-    command = infini_run("--nproc_per_node=2", *play(f"tell={name}", "end=TERM:0", "say=ready", "wait"))
-    command.pids_of(b"ready", 2)
-    command.signal(number(name))
-    command.pids_of(f"got {name}".encode(), 2)
-    command.signal(number(name))
-    command.read_lines(f"got {name}".encode(), 4)
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
-
-
-@pytest.mark.parametrize("name", ["PIPE", "TTIN", "TTOU", "CHLD"])
-def test_signal_that_answers_something_that_we_did_is_not_passed_on(infini_run, name):
-    command = infini_run("--nproc_per_node=2", *play(f"tell={name}", "tell=USR1", "end=TERM:0", "say=ready", "wait"))
-    command.pids_of(b"ready", 2)
-    command.signal(number(name))
-    command.signal(signal.SIGUSR1)
-    command.pids_of(b"got USR1", 2)
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
-    assert f"got {name}".encode() not in command.out
 
 
 def test_passed_on_to_the_leader_only_but_hangup_to_its_group(infini_run):
@@ -126,75 +80,7 @@ def test_passed_on_to_the_leader_only_but_hangup_to_its_group(infini_run):
     assert len(leader) == 2
 
 
-def test_storm_of_thousands_of_signals_changes_nothing(infini_run, every_path):
-    names = ["USR1", "USR2", "HUP", "WINCH", "ALRM", "CONT", "CHLD", "PIPE", "TTOU", "RTMIN+3", "RTMIN+4"]
-    words = [f"ignore={name}" for name in names if name != "CONT"]
-    command = infini_run("--nproc_per_node=4", *play(*words, "end=TERM:0", "say=ready", "wait"))
-    command.pids_of(b"ready", 4)
-    for _ in range(1000):
-        for name in names:
-            command.signal(number(name))
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
-    assert command.out.count(b"got TERM") == 4
-
-
 # ---- what we found at our start
-
-
-@pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "TERM", "USR1"])
-def test_signal_ignored_at_entry_is_ignored_and_inherited(infini_run, name):
-    command = infini_run(*play("tell=USR2", "end=ALRM:0", "say=ready", "wait"), preexec_fn=ignoring(name))
-    pid = command.pids_of(b"ready")[0]
-    assert status_field(pid, "SigIgn") & 1 << number(name) - 1
-    command.signal(number(name))
-    command.signal(signal.SIGUSR2)
-    command.read_lines(b"got USR2")
-    command.signal(signal.SIGALRM)
-    assert command.wait() == 0
-
-
-def test_nohup_keeps_a_hangup_from_the_job(infini_run):
-    command = infini_run(*play("tell=USR2", "end=TERM:0", "say=ready", "wait"), under=("nohup",))
-    command.pids_of(b"ready")
-    command.signal(signal.SIGHUP)
-    command.signal(signal.SIGUSR2)
-    command.read_lines(b"got USR2")
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
-
-
-@pytest.mark.parametrize("prepare", [ignoring("CHLD"), blocking("CHLD")], ids=["ignored", "blocked"])
-def test_exit_code_is_not_lost_though_sigchld_was_off_at_entry(infini_run, prepare, every_path):
-    command = infini_run("--nproc_per_node=3", "sh", "-c", "exit $((RANK * 3))", preexec_fn=prepare)
-    assert command.wait() in (3, 6)
-    status = infini_run("cat", "/proc/self/status", preexec_fn=prepare)
-    assert status.wait() == 0
-    ignored = next(line for line in status.out.split(b"\n") if line.startswith(b"SigIgn"))
-    assert not int(ignored.split()[1], 16) & 1 << signal.SIGCHLD - 1
-
-
-def test_ranks_get_the_signal_mask_that_we_were_started_with(infini_run, every_path):
-    names = ["USR1", "TERM", "CHLD", "RTMIN+5", "WINCH"]
-    command = infini_run("--nproc_per_node=2", "cat", "/proc/self/status", preexec_fn=blocking(*names))
-    assert command.wait() == 0
-    masks = [int(line.split()[1], 16) for line in command.out.split(b"\n") if line.startswith(b"SigBlk")]
-    assert masks == [sum(1 << number(name) - 1 for name in names)] * 2
-
-
-def test_what_python_ignores_is_not_ignored_in_ranks(infini_run, every_path):
-    command = infini_run("--nproc_per_node=2", "cat", "/proc/self/status", preexec_fn=ignoring("PIPE", "XFSZ"))
-    assert command.wait() == 0
-    for field in (b"SigIgn", b"SigBlk"):
-        masks = [int(line.split()[1], 16) for line in command.out.split(b"\n") if line.startswith(field)]
-        assert [mask & ~LIBC_OWN for mask in masks] == [0, 0]
-
-
-def test_term_that_was_blocked_at_entry_stops_the_job_all_the_same(infini_run):
-    command = infini_run("--grace=0.1", *play("say=ready", "wait"), preexec_fn=blocking("TERM"))
-    command.pids_of(b"ready")
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
 
 
 # ---- while the ranks are being started

@@ -86,19 +86,6 @@ def test_rank_that_is_stopped_is_continued_to_end_by_itself(infini_run, scope, e
     assert sorted(pids_that_got(command, "TERM")) == sorted(pids.values())
 
 
-def test_rank_that_is_stopped_is_not_an_exit(infini_run, every_path):
-    command = infini_run("--nproc_per_node=2", *play("tell=USR1", "end=TERM:0", "say=ready", "wait"))
-    pids = command.pids_of(b"ready", 2)
-    os.kill(pids[0], signal.SIGSTOP)
-    until(lambda: state_of(pids[0]) == "T")
-    command.signal(signal.SIGUSR1)
-    assert command.pids_of(b"got USR1") == {1: pids[1]}
-    os.kill(pids[0], signal.SIGCONT)
-    command.pids_of(b"got USR1", 2)
-    command.signal(signal.SIGTERM)
-    assert command.wait() == 143
-
-
 # ---- who is told
 
 

@@ -13,7 +13,7 @@ import subprocess
 import termios
 
 import pytest
-from conftest import COMMAND, LIMIT_S, is_alive, play, processes, state_of, until
+from conftest import COMMAND, LIMIT_S, is_alive, marked, play, processes, state_of, until
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 PROMPT = b"next> "
@@ -189,6 +189,61 @@ def test_ctrl_z_stops_ranks_and_us_and_fg_continues_all(terminal, nproc, every_p
     for pid in pids:
         os.kill(pid, signal.SIGUSR2)
     assert terminal.code() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
+@pytest.mark.parametrize("nproc", [1, 3])
+def test_ctrl_z_stops_an_isolated_job_and_fg_continues_it(terminal, nproc, every_path):
+    """From inside nobody can stop process 1: it asks its launcher."""
+    terminal.run("--isolate", f"--nproc_per_node={nproc}", *play("tell=USR1", "end=USR2:0", "say=ready", "wait"))
+    terminal.pids("ready", nproc)
+    ranks, launcher = list(marked()), terminal.launcher()
+    (inner,) = [pid for pid, (parent, _, _) in processes().items() if parent == launcher]
+    for _ in range(3):
+        terminal.type("\x1a")
+        terminal.see(PROMPT)
+        until(lambda: all(state_of(pid) == "T" for pid in (launcher, inner, *ranks)))
+        assert terminal.foreground == terminal.shell.pid
+        terminal.type("fg\n")
+        until(lambda: all(state_of(pid) == "S" for pid in (launcher, inner, *ranks)))
+        until(lambda: terminal.foreground == (ranks[0] if nproc == 1 else inner))
+        for pid in ranks:
+            os.kill(pid, signal.SIGUSR1)
+        terminal.pids("got USR1", nproc)
+    terminal.type("\x1a")
+    terminal.see(PROMPT)
+    terminal.type("bg\n")
+    until(lambda: all(state_of(pid) == "S" for pid in (launcher, inner, *ranks)))
+    assert terminal.foreground == terminal.shell.pid
+    for pid in ranks:
+        os.kill(pid, signal.SIGUSR2)
+    until(lambda: state_of(launcher) == "")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--noisolate",
+        pytest.param(
+            "--isolate",
+            marks=[pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")],
+        ),
+    ],
+)
+def test_a_stop_that_comes_as_a_signal_stops_all_without_a_terminal_too(terminal, flag, every_path):
+    words = play("tell=USR1", "end=USR2:0", "say=ready", "wait")
+    terminal.run(flag, "--nproc_per_node=2", *words, end=" < /dev/null &\n")
+    terminal.pids("ready", 2)
+    ranks, launcher = list(marked()), terminal.launcher()
+    for _ in range(2):
+        terminal.type("kill -TSTP %1\n")
+        until(lambda: all(state_of(pid) == "T" for pid in (launcher, *ranks)))
+        terminal.type("kill -CONT %1\n")
+        until(lambda: all(state_of(pid) == "S" for pid in (launcher, *ranks)))
+    for pid in ranks:
+        os.kill(pid, signal.SIGUSR2)
+    until(lambda: state_of(launcher) == "")
 
 
 @pytest.mark.parametrize("nproc", [1, 3])

@@ -12,7 +12,11 @@ read              say "read LINE" of a line from stdin
 name=NAME         what the process is called in /proc
 daemon ... done   what is between is done by a stray (double fork, setsid); goes on once it said something
 group ... done    by a child in our process group
-hop               fork, let the child go on in a session of its own, exit; without end
+hop, hop=FILE     fork, let the child go on in a session of its own, exit; without end; each touches the file
+notify=A;B        tell NOTIFY_SOCKET A and B in one message
+pings=N           tell it WATCHDOG=1 N times
+flood             tell it something as fast as it takes it, without end
+spin              compute without end
 orphans=N         N double forks that end at once
 reaped            wait until nothing in /proc is a zombie
 wait              until a signal ends us
@@ -94,8 +98,8 @@ def outlive(pid):
 
 
 def rename(name):
-    with open("/proc/self/comm", "w") as file:
-        file.write(name)
+    with open("/proc/self/comm", "wb") as file:
+        file.write(os.fsencode(name))
 
 
 def daemon(words):
@@ -121,16 +125,40 @@ def group(words):
         os._exit(0)
 
 
-def hop():
+def hop(path):
     while True:
         if os.fork():
             os._exit(0)
         os.setsid()
+        if path:
+            os.utime(path)
 
 
 def orphans(n):
     for _ in range(n):
         daemon([])
+
+
+def notify(*messages):
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect("\0" + os.environ["NOTIFY_SOCKET"][1:])
+        for message in messages:
+            sender.send(message.replace(";", "\n").encode())
+
+
+def flood():
+    def endless():
+        while True:
+            yield "STATUS=flood"
+
+    notify(*endless())
+
+
+def spin():
+    while True:
+        pass
 
 
 def states():
@@ -167,7 +195,11 @@ STEPS = {
     "pause": lambda seconds: time.sleep(float(seconds)),
     "read": lambda _: say(f"read {sys.stdin.readline().strip()}"),
     "name": rename,
-    "hop": lambda _: hop(),
+    "hop": hop,
+    "notify": notify,
+    "pings": lambda n: notify(*["WATCHDOG=1"] * int(n)),
+    "flood": lambda _: flood(),
+    "spin": lambda _: spin(),
     "orphans": lambda n: orphans(int(n)),
     "reaped": lambda _: reaped(),
     "wait": lambda _: wait(),

@@ -1,0 +1,178 @@
+"""What /proc says of the processes of a rank: its tree, the CPU time it used, what every thread waits in.
+
+Only looks (proc(5)). What cannot be read (gone meanwhile, not permitted) is left empty: a look never fails.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PROCESSES, _THREADS = 16, 96  # of a rank that are described
+_MAPS = 1 << 18  # bytes of what a process has mapped
+_FRAMES = 24  # of a kernel stack
+
+
+@record
+class Process:
+    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped."""
+
+    pid: int
+    parent: int
+    group: int
+    state: str
+    name: str
+    cpu_s: float
+
+
+@record
+class Thread:
+    """What a thread waits in. wchan: the kernel's function, "" where it runs or the kernel does not say; syscall:
+    number and arguments; stack: the kernel's, for root only."""
+
+    tid: int
+    name: str
+    state: str
+    wchan: str
+    syscall: str
+    stack: tuple[str, ...]
+
+
+@record
+class Picture:
+    """A process and its threads, the main one first."""
+
+    pid: int
+    name: str
+    state: str
+    is_python: bool
+    threads: tuple[Thread, ...]
+
+
+class Table:
+    """Every process there was when it was made. Empty where /proc is not there, or another PID namespace's."""
+
+    def __init__(self) -> None:
+        self._processes = {process.pid: process for process in _scan()}
+        self._children: dict[int, list[Process]] = {}
+        self._groups: dict[int, list[Process]] = {}
+        for process in self._processes.values():
+            self._children.setdefault(process.parent, []).append(process)
+            self._groups.setdefault(process.group, []).append(process)
+
+    def state(self, pid: int) -> str:
+        return self._processes[pid].state if pid in self._processes else ""
+
+    def tree(self, pid: int) -> list[Process]:
+        """A rank's process, what is left of its process group, and the descendants of both; parents first."""
+        members = [self._processes[pid]] if pid in self._processes else []
+        members += [process for process in self._groups.get(pid, ()) if process.pid != pid]
+        seen = {process.pid for process in members}
+        for process in members:  # grows while we go through it
+            for child in self._children.get(process.pid, ()):
+                if child.pid not in seen:
+                    seen.add(child.pid)
+                    members.append(child)
+        return members
+
+    def cpu_s(self, pid: int) -> float | None:
+        """What they have used, ended children included (their parents have them); None: there is nobody."""
+        members = self.tree(pid)
+        return sum(process.cpu_s for process in members) if members else None
+
+
+def _scan() -> list[Process]:
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return []
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    found = (_process(pid, _read(f"/proc/{pid}/stat")) for pid in pids)
+    return [process for process in found if process is not None]
+
+
+def _process(pid: int, stat: str) -> Process | None:
+    """proc_pid_stat(5); the name stands in parentheses and may itself hold any."""
+    head, _, tail = stat.rpartition(")")
+    words = tail.split()
+    if len(words) < 15:
+        return None
+    return Process(
+        pid=pid,
+        parent=int(words[1]),
+        group=int(words[2]),
+        state=words[0],
+        name=head.partition("(")[2],
+        cpu_s=sum(map(int, words[11:15])) * _TICK_S,
+    )
+
+
+def pictures(members: Sequence[Process]) -> tuple[Picture, ...]:
+    """What processes wait in, as many as are shown of one rank."""
+    found, threads = [], 0
+    for process in members[:_PROCESSES]:
+        if process.state not in "ZX" and threads < _THREADS:
+            found.append(_picture(process, _THREADS - threads))
+            threads += len(found[-1].threads)
+    return tuple(found)
+
+
+def _picture(process: Process, most: int) -> Picture:
+    folder = f"/proc/{process.pid}/task"
+    try:
+        tids = sorted(map(int, os.listdir(folder)), key=lambda tid: (tid != process.pid, tid))[:most]
+    except OSError:
+        tids = []
+    return Picture(
+        pid=process.pid,
+        name=process.name,
+        state=process.state,
+        is_python=_is_python(process.pid),
+        threads=tuple(_thread(tid, f"{folder}/{tid}") for tid in tids),
+    )
+
+
+def _thread(tid: int, folder: str) -> Thread:
+    stat = _process(tid, _read(f"{folder}/stat"))
+    wchan = _read(f"{folder}/wchan")
+    stack = _read(f"{folder}/stack").splitlines()
+    return Thread(
+        tid=tid,
+        name=stat.name if stat else "",
+        state=stat.state if stat else "",
+        wchan="" if wchan == "0" else wchan,
+        syscall=_read(f"{folder}/syscall").strip(),
+        stack=tuple(line.partition("] ")[2] or line for line in stack[:_FRAMES]),
+    )
+
+
+def _is_python(pid: int) -> bool:
+    """By its program, or by a libpython among what is mapped."""
+    try:
+        program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
+    except OSError:
+        program = ""
+    return program.startswith("python") or "/libpython" in _read(f"/proc/{pid}/maps", _MAPS)
+
+
+def _read(path: str, most: int = 8192) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    text = b""
+    try:
+        while len(text) < most and (chunk := os.read(fd, most - len(text))):
+            text += chunk
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return text.decode("utf-8", "replace")

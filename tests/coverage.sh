@@ -1,0 +1,64 @@
+#!/bin/sh
+# Which lines and branches of the core the tests go through, by gcov; called by `make coverage`. Arguments go to
+# pytest, in place of the files named here. Fails below 90 % of either, of all files together.
+#
+# The command ends by _exit(2), where gcov writes nothing by itself (tests/coverage.c). A child counts with us until
+# its exec, as it shares our memory; after a plain fork it does not. A launcher that a test SIGKILLs counts nothing.
+# A branch is a way that a condition may go; those that no code can reach are left out (gcovr's words for it).
+set -eu
+cd "$(dirname "$0")/.."
+: "${PYTHON:=python3}" "${COVERAGE_LEAST:=90}"
+[ $# -gt 0 ] || set -- -q tests/test_group.py tests/test_output.py tests/test_stdin.py tests/test_stop.py \
+    tests/test_orphan.py tests/test_exit_code.py tests/test_start.py tests/test_signal.py tests/test_terminal.py \
+    tests/test_pid1.py tests/test_isolate.py tests/test_launch.py tests/test_faults_core.py tests/test_guard.py \
+    tests/test_cgroup_leaves.py tests/test_ready.py
+
+venv=$PWD/.venv/coverage source=$PWD/.venv/coverage-source
+[ -x "$venv/bin/python" ] || "$PYTHON" -m venv "$venv"
+"$venv/bin/python" -m pip install -q --disable-pip-version-check 'setuptools>=70.1' wheel 'cffi>=1.15' \
+    'nvidia-ml-py>=12' 'pytest>=8' 'hypothesis>=6.100' 'gcovr>=7'
+rm -rf "$source"
+mkdir -p "$source"
+cp -r csrc docs infini_run bin tests setup.py pyproject.toml MANIFEST.in README.md LICENSE "$source"
+[ ! -d examples ] || cp -r examples "$source"
+cd "$source"
+rm -f infini_run/*.so infini_run/irun-guard
+flags="--coverage -fprofile-update=atomic -fprofile-abs-path -O0 -DNDEBUG"
+# not by pip: it would build, and look for the counters' files, in a folder that is gone by then
+IRUN_GUARD_CFLAGS="$flags" IRUN_CFLAGS="$flags -include $source/tests/coverage.c" "$venv/bin/python" -W ignore setup.py -q build_ext --inplace \
+    --build-temp "$source/build"
+${CC:-gcc} -DPRELOAD -D_GNU_SOURCE -O1 -shared -fPIC -o "$source/coverage.so" tests/coverage.c
+
+wrapped=$(sed -n 's/^wrapped="\(.*\)"$/\1/p' tests/valgrind.sh)
+link=
+for name in $wrapped; do link="$link -Wl,--wrap=$name"; done
+mkdir -p driver
+# shellcheck disable=SC2086
+(cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc $link -o driver ../tests/core_driver.c ../csrc/[!_]*.c)
+export GUARD="$source/infini_run/irun-guard"
+for how in "" nopidfd "clone" "clone nopidfd"; do driver/driver walk $how >/dev/null; done
+
+for target in pump stat; do
+    # another name: the counters' file of a source is named after it
+    cp tests/fuzz/$target.c driver/fuzz_$target.c
+    sources="fuzz_$target.c ../tests/fuzz/replay.c"
+    [ $target = stat ] || sources="$sources $(cd driver && echo ../csrc/[!_]*.c)"
+    # shellcheck disable=SC2086
+    (cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc -o $target $sources)
+    driver/$target tests/fuzz/$target/* >/dev/null
+done
+
+loader=$("$venv/bin/python" -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
+python=$venv/bin/python
+export PYTHONPATH="$source"
+export TEST_PYTHON="$loader --preload '$source/coverage.so' --argv0 '$python' '$(readlink -f "$python")'"
+status=0
+eval "$TEST_PYTHON" -m pytest '"$@"' || status=$?
+cd "$source"
+"$venv/bin/gcovr" --root "$source" --filter 'csrc/' --exclude 'csrc/_irun.c' --exclude-throw-branches \
+    --exclude-unreachable-branches --json "$source/coverage.json" --html-details "$source/coverage.html" >/dev/null
+"$venv/bin/gcovr" --root "$source" --add-tracefile coverage.json --txt-metric line
+"$venv/bin/gcovr" --root "$source" --add-tracefile coverage.json --txt-metric branch \
+    --fail-under-line "$COVERAGE_LEAST" --fail-under-branch "$COVERAGE_LEAST"
+echo "coverage: line by line in .venv/coverage-source/coverage.html"
+exit $status

@@ -1,0 +1,33 @@
+"""Small C programs of the tests, built from the core's own files with the compiler at hand."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CORE = HERE.parent / "csrc"
+
+
+@functools.cache
+def build(source: str, *more: str, instead_of: str = "") -> str:
+    """Build tests/`source`, and `more` of tests/, together with the core; return the path of the program.
+
+    instead_of: a file of the core that the source #includes, to reach what is static in it; "*": no file is added.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    parts = [] if instead_of == "*" else [path for path in sorted(CORE.glob("[!_]*.c")) if path.name != instead_of]
+    made = Path(tempfile.mkdtemp()) / Path(source).stem
+    words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
+    words += ["-o", str(made), *(str(HERE / name) for name in (source, *more)), *map(str, parts)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return str(made)

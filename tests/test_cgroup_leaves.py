@@ -1,0 +1,171 @@
+"""Where our cgroup is delegated to us, each rank has a leaf in it, and nothing gets out of that."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, Command, is_alive, play, until
+
+ROOTS = [
+    root for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")) if (root / "cgroup.procs").exists()
+]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0 or not ROOTS, reason="needs root and a cgroup v2 mount"),
+]
+PATHS = ("", "fork")  # without pidfds, so before Linux 5.3, there is no clone into a cgroup either
+HIDDEN = "env -i setsid sh -c 'trap \"\" TERM HUP; echo hidden 0 $$; sleep 1000 & wait' & "
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path or "clone")
+def delegated(request, monkeypatch):
+    """A cgroup that is delegated, as systemd marks it; and how a process enters it before its exec."""
+    monkeypatch.setenv("INFINI_RUN_DEBUG", request.param)
+    folder = ROOTS[0] / f"infini-run-test-{os.urandom(4).hex()}"
+    try:
+        folder.mkdir()
+        os.setxattr(folder, "user.delegate", b"1")
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield folder
+    until(lambda: "populated 0" in (folder / "cgroup.events").read_text())
+    inside = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            path.rmdir()
+    folder.rmdir()
+    assert inside == [], "cgroups that a launch has left"
+
+
+def enter(folder):
+    return lambda: (folder / "cgroup.procs").write_text("0")
+
+
+def leaves(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("rank-*"))
+
+
+def test_each_rank_is_born_into_a_leaf_of_its_own(infini_run, delegated):
+    command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    lines = sorted(command.out.decode().split())
+    assert [line.rpartition("/")[2] for line in lines] == ["rank-0", "rank-1", "rank-2"]
+    assert all(line.startswith(f"0::/{delegated.name}/infini-run-ir-") for line in lines)
+
+
+def test_what_wiped_its_environment_and_left_every_group_dies_with_a_killed_launcher(infini_run, delegated):
+    command = infini_run(
+        "--nproc_per_node=2", "sh", "-c", HIDDEN + "echo ready $RANK $$; wait", preexec_fn=enter(delegated)
+    )
+    pids = [int(words[-1]) for word in (b"hidden", b"ready") for words in command.read_lines(word, 2)]
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not leaves(delegated))  # and the guard has removed its folder
+
+
+HOST = """
+import sys
+import infini_run as ir
+try:
+    report = ir.run(sys.argv[1:], nproc_per_node=2, grace=0.2)
+    print("strays", *(stray.pid for stray in report.strays))
+except ir.WorkerError as error:
+    print("failed", error.exit_code)
+"""
+
+
+def test_library_finds_what_hid_from_it_everywhere_else(delegated):
+    script = HIDDEN + 'read word < "/proc/$!/stat"; exec sleep 0.1'
+    command = Command([sys.executable, "-c", HOST, "sh", "-c", script], preexec_fn=enter(delegated))
+    try:
+        assert command.wait() == 0
+        lines = [line.split() for line in command.out.decode().splitlines()]
+        hidden = [int(words[-1]) for words in lines if words[0] == "hidden"]
+        assert len(hidden) == 2
+        assert not any(map(is_alive, hidden))
+        assert set(map(str, hidden)) <= {word for words in lines if words[0] == "strays" for word in words}
+    finally:
+        command.close()
+
+
+def test_those_that_fork_as_fast_as_they_are_killed_are_killed_at_once(infini_run, delegated):
+    words = ["daemon", "say=stray", "hop", "done"]
+    command = infini_run(
+        "--nproc_per_node=2", "--grace=0", *play(*words * 8, "say=ready", "exit=0"), preexec_fn=enter(delegated)
+    )
+    assert command.wait() == 0
+
+
+def nested(*words):
+    """A rank that delegates its leaf to a launcher of its own."""
+    inner = shlex.join([*COMMAND, "--nproc_per_node=2", *words])
+    delegate = "import os, sys; os.setxattr(sys.argv[1], 'user.delegate', b'1')"
+    leaf = f"{ROOTS[0]}$(sed -n 's/^0:://p' /proc/self/cgroup)"
+    return ("sh", "-c", f'{sys.executable} -c "{delegate}" "{leaf}"; {inner} & wait')
+
+
+def test_a_nested_launch_has_its_leaves_inside_its_ranks(infini_run, delegated):
+    command = infini_run(*nested("sh", "-c", "grep ^0:: /proc/self/cgroup"), preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    lines = sorted(command.out.decode().split())
+    assert len(lines) == 2
+    assert all(line.count("/infini-run-ir-") == 2 for line in lines)
+    assert [line.rpartition("/")[2] for line in lines] == ["rank-0", "rank-1"]
+
+
+def test_a_killed_launcher_takes_a_nested_one_and_both_their_cgroups(infini_run, delegated):
+    command = infini_run(*nested("sh", "-c", HIDDEN + "echo ready $RANK $$; wait"), preexec_fn=enter(delegated))
+    pids = [int(words[-1]) for word in (b"hidden", b"ready") for words in command.read_lines(word, 2)]
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    until(lambda: not any(map(is_alive, pids)))
+    until(lambda: not leaves(delegated))
+
+
+def test_cgroups_that_a_rank_has_made_are_removed_with_what_is_in_them(infini_run, delegated):
+    leaf = f"{ROOTS[0]}$(sed -n 's/^0:://p' /proc/self/cgroup)"
+    script = f'd="{leaf}/own"; mkdir "$d"; {HIDDEN}echo $! > "$d/cgroup.procs"; exit 0'
+    command = infini_run("--nproc_per_node=2", "--grace=0.2", "sh", "-c", script, preexec_fn=enter(delegated))
+    assert command.wait() == 0
+
+
+def test_a_rank_that_cannot_be_created_takes_the_others_down_at_once(infini_run, delegated):
+    pids = Path("/sys/fs/cgroup/pids") / delegated.name
+    try:
+        pids.mkdir()
+    except OSError:
+        pytest.skip("needs the pids controller of cgroup v1")
+    try:
+        (pids / "pids.max").write_text("7")
+
+        def enter_both():
+            (pids / "cgroup.procs").write_text("0")
+            (delegated / "cgroup.procs").write_text("0")
+
+        command = infini_run("--nproc_per_node=8", "--grace=0", "sleep", "1000", preexec_fn=enter_both)
+        assert command.wait() == 1
+        assert b"cannot be started: creating the process: " in command.err
+        assert not leaves(delegated)
+    finally:
+        until(lambda: not (pids / "cgroup.procs").read_text())
+        pids.rmdir()
+
+
+def test_a_cgroup_that_is_not_delegated_is_left_alone(infini_run, delegated):
+    os.removexattr(delegated, "user.delegate")
+    command = infini_run("sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    assert command.out.decode().split() == [f"0::/{delegated.name}"]
+
+
+def test_a_cgroup_that_may_have_no_more_children_is_no_hindrance(infini_run, delegated):
+    (delegated / "cgroup.max.descendants").write_text("2")
+    command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    assert command.out.decode().split() == [f"0::/{delegated.name}"] * 3

@@ -1,0 +1,330 @@
+"""The guard: when the launcher itself is SIGKILLed, nothing that it started stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND, GUARD, is_alive, marked, play, processes, state_of, until
+from live import Live, spec
+
+import infini_run
+from infini_run.group import debug_flags
+
+STUBBORN = ["daemon", "ignore=TERM", "ignore=HUP", "name=left-behind", "say=stray", "wait", "done"]
+MEEK = [*STUBBORN, "say=ready", "wait"]
+PROGRAM = os.fsencode(Path(infini_run.__file__).parent / GUARD)
+
+
+def guards_of(launcher):
+    return [pid for pid, (parent, _, name) in processes().items() if parent == launcher and name == GUARD]
+
+
+def pids_told(command, word, n):
+    return [int(words[-1]) for words in command.read_lines(word, n)]
+
+
+def all_end(pids):
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def kill(command):
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+
+
+# ---- the launcher is killed
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_daemons_of_a_killed_launcher_are_ended(infini_run, ranks, every_path):
+    command = infini_run(f"--nproc_per_node={ranks}", *play(*STUBBORN, "say=ready", "wait"))
+    pids = pids_told(command, b"stray", ranks) + pids_told(command, b"ready", ranks) + guards_of(command.pid)
+    assert len(pids) == 2 * ranks + 1
+    kill(command)
+    all_end(pids)
+
+
+def test_daemons_of_daemons_are_ended_when_their_rank_had_ended_before(infini_run, every_path):
+    words = ["@0", "daemon", *STUBBORN, "say=stray", "wait", "done", "exit=0", "@1", "say=ready", "wait"]
+    command = infini_run("--nproc_per_node=2", *play(*words))
+    pids = pids_told(command, b"stray", 2)
+    rank = command.pids_of(b"ready")[1]
+    until(lambda: sum(parent == command.pid for parent, _, _ in processes().values()) == 4)  # rank, guard, daemons
+    kill(command)
+    all_end([*pids, rank])
+
+
+def test_launcher_killed_in_the_grace(infini_run, every_path):
+    words = [*STUBBORN, "tell=TERM", "say=ready", "wait"]
+    command = infini_run("--nproc_per_node=2", "--grace=1000", *play(*words))
+    pids = pids_told(command, b"stray", 2) + pids_told(command, b"ready", 2)
+    command.signal(signal.SIGTERM)
+    command.read_lines(b"got TERM", 2)
+    kill(command)
+    all_end(pids)
+
+
+def test_launcher_killed_while_it_waits_for_strays(infini_run, every_path):
+    command = infini_run("--grace=1000", *play("daemon", "tell=TERM", "say=stray", "wait", "done", "exit=0"))
+    pids = pids_told(command, b"stray", 1)
+    command.read_lines(b"got TERM")
+    kill(command)
+    all_end(pids)
+
+
+def test_launcher_killed_while_it_starts_ranks(infini_run, every_path):
+    for _ in range(5):
+        script = "echo started; (setsid sleep 1000 &); exec sleep 1000"
+        command = infini_run("--nproc_per_node=32", "sh", "-c", script)
+        command.read_until(b"started")
+        kill(command)
+        until(lambda: not marked())
+
+
+def test_kill_of_the_launchers_whole_process_group(infini_run, every_path):
+    """What `kill -9 %1` does in an interactive shell."""
+    command = infini_run("--nproc_per_node=2", *play(*STUBBORN, "say=ready", "wait"), start_new_session=True)
+    pids = pids_told(command, b"stray", 2) + pids_told(command, b"ready", 2)
+    os.killpg(command.pid, signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    all_end(pids)
+
+
+def test_group_of_a_rank_is_ended_whatever_its_environment(infini_run, every_path):
+    command = infini_run("sh", "-c", "env -i sh -c 'echo member 0 $$; exec sleep 1000' & echo ready 0 $$; wait")
+    pids = pids_told(command, b"member", 1) + pids_told(command, b"ready", 1)
+    kill(command)
+    all_end(pids)
+
+
+def test_error_folder_of_a_killed_launcher_is_removed(infini_run, tmp_path):
+    script = 'f=$TORCHELASTIC_ERROR_FILE; echo folder "$(dirname "$f")"; : > "$f"; echo; exec sleep 1000'
+    command = infini_run("sh", "-c", script)
+    folder = Path(command.read_lines(b"folder")[0][1])
+    command.read_until(b"\n\n")
+    assert list(folder.iterdir())
+    kill(command)
+    until(lambda: not folder.exists())
+
+
+def test_an_isolated_launch_needs_no_guard(infini_run):
+    command = infini_run("--isolate", *play(*STUBBORN, "say=ready", "wait"))
+    command.read_lines(b"ready")
+    assert not guards_of(command.pid)
+    kill(command)
+    until(lambda: not marked())
+
+
+# ---- what is not ours
+
+
+def test_a_killed_inner_launcher_takes_only_its_own(infini_run, every_path):
+    inner = [*COMMAND, *play(*STUBBORN, "say=inner", "wait")]
+    script = 'if [ "$RANK" = 0 ]; then "$@" & echo launcher 0 $!; wait; fi; echo outer $RANK $$; exec sleep 1000'
+    command = infini_run("--nproc_per_node=2", "sh", "-c", script, "sh", *inner)
+    ours = pids_told(command, b"stray", 1) + pids_told(command, b"inner", 1)
+    os.kill(pids_told(command, b"launcher", 1)[0], signal.SIGKILL)
+    all_end(ours)
+    outer = pids_told(command, b"outer", 2)
+    assert all(map(is_alive, outer))
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_a_killed_outer_launcher_takes_the_inner_one_with_all_that_it_started(infini_run, every_path):
+    inner = [*COMMAND, *play(*STUBBORN, "say=inner", "wait")]
+    command = infini_run("sh", "-c", 'env -i "$@" & wait', "sh", *inner)
+    pids = pids_told(command, b"stray", 1) + pids_told(command, b"inner", 1)
+    kill(command)
+    all_end(pids)
+
+
+def test_somebody_who_looks_at_the_launch_with_its_variables_is_not_touched(infini_run):
+    command = infini_run("sh", "-c", 'echo id 0 "$INFINI_RUN_ID"; echo ready 0 $$; exec sleep 1000')
+    rank = pids_told(command, b"ready", 1)
+    mark = command.read_lines(b"id")[0][-1]
+    onlooker = subprocess.Popen(["sleep", "1000"], env={**os.environ, "INFINI_RUN_ID": mark})
+    guard = guards_of(command.pid)
+    try:
+        kill(command)
+        all_end([*rank, *guard])
+        assert onlooker.poll() is None
+    finally:
+        onlooker.kill()
+        onlooker.wait()
+
+
+def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without_us():
+    """unshare --pid without --fork: the first child is process 1 there, and must be a rank."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", "echo $RANK $$; sleep 0.2"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 1", b"1 2"])
+    assert done.stderr == b""
+
+
+# ---- the guard itself
+
+
+def test_guard_holds_nothing_and_sleeps_in_one_call(infini_run, tmp_path, gate):
+    shared = gate()
+    command = infini_run(*play("say=ready", "wait"), gates=(shared,), cwd=tmp_path)
+    command.read_lines(b"ready")
+    (guard,) = guards_of(command.pid)
+    until(lambda: len(os.listdir(f"/proc/{guard}/fd")) == 3)
+    held = [os.readlink(f"/proc/{guard}/fd/{fd}") for fd in range(3)]
+    assert held[0].startswith("pipe:")
+    assert held[1:] == ["/dev/null", "/dev/null"]
+    until(lambda: os.readlink(f"/proc/{guard}/cwd") == "/")
+    assert Path(f"/proc/{guard}/environ").read_bytes() == b""
+    until(lambda: state_of(guard) == "S")
+    switches = [
+        line for line in Path(f"/proc/{guard}/status").read_text().splitlines() if line.startswith("voluntary")
+    ]
+    command.signal(signal.SIGUSR2)  # work for the launcher, none for its guard
+    command.signal(signal.SIGTERM)
+    assert command.wait() in (140, 143)
+    assert int(switches[0].split()[1]) <= 3
+    assert not is_alive(guard)
+
+
+def test_process_1_has_no_guard(infini_run):
+    command = infini_run(*play("ask=pids", "exit=0"), under=("unshare", "--pid", "--fork", "--mount-proc"))
+    assert command.wait() == 0
+    assert command.out.split() == [b"pids", b"2", b"0", b"2"]  # process 1 and its rank
+
+
+def test_guard_that_is_killed_is_missed_and_the_job_goes_on(infini_run, gate, every_path):
+    done = gate()
+    command = infini_run(*play("say=ready", f"hold={done}", "exit=3"), gates=(done,))
+    command.read_lines(b"ready")
+    (guard,) = guards_of(command.pid)
+    os.kill(guard, signal.SIGKILL)
+    command.read_error_until(b"no guard (it was killed): should infini-run be killed by SIGKILL")
+    done.open()
+    assert command.wait() == 3
+
+
+def test_guard_that_cannot_be_executed_is_told(every_path, gate):
+    done = gate()
+    os.set_inheritable(done.fd, True)
+    words = play(f"hold={done}", "exit=0")
+    with Live(size=1, guard=b"/no/such/guard", debug=debug_flags(os.environ)) as live:
+        live.spawn(spec(0, *words))
+        if "nopidfd" not in every_path:  # there, in a library, nothing tells of its end
+            live.until(lambda: live.of("unguarded"))
+            (event,) = live.of("unguarded")
+            assert event.signal == errno.ENOENT
+        done.open()
+        live.end()
+        assert live.of("exited")[0].code == 0
+
+
+def test_guard_started_by_hand_says_what_it_is():
+    done = subprocess.run([PROGRAM], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(b"started by infini-run, for infini-run\n")
+
+
+# ---- in a library
+
+HOST = """
+import os, sys, threading
+import infini_run as ir
+launcher = ir.ProcessLauncher(sys.argv[1:], nproc_per_node=2, grace=0)
+thread = threading.Thread(target=launcher.launch)
+thread.start()
+thread.join()
+print("launched 0", os.getpid(), flush=True)
+{end}
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A program whose ranks were launched by a thread that has ended, and how it ends itself."""
+    hosts = []
+
+    def start(end, *words):
+        argv = [sys.executable, "-c", HOST.format(end=end), *play(*words)]
+        hosts.append(subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        lines = [hosts[-1].stdout.readline().decode().split() for _ in range(5)]
+        pids = [int(words[-1]) for words in lines if words[0] in ("ready", "stray")]
+        assert len(pids) == 4
+        assert all(map(is_alive, pids))
+        return hosts[-1], pids
+
+    yield start
+    for one in hosts:
+        one.kill()
+        one.wait()
+        one.stdin.close()
+        one.stdout.close()
+
+
+def test_ranks_launched_by_a_thread_that_has_ended_outlive_it_but_not_the_program(host, every_path):
+    program, pids = host("sys.stdin.read()", *STUBBORN, "say=ready", "wait")
+    program.kill()
+    program.wait()
+    all_end(pids)
+
+
+@pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)", "raise KeyboardInterrupt"])
+def test_ranks_of_a_program_that_just_leaves_are_ended(host, leave, every_path):
+    program, pids = host(f"sys.stdin.readline(); {leave}", *STUBBORN, "say=ready", "wait")
+    program.communicate(b"\n")
+    all_end(pids)
+
+
+@pytest.mark.parametrize("way", ["sys.exit(0)", "launcher.close(); os._exit(0)", "launcher.kill(); os._exit(0)"])
+def test_a_child_that_the_host_forked_ends_and_the_launch_goes_on(host, way, every_path):
+    fork = f"pid = os.fork()\nif not pid:\n    {way}\nos.waitpid(pid, 0)\n"
+    program, pids = host(f"sys.stdin.readline()\n{fork}print('waited', flush=True)\nsys.stdin.read()", *MEEK)
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+    assert program.stdout.readline() == b"waited\n"
+    assert all(map(is_alive, pids))
+    program.communicate(b"")
+    all_end(pids)
+
+
+def test_a_child_that_the_host_forked_does_not_hold_the_guard_back(host):
+    fork = "sys.stdin.readline()\npid = os.fork()\nif pid: print(pid, flush=True)\nsys.stdin.read()"
+    program, pids = host(fork, *STUBBORN, "say=ready", "wait")
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+    child = int(program.stdout.readline())
+    program.kill()
+    program.wait()
+    all_end(pids)
+    assert is_alive(child)  # until its stdin ends, with the test
+
+
+def test_library_does_not_touch_a_child_of_the_host_that_has_the_mark(tmp_path):
+    script = f"echo $INFINI_RUN_ID > {tmp_path}/id; exec sleep 1000"
+    with infini_run.ProcessLauncher(["sh", "-c", script], grace=0.2) as launcher:
+        launcher.launch()
+        until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
+        mark = (tmp_path / "id").read_text().strip()
+        mine = subprocess.Popen(["sleep", "1000"], env={**os.environ, "INFINI_RUN_ID": mark})
+    try:
+        assert mine.poll() is None
+    finally:
+        mine.kill()
+        mine.wait()
+
+
+def test_library_leaves_no_guard_behind():
+    with infini_run.ProcessLauncher(play("wait"), nproc_per_node=2) as launcher:
+        launcher.launch()
+        until(lambda: len(guards_of(os.getpid())) == 1)
+        launcher.terminate()
+        launcher.wait()
+        assert not guards_of(os.getpid())

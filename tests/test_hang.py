@@ -1,0 +1,395 @@
+"""A rank that gives no sign of life: when it counts as hung, what is told of it, what is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, is_alive, marked, play
+from hypothesis import given
+from hypothesis import strategies as st
+
+import infini_run as ir
+from infini_run import process
+from infini_run.hang import Vigil
+from infini_run.pyspy import find_pyspy
+
+PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not installed")
+HOST = os.uname().nodename
+
+
+def reads(path):
+    return json.loads(Path(path).read_text())
+
+
+def hung(content):
+    return [look["rank"] for look in content["looks"] if look["kind"] == "hung"]
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """A py-spy of ours, first on PATH: a script."""
+
+    def make(script):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "py-spy").chmod(0o755)
+        return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+    return make
+
+
+# ---- when it counts as hung
+
+
+def judge(vigil, now_s, said_s=0.0, pinged_s=0.0, cpu_s=0.0, is_stopped=False, carries=True):
+    return vigil.judge(now_s, said_s, pinged_s, cpu_s, is_stopped, carries)
+
+
+def test_a_rank_hangs_when_it_says_nothing_and_uses_no_cpu():
+    vigil = Vigil(10.0, 100.0)
+    assert vigil.deadline_s(0.0, 0.0) == 110.0
+    assert judge(vigil, 110.0) == "no output and no CPU used for 10.0 s"
+
+
+def test_output_puts_the_deadline_off_and_cpu_does_at_the_deadline():
+    vigil = Vigil(10.0, 100.0)
+    assert vigil.deadline_s(105.0, 0.0) == 115.0
+    assert judge(vigil, 115.0, said_s=105.0, cpu_s=3.0) == ""
+    assert vigil.deadline_s(105.0, 0.0) == 125.0
+    assert judge(vigil, 125.0, said_s=105.0, cpu_s=3.05) == "no output and no CPU used for 10.0 s"
+
+
+def test_a_library_that_ticks_on_is_no_sign_of_life():
+    vigil = Vigil(100.0, 0.0)
+    assert judge(vigil, 100.0, cpu_s=20.0) == ""
+    assert judge(vigil, 200.0, cpu_s=20.9) != ""
+
+
+def test_who_ever_pinged_hangs_without_pings_whatever_it_says_or_computes():
+    vigil = Vigil(10.0, 100.0)
+    assert vigil.deadline_s(109.0, 102.0) == 112.0
+    assert judge(vigil, 112.0, said_s=111.0, pinged_s=102.0, cpu_s=12.0) == "no WATCHDOG=1 for 10.0 s"
+
+
+def test_a_stopped_rank_does_not_hang_and_has_all_its_time_when_it_goes_on():
+    vigil = Vigil(10.0, 100.0)
+    assert judge(vigil, 110.0, is_stopped=True) == ""
+    assert judge(vigil, 119.0, is_stopped=True) == ""
+    assert vigil.deadline_s(0.0, 0.0) == 129.0
+    assert judge(vigil, 129.0) != ""
+    pinging = Vigil(10.0, 100.0)
+    assert judge(pinging, 115.0, pinged_s=105.0, is_stopped=True) == ""
+    assert pinging.deadline_s(105.0, 105.0) == 125.0
+
+
+def test_when_all_were_stopped_silence_counts_from_then():
+    vigil = Vigil(10.0, 100.0)
+    vigil.refresh(500.0)
+    assert vigil.deadline_s(0.0, 104.0) == vigil.deadline_s(104.0, 0.0) == 510.0
+
+
+def test_a_silence_is_told_once_and_the_next_one_again():
+    vigil = Vigil(10.0, 100.0)
+    assert judge(vigil, 110.0) != ""
+    assert judge(vigil, 120.0) == judge(vigil, 130.0) == ""
+    assert not vigil.has_come_back(109.0)
+    assert vigil.has_come_back(131.0)
+    assert vigil.deadline_s(131.0, 0.0) == 141.0
+    assert judge(vigil, 141.0, said_s=131.0) != ""
+    assert judge(vigil, 151.0, said_s=131.0, cpu_s=5.0) == ""
+    assert judge(vigil, 161.0, said_s=131.0, cpu_s=5.0) != ""
+
+
+def test_what_cannot_be_seen_is_not_judged():
+    assert judge(Vigil(10.0, 100.0), 110.0, cpu_s=None) == ""
+
+
+def test_a_rank_may_say_itself_that_it_hangs():
+    vigil = Vigil(10.0, 100.0)
+    assert vigil.trigger(101.0, 101.0) == "it said WATCHDOG=trigger"
+    assert vigil.trigger(102.0, 101.0) == ""
+    assert vigil.trigger(105.0, 104.0) != ""
+    assert judge(vigil, 115.0, said_s=104.0) == "", "the same silence"
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50), st.booleans(), st.floats(0, 5), st.booleans()), max_size=40))
+def test_a_deadline_is_never_in_the_past_once_it_was_judged(steps):
+    """So that nothing can make us look again and again."""
+    vigil, now_s, said_s, cpu_s = Vigil(10.0, 0.0), 0.0, 0.0, 0.0
+    for pause_s, speaks, used_s, is_stopped in steps:
+        now_s += pause_s
+        said_s = now_s if speaks else said_s
+        cpu_s += used_s
+        if now_s >= vigil.deadline_s(said_s, 0.0):
+            judge(vigil, now_s, said_s, cpu_s=cpu_s, is_stopped=is_stopped)
+            assert vigil.deadline_s(said_s, 0.0) >= now_s + 10.0
+
+
+# ---- what /proc says
+
+
+def test_the_tree_of_a_rank_has_its_group_and_its_descendants(infini_run):
+    kid, stray = ("group", "say=kid", "wait", "done"), ("daemon", "say=stray", "wait", "done")
+    command = infini_run(*play(*kid, *stray, "say=up", "wait"))
+    ((_, _, pid),) = command.read_lines(b"up")
+    ((_, _, kid),) = command.read_lines(b"kid")
+    members = [member.pid for member in process.Table().tree(int(pid))]
+    assert members == [int(pid), int(kid)], "a daemon is nobody's child any more"
+    command.signal(signal.SIGTERM)
+    command.wait()
+
+
+def test_a_look_at_what_is_gone_finds_nothing():
+    with ir.ProcessLauncher(["true"]) as launcher:
+        launcher.launch()
+        launcher.wait()
+        pid = launcher.status()[0].pid
+    gone = process.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0)
+    assert process.Table().tree(pid) == []
+    assert process.pictures([gone])[0].threads == ()
+
+
+# ---- what is told
+
+
+SLEEPER = "import time\n\ndef all_reduce():\n    time.sleep(1000)\n\nall_reduce()\n"
+
+
+@PYSPY
+def test_a_hang_is_told_with_what_every_rank_is_in(infini_run, every_path, tmp_path):
+    """In a shell's child, too; the ranks that do not hang are looked at, and nothing of it is a stray."""
+    (tmp_path / "train.py").write_text(SLEEPER)
+    script = f"{sys.executable} {tmp_path}/train.py; exit 1"
+    logs, report = tmp_path / "logs", tmp_path / "report"
+    command = infini_run(
+        "--nproc_per_node=3", "--hang_timeout=1", f"--log_dir={logs}", f"--report={report}", "sh", "-c", script
+    )
+    command.read_error_until(b"all of it: ")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    text = command.err.decode()
+    assert text.startswith("infini-run: rank ")
+    assert f" on {HOST} hung: no output and no CPU used for " in text
+    assert "  in: sh (" in text
+    assert "  | all_reduce (train.py:4)\n  | <module> (train.py:6)\n" in text
+    content = reads(report)
+    assert content["exit_code"] == 143
+    assert not any("py-spy" in stray["name"] for stray in content["strays"])
+    looks = content["looks"][:3]  # others may follow, which the stop cut short
+    assert {look["rank"] for look in looks} == {0, 1, 2}
+    for look in looks:
+        assert "all_reduce (train.py:4)" in look["python"][0]
+        shell, python = look["processes"]
+        assert (shell["name"], shell["pid"]) == ("sh", look["pid"])
+        assert all(thread["wchan"] or thread["syscall"] for thread in python["threads"])
+    for rank in range(3):
+        file = logs / f"hang_{rank}.txt"
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert "all_reduce (train.py:4)" in file.read_text()
+
+
+def test_a_hang_is_told_again_after_a_sign_of_life(infini_run):
+    command = infini_run("--hang_timeout=500ms", "--console=prefix", *play("tell=USR1", "say=up", "wait"))
+    command.read_until(b"up")
+    for said in (b"up", b"got USR1"):
+        command.read_until(said)
+        command.err = b""
+        command.read_error_until(b" hung: no output and no CPU used")
+        command.signal(signal.SIGUSR1)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_without_output_to_see_idleness_alone_is_a_hang(infini_run):
+    command = infini_run("--hang_timeout=500ms", *play("wait"))
+    command.read_error_until(b" hung: no CPU used for ")
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_a_rank_that_computes_in_silence_does_not_hang(infini_run, tmp_path):
+    command = infini_run(
+        *("--nproc_per_node=2", "--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/report"),
+        *play("@0", "spin", "@1", "wait"),
+    )
+    assert command.wait() == 1
+    content = reads(tmp_path / "report")
+    assert (content["first_failure"], hung(content)) == (1, [1])
+    assert (content["ranks"][0]["stopped"], content["ranks"][0]["failed"]) == (True, False)
+
+
+def test_a_rank_whose_watchdog_falls_silent_hangs_even_while_it_computes(infini_run, tmp_path):
+    words = play("@0", "pings=3", "spin", "@1", "spin")
+    command = infini_run(
+        *("--nproc_per_node=2", "--hang_timeout=2", "--on_hang=stop", f"--report={tmp_path}/report"), *words
+    )
+    assert command.wait() == 1
+    assert f"rank 0 on {HOST} hung: no WATCHDOG=1 for ".encode() in command.err
+    assert hung(reads(tmp_path / "report")) == [0]
+
+
+def test_a_stopped_rank_is_not_told_to_hang(infini_run, tmp_path):
+    command = infini_run(
+        *("--nproc_per_node=2", "--hang_timeout=500ms", "--on_hang=stop", f"--report={tmp_path}/report"),
+        *("sh", "-c", "[ $RANK = 1 ] || kill -STOP $$; exec sleep 1000"),
+    )
+    assert command.wait() == 1
+    content = reads(tmp_path / "report")
+    assert (content["first_failure"], hung(content)) == (1, [1])
+
+
+def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(infini_run, every_path):
+    words = play("@1", "notify=STATUS=lost the mesh;WATCHDOG=trigger", "@*", "wait")
+    command = infini_run("--nproc_per_node=2", "--on_hang=stop", *words)
+    assert command.wait() == 1
+    text = command.err.decode()
+    assert f"rank 1 on {HOST} hung: it said WATCHDOG=trigger (pid " in text
+    assert "  status: lost the mesh\n" in text
+
+
+def test_a_job_that_is_stopped_for_a_hang_fails_with_1_and_ten_lines(infini_run, tmp_path):
+    report = tmp_path / "report"
+    command = infini_run(
+        *("--nproc_per_node=3", "--hang_timeout=500ms", "--on_hang=stop", f"--report={report}", "--grace=200ms"),
+        *play("ignore=TERM", "wait"),
+    )
+    assert command.wait() == 1
+    content = reads(report)
+    assert content["exit_code"] == 1
+    assert content["ranks"][content["first_failure"]]["verdict"].startswith("hung: ")
+    said, *lines = command.err.decode().splitlines()
+    assert said.endswith(": stopping")
+    assert 1 <= len(lines) <= 10
+
+
+def test_a_file_of_a_hang_is_never_written_through_a_link(infini_run, tmp_path):
+    victim, logs = tmp_path / "victim", tmp_path / "logs"
+    victim.write_text("untouched")
+    logs.mkdir()
+    (logs / "hang_0.txt").symlink_to(victim)
+    command = infini_run("--hang_timeout=300ms", f"--log_dir={logs}", *play("wait"))
+    command.read_error_until(f"infini-run: {logs}/hang_0.txt cannot be written: ".encode())
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert victim.read_text() == "untouched"
+
+
+def test_a_status_cannot_steer_the_terminal(infini_run):
+    words = play("notify=STATUS=\x1b[2Jgone;WATCHDOG=trigger", "wait")
+    command = infini_run("--on_hang=stop", *words)
+    assert command.wait() == 1
+    assert b"\x1b" not in command.err
+    assert rb"status: \x1b[2Jgone" in command.err
+
+
+# ---- py-spy is a guest
+
+
+HANGS = ("--hang_timeout=300ms", "--console=prefix")
+
+
+@pytest.mark.parametrize("nproc", [1, 6])
+@pytest.mark.usefixtures("every_path")
+def test_a_signal_is_not_kept_waiting_by_a_pyspy_that_does_not_end(infini_run, fake, bell, tmp_path, nproc):
+    environ = fake(f"echo $$ > {bell.path}; exec sleep 1000")
+    command = infini_run(
+        *HANGS, f"--report={tmp_path}/report", f"--nproc_per_node={nproc}", *play("wait"), env=environ
+    )
+    pids = [int(pid) for pid in bell.hear(min(nproc, 4))]
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert not any(map(is_alive, pids))
+    content = reads(tmp_path / "report")
+    assert (content["strays"], content["stuck"]) == ([], [])
+
+
+def test_ranks_that_end_meanwhile_end_the_job_and_the_pyspy(infini_run, every_path, fake, bell, gate):
+    until_told = gate()
+    environ = fake(f"echo $$ > {bell.path}; exec sleep 1000")
+    command = infini_run(*HANGS, *play(f"hold={until_told}", "exit=0"), env=environ, gates=(until_told,))
+    (pid,) = bell.hear(1)
+    until_told.open()
+    assert command.wait() == 0
+    assert not is_alive(int(pid))
+    assert b"left behind" not in command.err
+
+
+def test_a_pyspy_gets_the_users_signal_mask_and_no_descriptor_of_ours(infini_run, fake, tmp_path):
+    seen = tmp_path / "seen"
+    environ = fake(f"grep SigBlk /proc/self/status > {seen}; ls /proc/$$/fd | tr '\\n' ' ' >> {seen}; exit 1")
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=environ)
+    assert command.wait() == 1
+    mask, fds = seen.read_text().splitlines()
+    assert int(mask.split()[1], 16) == 0
+    assert set(fds.split()) <= {"0", "1", "2", "10", "3"}, "the script itself, opened by the shell"
+
+
+@pytest.mark.parametrize(
+    ("script", "note"),
+    [
+        ("echo 'Error: Permission denied' >&2; exit 1", "py-spy: Error: Permission denied"),
+        ("exit 3", "py-spy: it said nothing"),
+        ("kill -9 $$", "py-spy: it said nothing"),
+    ],
+)
+def test_a_pyspy_that_fails_is_told_and_does_no_harm(infini_run, fake, script, note):
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=fake(script))
+    assert command.wait() == 1
+    assert f"  no Python stack: {note}\n".encode() in command.err
+
+
+def test_a_pyspy_that_cannot_be_executed_is_told(infini_run, fake):
+    environ = fake("")
+    program = Path(environ["PATH"].split(":")[0]) / "py-spy"
+    program.write_bytes(b"\x7fELF, but no more")
+    command = infini_run("--hang_timeout=300ms", "--on_hang=stop", *play("wait"), env=environ)
+    assert command.wait() == 1
+    assert b"no Python stack: py-spy cannot be started: executing the program: Exec format error" in command.err
+
+
+def test_a_relative_path_is_not_searched_for_a_pyspy(tmp_path, monkeypatch):
+    """We sit in /, and what lies in a folder that somebody else may write to is not ours to run."""
+    (tmp_path / "py-spy").write_text("#!/bin/sh\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    beside = str(Path(sys.executable).parent / "py-spy")
+    assert find_pyspy({"PATH": ".:"}) in ("", beside)
+    assert find_pyspy({"PATH": f".:{tmp_path}"}) == f"{tmp_path}/py-spy"
+
+
+# ---- in Python
+
+
+@PYSPY
+def test_a_thread_of_a_host_hears_of_a_hang_and_the_report_has_the_stacks(tmp_path):
+    (tmp_path / "train.py").write_text(SLEEPER)
+    found = []
+
+    def follow():
+        words = [sys.executable, f"{tmp_path}/train.py"]
+        with ir.ProcessLauncher(words, nproc_per_node=2, hang_timeout=0.5) as launcher:
+            launcher.launch()
+            while not any(event.kind == "hung" for event in found):
+                found.extend(launcher.events(LIMIT_S))
+            looks = launcher.report().looks
+            found.extend(look for look in looks if "all_reduce (train.py:4)" in look.python[0])
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert len([look for look in found if isinstance(look, ir.Look)]) >= 2
+    assert marked() == {}
+
+
+def test_a_hang_may_end_a_launch_of_the_library():
+    with pytest.raises(ir.WorkerError, match="hung: no CPU used for") as caught:
+        ir.run(play("wait"), hang_timeout=0.3, on_hang="stop")
+    assert (caught.value.rank, caught.value.exit_code) == (0, 1)

@@ -1,0 +1,38 @@
+"""docs/teardown.md shows the timetable that csrc/state.c has, and names tests that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TEARDOWN = (ROOT / "docs" / "teardown.md").read_text()
+WORDS = {"stay": "-", "impossible": "never"}
+
+
+def table_of_the_code():
+    source = (ROOT / "csrc" / "state.c").read_text()
+    body = source[source.index("[IDLE]", source.index("static const action table")) :]
+    rows = re.findall(r"\[(\w+)\]\s*= \{([^}]*)\}", body[: body.index("};")])
+    return {state: [WORDS.get(cell, cell) for cell in re.findall(r"\w+", cells)] for state, cells in rows}
+
+
+def test_the_documented_table_is_that_of_the_code():
+    lines = [line.strip("|").split("|") for line in TEARDOWN.splitlines() if re.match(r"\| [A-Z]+ \|", line)]
+    documented = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
+    assert len(documented) == 9
+    assert documented == table_of_the_code()
+
+
+def test_every_test_that_is_named_exists():
+    named, file = [], ""
+    for in_file, name in re.findall(r"`(test_\w+\.py)?::(test_\w+)`", TEARDOWN):
+        file = in_file or file
+        named.append((file, name))
+    assert len(named) > 70
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.M)
+    ]
+    assert not missing
