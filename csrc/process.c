@@ -97,8 +97,9 @@ static bool is_shortage(int error) {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
 }
 
-/* Every process that we can see, by pid; `seen` (or NULL) is called for each as soon as it is read. -errno: for want of descriptors or memory some that are
- * there may be missing. Those that go meanwhile, or may not be looked at, are not. */
+/* Every process that we can see, by pid; `seen` (or NULL) is called for each as soon as it is read. -errno:
+ * for want of descriptors or memory some that are there may be missing. Those that go meanwhile, or may not
+ * be looked at, are not. */
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with) {
     *all = (struct processes){0};
     DIR *dir = opendir("/proc");

@@ -33,6 +33,18 @@ def all_end(pids):
     until(lambda: not any(map(is_alive, pids)))
 
 
+@pytest.fixture
+def bystanders():
+    """So many processes that a look at all of them takes a while."""
+    script = "for i in $(seq 400); do sleep 1000 & done; echo; wait"
+    shell = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    shell.stdout.readline()
+    yield
+    os.killpg(shell.pid, signal.SIGKILL)
+    shell.wait()
+    shell.stdout.close()
+
+
 def kill(command):
     command.signal(signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL
@@ -164,10 +176,30 @@ def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without
     """unshare --pid without --fork: the first child is process 1 there, and must be a rank."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", "echo $RANK $$; sleep 0.2"]
+    # process 1 there takes the others with it: it waits until they have gone
+    script = 'echo $RANK $$; [ $RANK = 1 ] || while kill -0 2 2>&-; do sleep 0.01; done'
+    words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", script]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 1", b"1 2"])
     assert done.stderr == b""
+
+
+def test_processes_that_fork_and_exit_without_end_are_ended(infini_run, tmp_path, bystanders, every_path):
+    """Their list is longer than one of them lives: no look at /proc finds them where it says."""
+    beat = tmp_path / "beat"
+    beat.touch()
+    command = infini_run(*play("say=ready", *4 * ["daemon", f"hop={beat}", "done"], "wait"))
+    command.read_lines(b"ready")
+    first = beat.stat().st_mtime_ns
+    until(lambda: beat.stat().st_mtime_ns != first)
+    kill(command)
+    try:
+        until(lambda: not marked())
+        last = beat.stat().st_mtime_ns
+        assert not any(marked() for _ in range(20))
+        assert beat.stat().st_mtime_ns == last
+    finally:
+        beat.unlink()  # without it they end by themselves
 
 
 # ---- the guard itself
