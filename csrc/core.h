@@ -5,6 +5,7 @@
  * wait.c   exits, in the order of death
  * state.c  the stop's timetable              stray.c  descendants that outlive the workers,
  *                                            process.c what /proc says of them
+ *                                            chase.c  those that fork and exit without end
  * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
  * pump.c   pipes to lines                    sink.c   lines to the console
  * input.c  our stdin to the workers          notify.c what workers say of themselves
@@ -291,6 +292,12 @@ void waiter_ready(struct ir_group *g);
 /* state.c */
 void state_cause(struct ir_group *g, enum cause cause);
 void state_check(struct ir_group *g);
+
+/* chase.c */
+enum chased { CHASED_GONE, CHASED_OTHER, CHASED_KILLED };
+long long now_ms(void);
+pid_t chase_begin(void);
+bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
 
 /* process.c */
 ssize_t process_file(const char *path, char *buffer, size_t size);

@@ -12,6 +12,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#define GENERATIONS 64 /* between a stray and us, that have not exited */
+
 static bool is_foreign(const struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
         if (g->foreign[i] == pid) return true;
@@ -167,11 +169,34 @@ static void strays_note(struct ir_group *g, const struct processes *all) {
         qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
 }
 
+/* Through parents that are not ours to spare, up to us; of one that has gone its child tells its new parent. */
+static bool is_descendant(const struct ir_group *g, struct process p) {
+    for (int i = 0; i < GENERATIONS; i++) {
+        struct process parent;
+        if (is_foreign(g, p.pid) || p.pid == g->guard.pid) return false;
+        if (p.parent == g->self) return true;
+        if (process_read(p.parent, &parent)) p = parent;
+        else if (!process_read(p.pid, &p)) return false;
+    }
+    return false;
+}
+
+static enum chased stray_kill_young(pid_t pid, void *with) {
+    struct ir_group *g = with;
+    struct process p;
+    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    if (p.start_ticks < g->spawn_ticks || is_worker(g, pid) || !is_descendant(g, p))
+        return CHASED_OTHER;
+    stray_send(g, &p, SIGKILL);
+    return CHASED_KILLED;
+}
+
 /* Sends to every stray there is now; returns how many there are, as stray_count does. As process 1
  * every process that we can see is a stray, and kill(-1) reaches even those that fork as fast as we
  * kill. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
     struct processes all;
+    const pid_t last = sig == SIGKILL ? chase_begin() : 0;
     bool whole = strays_find(g, &all);
     if (tell) strays_note(g, &all);
     if (sig == SIGKILL) cgroup_kill(g);
@@ -182,6 +207,8 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
         n++;
         if (g->self != 1) stray_send(g, stray, sig);
     }
+    if (sig == SIGKILL && n > 0 && g->self != 1 && (g->config.flags & IR_OWN_PROCESS))
+        (void)chase(last, stray_kill_young, g);
     if (g->self == 1 && (n > 0 || (!g->has_proc && wait_has_children(g)))) {
         (void)kill(-1, sig);
         n++;

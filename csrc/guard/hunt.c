@@ -8,13 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define EMPTY_LOOKS 3
-#define CHASE_MS 50 /* that it goes on when it finds nobody, on a machine where others fork, too */
-#define NUMBERS_LOOKED 4096 /* at a time, of those given since */
-#define GENERATIONS 16
+#define GENERATIONS 16 /* that fork and have not exited yet */
 
 static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
     if (p->session != launch->session) return false;
@@ -70,14 +67,6 @@ static void judge(struct process *p, void *with) {
     if (p->ours) kill_one(launch, p);
 }
 
-/* The number that was given last, to a process or a thread of our PID namespace: proc_loadavg(5). */
-static pid_t newest_number(void) {
-    char text[128];
-    if (process_file("/proc/loadavg", text, sizeof text) < 0) return 0;
-    const char *last = strrchr(text, ' ');
-    return last == NULL ? 0 : atoi(last + 1);
-}
-
 /* Its parent has the mark, too, and so on up to one that came to where we have: it forks, and has not exited yet. */
 static bool descends_from_ours(const struct launch *launch, struct process p) {
     for (int i = 0; i < GENERATIONS; i++) {
@@ -94,56 +83,32 @@ static bool descends_from_ours(const struct launch *launch, struct process p) {
     return false;
 }
 
-/* False if it has gone: it may have left a child, of a newer number. */
-static bool judge_young(struct launch *launch, pid_t pid) {
+static enum chased judge_young(pid_t pid, void *with) {
+    struct launch *launch = with;
     struct process p;
-    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return false;
+    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    launch->found = false;
     judge(&p, launch);
-    if (p.decided) return true;
-    enum mark found = process_mark(pid, launch->mark);
-    if (found == MARK_FOUND && descends_from_ours(launch, p)) kill_one(launch, &p);
-    return found != MARK_UNKNOWN;
-}
-
-static long long now_ms(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000LL + now.tv_nsec / NS_PER_MS;
-}
-
-/* What forks and exits without end is gone from where a list of processes says that it is. But each of its
- * generations has a number of its own: those given after `last` are looked at as they come, the newest first,
- * until all are there and none is ours. */
-static void chase(struct launch *launch, pid_t last) {
-    const bool found_before = launch->found;
-    bool found = false;
-    for (long long end_ms = now_ms() + CHASE_MS; now_ms() <= end_ms;) {
-        const pid_t newest = newest_number();
-        bool all_there = true;
-        if (newest < last) last = 0; /* the numbers began anew */
-        launch->found = false;
-        for (pid_t pid = newest; pid > last && newest - pid < NUMBERS_LOOKED; pid--)
-            all_there &= judge_young(launch, pid);
-        last = newest;
-        found |= launch->found;
-        if (launch->found) end_ms = now_ms() + CHASE_MS;
-        else if (all_there) break;
+    if (!p.decided) {
+        enum mark found = process_mark(pid, launch->mark);
+        if (found == MARK_UNKNOWN) return CHASED_GONE;
+        if (found == MARK_FOUND && descends_from_ours(launch, p)) kill_one(launch, &p);
     }
-    launch->found = found_before || found;
+    return launch->found ? CHASED_KILLED : CHASED_OTHER;
 }
 
 /* Whether there was anything that is new to us, or that we could not see. */
 static bool look(struct launch *launch) {
     struct processes all;
-    const pid_t last = newest_number();
+    const pid_t last = chase_begin();
     launch->found = false;
     if (processes_scan(&all, judge, launch) < 0) launch->found = true;
     processes_spread(&all);
     for (size_t i = 0; i < all.n; i++)
         if (all.at[i].ours) kill_one(launch, &all.at[i]);
     free(all.at);
-    if (!launch->groups_only) chase(launch, last);
-    return launch->found;
+    const bool found = launch->found;
+    return (!launch->groups_only && chase(last, judge_young, launch)) || found;
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
