@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infini_run.group import Entry
     from infini_run.options import Options
     from infini_run.plan import Plan
+    from infini_run.site import Site
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
@@ -59,11 +60,18 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         os.set_inheritable(asks_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
-    plan = _make_plan(options, environ, launch_id)
+    if options.engine == "auto":
+        environ = _settle_in(request.site, options, environ)
+    plan = _make_plan(options, environ, launch_id, request.site)
     if options.dry_run:
-        return _show(plan, options, before)
-    if options.nnodes > 1 and not options.rdzv_explicit:
-        _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
+        return _show(plan, options, before, request.site)
+    if options.nnodes > 1 and not (request.site and request.site.rank > 0):
+        _warn_of_address(options)
+    if request.site is not None and request.site.is_task:
+        from infini_run.step import become_rank
+
+        _unblock(before)
+        become_rank(plan, environ)
     return _launch(plan, options, environ, before, asks_fd)
 
 
@@ -74,11 +82,42 @@ def _take_entry(before: set[int] | None) -> Entry:
     return take_entry(sum(1 << (number - 1) for number in blocked))
 
 
-def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Plan:
-    from infini_run.plan import make_plan
+def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
+    """Say what was found, where that is asked for or guessed; the environment without what is ours alone."""
+    from infini_run.auto import NOTHING, describe
+    from infini_run.site import without_place
+
+    is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
+    if not is_quiet:
+        _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
+    return without_place(environ, options.export) if site else environ
+
+
+def _warn_of_address(options: Options) -> None:
+    if not options.rdzv_explicit:
+        _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
+        return
+    from infini_run.reach import HOSTS, complaint
+
+    try:
+        with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
+            hosts = file.read()
+    except OSError:
+        hosts = ""
+    why = complaint(options.master_addr, hosts)
+    if why:
+        _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
+
+
+def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: Site | None) -> Plan:
+    from infini_run.plan import Task, make_plan
     from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
+    task = None
+    if site is not None and site.is_task:
+        task = Task(rank=site.rank, local_rank=site.local_rank, world_size=site.world_size)
+        launch_id = f"ir-{site.engine}-{site.job_id}" if site.job_id else ""
     launch_id = launch_id or new_launch_id()
     return make_plan(
         options,
@@ -87,8 +126,9 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Pla
         launch_id=launch_id,
         master_port=options.master_port or free_port(),
         environ=environ,
-        error_dir=error_folder(options, launch_id, environ),
+        error_dir="" if task else error_folder(options, launch_id, environ),
         stdin_is_terminal=options.stdin != "none" and os.isatty(0),
+        task=task,
     )
 
 
@@ -159,11 +199,11 @@ def _answer(question: str, before: set[int] | None) -> int:
     return _print(1, help_text(full=question == "helpfull"))
 
 
-def _show(plan: Plan, options: Options, before: set[int] | None) -> int:
+def _show(plan: Plan, options: Options, before: set[int] | None, site: Site | None) -> int:
     from infini_run.dry_run import render_json, render_text
 
     _unblock(before)
-    return _print(1, render_json(plan) if options.dry_run == "json" else render_text(plan))
+    return _print(1, render_json(plan, site) if options.dry_run == "json" else render_text(plan, site))
 
 
 def _unblock(before: set[int] | None) -> None:

@@ -5,15 +5,21 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.plan import Plan, Worker
+    from infini_run.site import Site
 
 
-def render_text(plan: Plan) -> str:
-    """Ready for a shell: every rank's variables and its command."""
+def render_text(plan: Plan, site: Site | None = None) -> str:
+    """Ready for a shell: every rank's variables and its command. `site`: what --engine=auto found."""
     nodes = "1 node" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
     lines = [
         f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan)}",
         f"every rank: {_assignments(plan.env)}",
     ]
+    if site is not None:
+        from infini_run.auto import describe
+
+        found, *values = describe(site)
+        lines += [f"found: {found}", *values]
     for node in plan.nodes:
         lines.append(f"node {node.index} ({node.host}):")
         lines += [_worker_text(plan, worker) for worker in plan.workers if worker.node == node.index]
@@ -38,12 +44,13 @@ def _assignments(env: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
 
 
-def render_json(plan: Plan) -> str:
-    """One object. `env` of a rank is complete but for what it inherits."""
+def render_json(plan: Plan, site: Site | None = None) -> str:
+    """One object. `env` of a rank is complete but for what it inherits. `site`: what --engine=auto found."""
     import json
 
     return json.dumps(
         {
+            **_found(site),
             "format": 1,
             "launch_id": plan.launch_id,
             "nnodes": plan.nnodes,
@@ -69,3 +76,12 @@ def render_json(plan: Plan) -> str:
         indent=1,
         ensure_ascii=True,
     )
+
+
+def _found(site: Site | None) -> dict[str, object]:
+    if site is None:
+        return {}
+    from infini_run.auto import facts
+
+    values = [{"name": name, "value": value, "from": source or None} for name, value, source in facts(site)]
+    return {"site": {"engine": site.engine, "form": site.form, "job_id": site.job_id or None, "values": values}}

@@ -343,6 +343,10 @@ def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:
     asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}= belongs to the command, not to the Python API")
+    if options.engine == "auto":
+        raise UsageError(
+            "engine=auto belongs to the command, not to the Python API: give nnodes, node_rank and the rest"
+        )
     return options
 
 

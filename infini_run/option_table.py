@@ -119,13 +119,15 @@ FLAGS = (
            "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
 
     _choice("where", "engine", ("local", "ssh", "slurm", "pbs", "mpi", "auto"),
-            "what reaches the other nodes"),
+            "what reaches the other nodes; auto: what started us says how many there are, which one this is and "
+            "where they meet: Slurm, PBS, LSF, Grid Engine, Flux, MPI launchers, Kubernetes, SageMaker"),
     _row("where", "hosts", plain, "", "a,b:4,node[01-16]",
          "the nodes, with how many processes each has room for", shown="none"),
     _row("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
     _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
     _row("where", "export", _variable_names, (), "NAME,...",
-         "variables of the environment that other nodes get too", shown="none"),
+         "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
+         "that ranks keep", shown="none"),
 
     _row("devices", "gpus_per_proc", kind.whole(0), 0, "N",
          "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES alone"),

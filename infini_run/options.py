@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from infini_run.flags import Setting
+    from infini_run.site import Site
 
     Given: TypeAlias = dict[str, Setting]
     Values: TypeAlias = dict[str, Any]
@@ -32,6 +33,7 @@ UNBUILT = {  # every value but the default is refused: what to do instead
     "max_restarts": "leave it at 0",
     "bind": "leave it at none",
 }
+BUILT = {"engine": "auto"}  # but for this value
 
 
 @record
@@ -82,16 +84,21 @@ class Options:
 
 @record
 class Request:
-    """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none."""
+    """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none.
+
+    site: what --engine=auto found; None without it.
+    """
 
     question: str
     options: Options | None
+    site: Site | None = None
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read the command line (without our own name) and the environment.
 
-    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME>, the default.
+    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME>, the Site with
+    --engine=auto, the default.
     Raises UsageError: one line saying what was given and what is allowed.
     """
     parsed = parse(argv, environ, TABLE, PREFIXES)
@@ -100,6 +107,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     given = dict(parsed.settings)
     _refuse_unbuilt(given)
     _settle_standalone(given)
+    site = _find_site(given, environ)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
     values["program"] = parsed.program
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
@@ -112,7 +120,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     _check_job(given, values)
     _check_program(given, values)
     _check_output(given, values)
-    return Request(question="", options=Options(**{name: values[name] for name in fields(Options)}))
+    options = Options(**{name: values[name] for name in fields(Options)})
+    return Request(question="", options=options, site=site)
 
 
 def _said(given: Given, name: str) -> str:
@@ -122,8 +131,16 @@ def _said(given: Given, name: str) -> str:
 
 def _refuse_unbuilt(given: Given) -> None:
     for name, instead in UNBUILT.items():
-        if name in given and given[name].value != DEFAULTS[name]:
+        if name in given and given[name].value not in (DEFAULTS[name], BUILT.get(name)):
             raise UsageError(f"{given[name].origin} is not built yet; {instead}")
+
+
+def _find_site(given: Given, environ: Mapping[str, str]) -> Site | None:
+    if "engine" not in given or given["engine"].value != "auto":
+        return None
+    from infini_run.auto import adopt
+
+    return adopt(given, environ)
 
 
 def _settle_standalone(given: Given) -> None:

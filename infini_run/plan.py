@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.kind import STDERR, STDOUT, streams_of
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ class Node:
     nproc: int
     cpus: int = 0
     devices: tuple[tuple[str, ...], ...] = ()
+
+
+@record
+class Task:
+    """The one worker of a node that is started here, where an engine starts every rank itself and numbers it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
 
 
 @record
@@ -103,22 +112,29 @@ def make_plan(
     error_dir: str = "",
     stdin_is_terminal: bool = False,
     lends_terminal: bool = True,
+    task: Task | None = None,
 ) -> Plan:
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
     leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it.
+    `task`: the plan is for this one alone.
 
     Raises UsageError: ranks that cannot be."""
     nproc = nodes[0].nproc
-    world_size = options.nnodes * nproc
+    world_size = task.world_size if task else options.nnodes * nproc
     _check_world(options, nproc, world_size)
     common = _common_env(options, nodes[0], world_size, master_port, launch_id, environ)
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
+    places = [
+        (node, node.index * node.nproc + local_rank, local_rank) for node in nodes for local_rank in range(node.nproc)
+    ]
+    if task:
+        places = [(nodes[0], task.rank, task.local_rank)]
     workers = tuple(
-        _worker(options, command, node, local_rank, world_size, launch_id, error_dir, copies_terminal)
-        for node in nodes
-        for local_rank in range(node.nproc)
+        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal) for place in places
     )
+    if task:
+        workers = tuple(_unwatched(worker) for worker in workers)
     return Plan(
         launch_id=launch_id,
         nodes=tuple(nodes),
@@ -198,13 +214,13 @@ def _worker(
     options: Options,
     command: Command,
     node: Node,
+    rank: int,
     local_rank: int,
     world_size: int,
     launch_id: str,
     error_dir: str,
     copies_terminal: bool,
 ) -> Worker:
-    rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
     notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
     env = [
@@ -239,6 +255,12 @@ def _worker(
         error_file=error_file,
         notify=notify,
     )
+
+
+def _unwatched(worker: Worker) -> Worker:
+    """A worker without a launcher: nobody listens to it."""
+    env = tuple((name, value) for name, value in worker.env if name != "NOTIFY_SOCKET")
+    return replace(worker, env=env, notify="")
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:

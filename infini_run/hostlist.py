@@ -1,0 +1,342 @@
+"""Lists of hosts: text to hosts, and back to short text for messages. Pure, and read by hand: no shell, no scontrol.
+
+    list   item[,item...]      where a comma inside brackets belongs to the item
+    item   [user@]name[:slots] with every [...] of the name a set of numbers: node[01-16], gpu-a[1-2,7]-x[0-1]
+    name   or an IPv6 address in brackets: [::1]:4
+
+The one rule: text that is no list raises UsageError, one line with the column or the line where it went wrong.
+The grammar of node lists is Slurm's (`scontrol show hostnames`), leading zeros and products of brackets included.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.kind import MAX_INT, number
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+MAX_HOSTS = 2**17
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_HEX = frozenset("0123456789abcdefABCDEF:.")
+_DIGITS = frozenset("0123456789")
+_MANY = f"at most {MAX_HOSTS} hosts are allowed"
+_SHOWN = 60  # characters of a wrong list that a message repeats
+
+
+@record
+class Host:
+    """One host of a list. `slots`: how many processes it has room for; 0: nobody said. `user`: whom to be there."""
+
+    name: str
+    slots: int = 0
+    user: str = ""
+
+    @property
+    def destination(self) -> str:
+        """The host as ssh(1) takes it."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+class _Wrong(ValueError):
+    """What is wrong with a list, and from which of its characters on."""
+
+    def __init__(self, at: int, text: str, why: str) -> None:
+        super().__init__(why)
+        self.at = at
+        self.text = text
+
+
+def parse_hosts(text: str, origin: str = "--hosts") -> tuple[Host, ...]:
+    """The hosts of a list, in its order. `origin`: the flag or variable that gave it, for the message.
+
+    Raises UsageError: what is wrong and in which column, counted from 1.
+    """
+    try:
+        return _checked(_parse(text))
+    except _Wrong as wrong:
+        raise UsageError(f"{origin}: column {wrong.at + 1}, {_quoted(wrong.text)}: {wrong}") from None
+
+
+def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
+    """The hosts of a file: one a line as `host`, `host:4`, `host slots=4` or `host 4`; # begins a comment.
+
+    Open MPI's, MPICH's and DeepSpeed's files are such files. Raises UsageError: what is wrong and in which line.
+    """
+    found: list[Host] = []
+    lines: dict[str, int] = {}
+    for at, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        where = f"{_quoted(path)}:{at}"
+        try:
+            hosts = _line(words) if words else ()
+        except _Wrong as wrong:
+            raise UsageError(f"{where}: {_quoted(wrong.text)}: {wrong}") from None
+        for host in hosts:
+            if host.name in lines:
+                raise UsageError(
+                    f"{where}: {host.name} is in line {lines[host.name]} already; slots=N says how often"
+                )
+            lines[host.name] = at
+        found += hosts
+        if len(found) > MAX_HOSTS:
+            raise UsageError(f"{where}: {_MANY}")
+    if not found:
+        raise UsageError(f"{_quoted(path)}: there is no host in it; one a line is expected, such as node1 slots=8")
+    return tuple(found)
+
+
+def read_hostfile(path: str, origin: str = "--hostfile") -> tuple[Host, ...]:
+    """The hosts of the file at `path`. Raises UsageError."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = getattr(error, "strerror", error)
+        raise UsageError(f"{origin}={_quoted(path)} cannot be read: {why}") from None
+    return parse_hostfile(text, path)
+
+
+def expand(text: str, origin: str) -> tuple[str, ...]:
+    """The names of a node list such as `node[001-003,7],login`. Raises UsageError, as for parse_hosts."""
+    hosts = parse_hosts(text, origin)
+    for host in hosts:
+        if host.slots or host.user:
+            raise UsageError(f"{origin}: a list of names is expected, without users and numbers of processes")
+    return tuple(host.name for host in hosts)
+
+
+def repeats(text: str, origin: str) -> tuple[int, ...]:
+    """The numbers of a run-length list, Slurm's for tasks and CPUs: `8(x2),4` is 8, 8, 4. Raises UsageError."""
+    found: list[int] = []
+    at = 1
+    for item in text.split(","):
+        value, times = item, "1"
+        if item.endswith(")"):
+            value, mark, times = item[:-1].partition("(x")
+            times = times if mark else ""
+        each, count = number(value), number(times)
+        if each is None or count is None or not 0 <= each <= MAX_INT or not 1 <= count <= MAX_HOSTS - len(found):
+            why = "numbers with their repetitions are expected, such as 8(x2),4"
+            raise UsageError(f"{origin}: column {at}, {_quoted(item)}: {why}")
+        found += [each] * count
+        at += len(item) + 1
+    return tuple(found)
+
+
+def machines(names: Iterable[str]) -> tuple[Host, ...]:
+    """The hosts of a list that names one once for every process it has room for (PBS_NODEFILE), in order."""
+    slots: dict[str, int] = {}
+    for name in names:
+        slots[name] = slots.get(name, 0) + 1
+    return tuple(Host(name=name, slots=count) for name, count in slots.items())
+
+
+# ---- reading
+
+
+def _quoted(text: str) -> str:
+    shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+    return shown if shown.isprintable() and shown else ascii(shown)
+
+
+def _split(text: str) -> Iterator[tuple[int, str]]:
+    """The items of a list, each with the place where it begins."""
+    start, opened = 0, -1
+    for at, char in enumerate(text):
+        if char == "[":
+            if opened >= 0:
+                raise _Wrong(at, text[at:], "a bracket inside of brackets")
+            opened = at
+        elif char == "]":
+            if opened < 0:
+                raise _Wrong(at, text[at:], "a ] without its [")
+            opened = -1
+        elif char == "," and opened < 0:
+            yield start, text[start:at]
+            start = at + 1
+    if opened >= 0:
+        raise _Wrong(opened, text[opened:], "a [ without its ]")
+    yield start, text[start:]
+
+
+def _parse(text: str) -> list[tuple[int, Host]]:
+    found: list[tuple[int, Host]] = []
+    for start, item in _split(text):
+        bare = item.strip(" ")
+        at = start + len(item) - len(item.lstrip(" "))
+        if not bare:
+            raise _Wrong(start, text[start:], "a host is missing here")
+        found += [(at, host) for host in _item(at, bare, MAX_HOSTS - len(found))]
+    return found
+
+
+def _checked(found: Sequence[tuple[int, Host]]) -> tuple[Host, ...]:
+    seen: set[str] = set()
+    for at, host in found:
+        if host.name in seen:
+            raise _Wrong(
+                at, host.name, f"it is in the list twice; {_again(host.name)} says how many processes it gets"
+            )
+        seen.add(host.name)
+    return tuple(host for _, host in found)
+
+
+def _again(name: str) -> str:
+    return f"[{name}]:N" if ":" in name else f"{name}:N"
+
+
+def _line(words: Sequence[str]) -> tuple[Host, ...]:
+    """A line of a host file. Of what may follow the name, max_slots (Open MPI) says nothing to us."""
+    hosts = tuple(host for _, host in _parse(words[0]))
+    if "," in words[0] and len(list(_split(words[0]))) > 1:
+        raise _Wrong(0, words[0], "one host a line is expected")
+    for word in words[1:]:
+        name, equals, value = word.partition("=")
+        name = name.replace("-", "_")
+        if equals and name == "max_slots":
+            continue
+        if equals and name != "slots":
+            raise _Wrong(0, word, "slots=N is the only word that may follow a host")
+        if hosts[0].slots:
+            raise _Wrong(0, word, f"{hosts[0].name} has {hosts[0].slots} slots already")
+        slots = _slots(0, value if equals else word)
+        hosts = tuple(replace(host, slots=slots) for host in hosts)
+    return hosts
+
+
+def _item(at: int, text: str, room: int) -> list[Host]:
+    """[user@]name[:slots], every name that it stands for."""
+    user, mark, rest = text.rpartition("@")
+    start = at + len(user) + len(mark)
+    if mark:
+        _check_name(at, user, "a user")
+    if rest.startswith("[") and ":" in rest[: rest.find("]")]:
+        name, colon, slots = rest[1:].partition("]")
+        if not set(name.partition("%")[0]) <= _HEX or not set(name.partition("%")[2]) <= _LETTERS:
+            raise _Wrong(start, rest, "an IPv6 address is expected between these brackets")
+        if colon and slots and slots[0] != ":":
+            raise _Wrong(start + len(name) + 2, slots, "after an address :N is allowed")
+        names, colon, slots = [name], slots[:1], slots[1:]
+    else:
+        name, colon, slots = rest.partition(":")
+        if ":" in slots:
+            raise _Wrong(start, rest, "an IPv6 address is written in brackets: [::1] or [::1]:4")
+        names = _names(start, name, room)
+    count = _slots(start + len(rest) - len(slots), slots) if colon else 0
+    return [Host(name=each, slots=count, user=user) for each in names]
+
+
+def _slots(at: int, text: str) -> int:
+    value = number(text)
+    if value is None or not 1 <= value <= MAX_INT:
+        raise _Wrong(at, text, f"a number of processes from 1 to {MAX_INT} is allowed")
+    return value
+
+
+def _check_name(at: int, text: str, what: str) -> None:
+    """Letters, digits, dots, dashes, underscores; a dash in front would be an option to ssh."""
+    if not text:
+        raise _Wrong(at, text, f"{what} is missing here")
+    for offset, char in enumerate(text):
+        if char not in _LETTERS:
+            raise _Wrong(at + offset, text[offset:], f"{what} has letters, digits, '.', '-' and '_'")
+    if text[0] == "-":
+        raise _Wrong(at, text, f"{what} does not begin with a dash")
+
+
+def _names(at: int, text: str, room: int) -> list[str]:
+    """Every name of `text`: the product of its brackets, the last one counting fastest."""
+    names, start = [""], at
+    while text:
+        plain, opened, rest = text.partition("[")
+        names = [name + plain for name in names]
+        start += len(plain)
+        if not opened:
+            break
+        inside, _, text = rest.partition("]")
+        numbers = _numbers(start + 1, inside, room // len(names))
+        names = [name + each for name in names for each in numbers]
+        start += len(inside) + 2
+    if len(names) > room:
+        raise _Wrong(at, names[0], _MANY)
+    _check_name(at, names[0] if names else "", "a host's name")
+    return names
+
+
+def _numbers(at: int, text: str, room: int) -> list[str]:
+    """1-3,07: every number as it is written, with the leading zeros of the first one of its range."""
+    found: list[str] = []
+    for part in text.split(","):
+        low_text, dash, high_text = part.partition("-")
+        low, high = number(low_text), number(high_text if dash else low_text)
+        is_padded = dash and high_text.startswith("0") and len(high_text) != len(low_text)
+        if low is None or high is None or low < 0 or high < low or is_padded:
+            raise _Wrong(at, part, "numbers and ranges in rising order are allowed, such as 1-3,07-16")
+        if high - low >= room - len(found):
+            raise _Wrong(at, part, _MANY)
+        width = len(low_text)
+        found += [f"{value:0{width}}" for value in range(low, high + 1)]
+        at += len(part) + 1
+    return found
+
+
+# ---- writing
+
+
+def compress(names: Iterable[str]) -> str:
+    """A short list that expands to the same names in the same order: node[1-3,07-08],login."""
+    groups: list[tuple[list[str], int, list[str]]] = []  # parts of the first name, the part that varies, its values
+    for name in names:
+        parts = _parts(name)
+        if groups and _joins(groups[-1], parts):
+            first, varying, values = groups[-1]
+            varying = varying if varying >= 0 else _difference(first, parts)
+            values = values or [first[varying]]
+            groups[-1] = (first, varying, [*values, parts[varying]])
+        else:
+            groups.append((parts, -1, []))
+    return ",".join(_written(*group) for group in groups)
+
+
+def _parts(name: str) -> list[str]:
+    """Text and numbers by turns, beginning with text: node07-b is 'node', '07', '-b'."""
+    if ":" in name:
+        return [f"[{name}]"]
+    parts = [""]
+    for char in name:
+        if (char in _DIGITS) == (len(parts) % 2 == 0):
+            parts[-1] += char
+        else:
+            parts.append(char)
+    return parts
+
+
+def _difference(a: Sequence[str], b: Sequence[str]) -> int:
+    """The one number in which two names differ; -1 where they differ in more, in text, or not at all."""
+    if len(a) != len(b):
+        return -1
+    places = [at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    is_number = len(places) == 1 and places[0] % 2 == 1 and len(a[places[0]]) <= 18 and len(b[places[0]]) <= 18
+    return places[0] if is_number else -1
+
+
+def _joins(group: tuple[list[str], int, list[str]], parts: list[str]) -> bool:
+    first, varying, values = group
+    place = _difference(first, parts)
+    return place >= 0 and varying in (-1, place) and parts[place] not in values
+
+
+def _written(parts: list[str], varying: int, values: Sequence[str]) -> str:
+    if varying < 0:
+        return "".join(parts)
+    ranges: list[list[str]] = []
+    for value in values:
+        if ranges and value == f"{int(ranges[-1][-1]) + 1:0{len(ranges[-1][0])}}":
+            ranges[-1] = [ranges[-1][0], value]
+        else:
+            ranges.append([value])
+    inside = ",".join("-".join(pair) for pair in ranges)
+    return "".join([*parts[:varying], f"[{inside}]", *parts[varying + 1 :]])

@@ -1,0 +1,57 @@
+"""Whether other nodes can use an address: what never leaves a machine is told from its text, and from /etc/hosts.
+
+The one rule: nobody is asked. A name server may not answer for a minute, and it does not give out loopback addresses;
+what makes a node's own name one is a line of /etc/hosts (Debian: 127.0.1.1).
+"""
+
+from __future__ import annotations
+
+from _socket import AF_INET, AF_INET6, inet_pton  # the C module: `socket` costs 5 ms
+
+HOSTS = "/etc/hosts"
+_MAPPED = bytes(10) + b"\xff\xff"
+
+
+def complaint(address: str, hosts: str) -> str:
+    """Why other nodes cannot use the address; "" where nothing speaks against it. `hosts`: what is in /etc/hosts."""
+    why = _own(address)
+    if why:
+        return f"{address} is {why}"
+    name = address.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
+        return f"{address} is every machine's own name for itself"
+    known = _known(name, hosts)
+    reasons = [_own(each) for each in known]
+    if known and all(reasons):
+        return f"{address} is {known[0]} in {HOSTS}, {reasons[0]}"
+    return ""
+
+
+def _known(name: str, hosts: str) -> list[str]:
+    """The addresses that /etc/hosts has for a name (hosts(5))."""
+    rows = (line.partition("#")[0].lower().split() for line in hosts.splitlines())
+    return [row[0] for row in rows if name in row[1:]]
+
+
+def _own(address: str) -> str:
+    """What keeps a numeric address within one machine or one link; "" for any other, and for a name."""
+    packed = _packed(address)
+    if packed[:12] == _MAPPED:
+        packed = packed[12:]
+    if (packed[:1] == b"\x7f" and len(packed) == 4) or packed == bytes(15) + b"\1":
+        return "an address that every machine has for itself"
+    if packed in (bytes(4), bytes(16)):
+        return "no address, but any"
+    if (len(packed) == 4 and packed[:2] == b"\xa9\xfe") or (
+        len(packed) == 16 and packed[:1] == b"\xfe" and packed[1] >> 6 == 2
+    ):
+        return "a link-local address, which only its own link knows"
+    return ""
+
+
+def _packed(address: str) -> bytes:
+    text = address.partition("%")[0]
+    try:
+        return bytes(inet_pton(AF_INET6 if ":" in text else AF_INET, text))
+    except (OSError, ValueError):  # ValueError: a NUL, or no ASCII
+        return b""

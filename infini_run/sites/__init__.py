@@ -1,0 +1,77 @@
+"""The engines that we know from within, one a file. The first that finds itself is the answer.
+
+The order is from the inside out: mpirun in a Slurm job sees both, and the tasks are mpirun's. Schedulers whose job
+script is ours alone come after everything that may run inside of one, containers after those.
+"""
+
+from __future__ import annotations
+
+from infini_run.record import replace
+from infini_run.site import BATCH, STEP, Site, Surroundings, checked
+from infini_run.sites import (
+    flux,
+    gridengine,
+    hydra,
+    kubernetes,
+    lsf,
+    lws,
+    openmpi,
+    pals,
+    pbs,
+    pmix,
+    podenv,
+    sagemaker,
+    slurm,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.site import Reader
+
+    Detector = Callable[[Surroundings], Site | None]
+
+DETECTORS: tuple[Detector, ...] = (
+    openmpi.detect,
+    hydra.detect,
+    flux.detect,
+    slurm.detect,
+    pals.detect,
+    pmix.detect,
+    pbs.detect,
+    lsf.detect,
+    gridengine.detect,
+    lws.detect,
+    podenv.detect,
+    kubernetes.detect,
+    sagemaker.detect,
+)
+_ALLOCATIONS: tuple[Detector, ...] = (slurm.allocation, pbs.detect, lsf.detect, gridengine.detect)
+
+
+def detect(environ: Mapping[str, str], read: Reader) -> Site | None:
+    """What the environment says, or None where it says nothing. `read`: a file's text, or OSError.
+
+    Raises UsageError, and nothing else: variables that contradict each other, or are not what they should be.
+    """
+    around = Surroundings(environ, read)
+    for detector in DETECTORS:
+        site = detector(around)
+        if site is not None:
+            return _within(checked(site), around)
+    return None
+
+
+def _within(site: Site, around: Surroundings) -> Site:
+    """An MPI launcher does not say where its ranks are; the allocation that it fills does, and in their order."""
+    if site.form != STEP or site.master_addr or site.nnodes < 2:
+        return site
+    for allocation in _ALLOCATIONS:
+        outer = allocation(around)
+        if outer is not None and outer.form == BATCH and len(outer.hosts) == site.nnodes:
+            said = outer.source("hosts")
+            names = ("hosts", "master_addr")
+            sources = (*((n, s) for n, s in site.sources if n not in names), *((n, said) for n in names))
+            return replace(site, hosts=outer.hosts, master_addr=outer.hosts[0].name, sources=sources)
+    return site

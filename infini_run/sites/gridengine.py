@@ -1,0 +1,44 @@
+"""Grid Engine and its descendants (sge_pe(5)): PE_HOSTFILE has lines `host slots queue range`, ours first."""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.hostlist import Host
+from infini_run.kind import MAX_INT, number
+from infini_run.site import BATCH, Site, Surroundings, derived_port, quoted
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("PE_HOSTFILE", "JOB_ID"):
+        return None
+    hosts = _hosts(around)
+    if not hosts:
+        raise UsageError(f"{around.said('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
+    file, job = "PE_HOSTFILE", around.text("JOB_ID")
+    return Site(
+        engine="gridengine",
+        form=BATCH,
+        nnodes=len(hosts),
+        node_rank=0,
+        hosts=hosts,
+        master_addr=hosts[0].name,
+        master_port=derived_port(job),
+        job_id=job,
+        sources=around.sources(
+            derived=("JOB_ID",), nnodes=file, node_rank=file, hosts=file, master_addr=file, job_id="JOB_ID"
+        ),
+    )
+
+
+def _hosts(around: Surroundings) -> tuple[Host, ...]:
+    """A host that two queues give has two lines."""
+    slots: dict[str, int] = {}
+    path = around.text("PE_HOSTFILE")
+    for line in around.file(path).splitlines():
+        words = line.split()
+        count = number(words[1]) if len(words) > 1 else None
+        if words and (count is None or not 1 <= count <= MAX_INT):
+            raise UsageError(f"{quoted(path)}: {quoted(line)}: a host and its slots are expected")
+        if words:
+            slots[words[0]] = slots.get(words[0], 0) + (count or 0)
+    return tuple(Host(name=name, slots=count) for name, count in slots.items())

@@ -1,0 +1,22 @@
+"""Kubernetes, a LeaderWorkerSet (sigs.k8s.io/lws, since 0.6): one group of pods, the leader first.
+
+A pod has a network of its own, so the port is the default one.
+"""
+
+from __future__ import annotations
+
+from infini_run.site import Site, Surroundings
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("LWS_LEADER_ADDRESS"):
+        return None
+    return Site(
+        engine="lws",
+        nnodes=around.number("LWS_GROUP_SIZE", 1),
+        node_rank=around.number("LWS_WORKER_INDEX", unset=-1),
+        master_addr=around.text("LWS_LEADER_ADDRESS"),
+        sources=around.sources(
+            nnodes="LWS_GROUP_SIZE", node_rank="LWS_WORKER_INDEX", master_addr="LWS_LEADER_ADDRESS"
+        ),
+    )

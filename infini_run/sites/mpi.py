@@ -1,0 +1,55 @@
+"""What every MPI launcher says in its own words: a rank, how many there are, and the same on this node.
+
+With one process a node the rank is the node's. With several the nodes are counted by division: all must have the
+same number, and GROUP_RANK is right where ranks fill one node after the other (the launchers' default).
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.record import record
+from infini_run.site import Site, Surroundings, derived_port
+
+
+@record
+class Words:
+    """The variables of one launcher. `job`: one that is the same on every node, or ""."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    job: str = ""
+
+
+def site_of(engine: str, around: Surroundings, words: Words) -> Site:
+    rank, size = around.number(words.rank, unset=-1), around.number(words.size, 1)
+    local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
+    if size % local_size:
+        raise UsageError(
+            f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: "
+            "start one for each node, or the same number on all"
+        )
+    nnodes, job = size // local_size, around.text(words.job) if words.job else ""
+    node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank
+    return Site(
+        engine=engine,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        master_port=derived_port(job) if job else 0,
+        job_id=job,
+        tasks_per_node=local_size,
+        local_rank=local_rank,
+        rank=rank,
+        world_size=size,
+        sources=around.sources(
+            derived=(words.job,) if words.job else (),
+            nnodes=words.size,
+            node_rank=words.rank,
+            job_id=words.job,
+            tasks_per_node=words.local_size,
+            local_rank=words.local_rank,
+            rank=words.rank,
+            world_size=words.size,
+        ),
+    )

@@ -1,0 +1,16 @@
+"""Cray's PALS: its mpiexec, beside PBS. Under Slurm the same variables are srun's, so Slurm is asked first."""
+
+from __future__ import annotations
+
+from infini_run.site import Site, Surroundings
+from infini_run.sites.mpi import Words, site_of
+
+_WORDS = Words(
+    rank="PMI_RANK", size="PMI_SIZE", local_rank="PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE", job="PALS_APID"
+)
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("PALS_RANKID", _WORDS.rank, _WORDS.size, _WORDS.local_rank, _WORDS.local_size):
+        return None
+    return site_of("pals", around, _WORDS)

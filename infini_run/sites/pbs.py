@@ -1,0 +1,61 @@
+"""PBS: OpenPBS, PBS Professional, Torque (qsub(1B), "ENVIRONMENT VARIABLES"; OpenPBS 23.06).
+
+The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has an environment of its own; on the first node
+(the mother superior) without PBS_NODEFILE, so there the server's copy is read.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.hostlist import Host, machines
+from infini_run.site import BATCH, STEP, Site, Surroundings, derived_port, quoted
+
+_AUX = "/var/spool/pbs/aux/"
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("PBS_JOBID") or not around.first("PBS_NODEFILE", "PBS_ENVIRONMENT", "PBS_NODENUM"):
+        return None
+    job, path = around.text("PBS_JOBID"), around.text("PBS_NODEFILE")
+    hosts = _hosts(around, path or _AUX + job)
+    is_script = _task(around) == 1
+    slots = {host.slots for host in hosts}
+    file = "PBS_NODEFILE" if path else "PBS_JOBID"
+    return Site(
+        engine="pbs",
+        form=BATCH if is_script else STEP,
+        nnodes=len(hosts),
+        node_rank=0 if is_script else around.number("PBS_NODENUM", unset=-1),
+        nproc=slots.pop() if len(slots) == 1 else 0,
+        hosts=hosts,
+        master_addr=hosts[0].name if hosts else "",
+        master_port=derived_port(job),
+        job_id=job,
+        sources=around.sources(
+            derived=("PBS_JOBID",),
+            nnodes=file,
+            node_rank="PBS_TASKNUM" if is_script else "PBS_NODENUM",
+            nproc=file,
+            hosts=file,
+            master_addr=file,
+            job_id="PBS_JOBID",
+        ),
+    )
+
+
+def _hosts(around: Surroundings, path: str) -> tuple[Host, ...]:
+    """A line for each process (mpiprocs), by host in the order in which they first come."""
+    names = around.file(path).split()
+    for name in names:
+        if not name.isascii() or not name.isprintable() or name.startswith("-"):
+            raise UsageError(f"{quoted(path)}: {quoted(name)} is no host's name")
+    return machines(names)
+
+
+def _task(around: Surroundings) -> int:
+    """PBS_TASKNUM is hexadecimal in OpenPBS: 08000001 is the first task on the second node."""
+    text = around.text("PBS_TASKNUM") or "1"
+    try:
+        return int(text, 16) if text.isalnum() and text.isascii() else -1
+    except ValueError:
+        return -1

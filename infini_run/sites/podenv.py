@@ -1,0 +1,37 @@
+"""Torch's variables, given to a whole pod: PyTorchJob v1, Alibaba's DLC, Volcano, Azure ML, Lightning's convention.
+
+There WORLD_SIZE and RANK count pods, in a rank they count ranks; a rank has LOCAL_RANK beside them. That is guessed
+and therefore always said.
+"""
+
+from __future__ import annotations
+
+from infini_run.site import Site, Surroundings
+
+_NODES = ("NNODES", "NUM_NODES", "AZUREML_NODE_COUNT")
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("MASTER_ADDR") or around.first("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        return None
+    if around.has("NODE_RANK"):
+        return _site(around, around.first(*_NODES), "NODE_RANK")
+    if around.has("WORLD_SIZE", "RANK"):
+        return _site(around, "WORLD_SIZE", "RANK")
+    return None
+
+
+def _site(around: Surroundings, size: str, rank: str) -> Site:
+    counted = f"{around.said(size)} and {around.said(rank)}" if size else around.said(rank)
+    return Site(
+        engine="podenv",
+        nnodes=around.number(size, 1) if size else 0,
+        node_rank=around.number(rank, unset=-1),
+        nproc=around.number("NPROC_PER_NODE", 1),
+        master_addr=around.text("MASTER_ADDR"),
+        master_port=around.number("MASTER_PORT", 1),
+        sources=around.sources(
+            nnodes=size, node_rank=rank, nproc="NPROC_PER_NODE", master_addr="MASTER_ADDR", master_port="MASTER_PORT"
+        ),
+        remark=f"{counted} are taken to count nodes, not ranks (there is no LOCAL_RANK)",
+    )

@@ -1,0 +1,54 @@
+"""SageMaker's training containers: SM_HOSTS and SM_CURRENT_HOST, or the file that they are made from.
+
+(github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md). All hosts sort them alike.
+"""
+
+from __future__ import annotations
+
+import json
+
+from infini_run.errors import UsageError
+from infini_run.hostlist import Host
+from infini_run.site import Site, Surroundings, quoted
+
+FILE = "/opt/ml/input/config/resourceconfig.json"
+
+
+def detect(around: Surroundings) -> Site | None:
+    if around.has("SM_HOSTS", "SM_CURRENT_HOST"):
+        return _site(around, _loaded(around.text("SM_HOSTS"), "SM_HOSTS"), around.text("SM_CURRENT_HOST"), "SM_HOSTS")
+    text = around.file(FILE)
+    if not text:
+        return None
+    content = _loaded(text, FILE)
+    if not isinstance(content, dict):
+        content = {}
+    return _site(around, content.get("hosts"), content.get("current_host"), FILE)
+
+
+def _site(around: Surroundings, names: object, current: object, origin: str) -> Site:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in [*names, current]):
+        raise UsageError(f"{origin}: a list of hosts, and which of them is this one, are expected")
+    if current not in names or len(set(names)) != len(names):
+        raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
+    hosts = sorted(names)
+    said = around.said(origin) if around.has(origin) else origin
+    return Site(
+        engine="sagemaker",
+        nnodes=len(hosts),
+        node_rank=hosts.index(current),
+        nproc=around.number("SM_NUM_GPUS"),
+        hosts=tuple(Host(name=name) for name in hosts),
+        master_addr=hosts[0],
+        sources=(
+            *((name, said) for name in ("nnodes", "node_rank", "hosts", "master_addr")),
+            *around.sources(nproc="SM_NUM_GPUS"),
+        ),
+    )
+
+
+def _loaded(text: str, origin: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{origin}={quoted(text)}: JSON is expected") from None

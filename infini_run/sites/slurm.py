@@ -1,0 +1,85 @@
+"""Slurm: tasks of srun, batch scripts, and the shell of salloc (srun(1), sbatch(1), "OUTPUT ENVIRONMENT VARIABLES").
+
+A step may be smaller than its job, so in a step the step's own variables count. SLURM_LAUNCH_NODE_IPADDR is where
+srun ran, which may be no node of the job: never the address where ranks meet.
+"""
+
+from __future__ import annotations
+
+from infini_run.site import BATCH, Site, Surroundings, derived_port
+
+# slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
+_OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
+
+
+def detect(around: Surroundings) -> Site | None:
+    if not around.has("SLURM_JOB_ID"):
+        return None
+    if around.has("SLURM_STEP_ID", "SLURM_PROCID") and around.text("SLURM_STEP_ID") not in _OWN_STEPS:
+        return _step(around)
+    return allocation(around)
+
+
+def _step(around: Surroundings) -> Site:
+    job, step = around.text("SLURM_JOB_ID"), around.number("SLURM_STEP_ID")
+    hosts = around.hosts("SLURM_STEP_NODELIST")
+    counts = around.counts("SLURM_STEP_TASKS_PER_NODE")
+    node_rank = around.number("SLURM_NODEID", unset=-1)
+    tasks = counts[node_rank] if 0 <= node_rank < len(counts) else 1
+    return Site(
+        engine="slurm",
+        nnodes=around.number("SLURM_STEP_NUM_NODES", 1) or len(hosts),
+        node_rank=node_rank,
+        nproc=around.number("SLURM_GPUS_ON_NODE") if tasks == 1 else 0,
+        hosts=hosts,
+        master_addr=hosts[0].name if hosts else "",
+        master_port=derived_port(job, step),
+        job_id=f"{job}.{step}",
+        tasks_per_node=tasks,
+        local_rank=around.number("SLURM_LOCALID"),
+        rank=around.number("SLURM_PROCID", unset=-1),
+        world_size=around.number("SLURM_STEP_NUM_TASKS", 1),
+        sources=around.sources(
+            derived=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+            nnodes=around.first("SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST"),
+            node_rank="SLURM_NODEID",
+            nproc="SLURM_GPUS_ON_NODE",
+            hosts="SLURM_STEP_NODELIST",
+            master_addr="SLURM_STEP_NODELIST",
+            job_id="SLURM_JOB_ID",
+            tasks_per_node="SLURM_STEP_TASKS_PER_NODE",
+            local_rank="SLURM_LOCALID",
+            rank="SLURM_PROCID",
+            world_size="SLURM_STEP_NUM_TASKS",
+        ),
+    )
+
+
+def allocation(around: Surroundings) -> Site | None:
+    """The whole job. A batch script runs on its first node; salloc's shell runs where it was called."""
+    job = around.text("SLURM_JOB_ID")
+    if not job:
+        return None
+    hosts = around.hosts("SLURM_JOB_NODELIST")
+    is_there = bool(hosts) and around.text("SLURMD_NODENAME") == hosts[0].name
+    nproc = around.first("SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
+    return Site(
+        engine="slurm",
+        form=BATCH,
+        nnodes=around.number("SLURM_JOB_NUM_NODES", 1) or len(hosts),
+        node_rank=0 if is_there else -1,
+        nproc=around.number(nproc),
+        hosts=hosts,
+        master_addr=hosts[0].name if hosts else "",
+        master_port=derived_port(job),
+        job_id=job,
+        sources=around.sources(
+            derived=("SLURM_JOB_ID",),
+            nnodes=around.first("SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST"),
+            node_rank="SLURMD_NODENAME" if is_there else "",
+            nproc=nproc,
+            hosts="SLURM_JOB_NODELIST",
+            master_addr="SLURM_JOB_NODELIST",
+            job_id="SLURM_JOB_ID",
+        ),
+    )

@@ -1,0 +1,42 @@
+"""One task of an engine's step becomes one rank: its environment is set, and the program takes our place.
+
+The one rule: after this there is no launcher. Signals, output and the end are the engine's, which started the task.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+
+from infini_run.errors import NotExecutable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import NoReturn
+
+    from infini_run.plan import Plan, Worker
+
+
+def become_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
+    """Execute the plan's only worker in our place. Raises NotExecutable."""
+    worker = plan.workers[0]
+    env = plan.environ(worker, environ)
+    env.pop("NOTIFY_SOCKET", None)  # whose-ever it is, it hears one process for all
+    _connect(worker)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them, and an exec would keep that
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execve(plan.file, worker.argv, env)
+    except OSError as error:
+        raise NotExecutable(f"{plan.file} cannot be executed: {error.strerror}", plan.file) from None
+
+
+def _connect(worker: Worker) -> None:
+    """The streams that the flags took from this rank go to /dev/null; the others stay as the engine made them."""
+    silent = (worker.stdin == "null", not worker.stdout.console, not worker.stderr.console)
+    for fd, is_silent in enumerate(silent):
+        if is_silent:
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            os.dup2(null, fd)
+            os.close(null)
