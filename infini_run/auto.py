@@ -7,9 +7,9 @@ known, is asked for.
 
 from __future__ import annotations
 
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, printable
 from infini_run.flags import COMMAND_LINE, Setting
-from infini_run.hostlist import compress
+from infini_run.hostlist import compress, quoted
 from infini_run.kind import address
 from infini_run.option_table import DEFAULTS, PREFIXES
 from infini_run.site import BATCH, Site
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MARK = "INFINI_RUN_ID"  # plan.MARK, which is above us
 NOTHING = "--engine=auto: no engine was found in the environment; this is a launch on one node"
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
-_VALUES = ("nnodes", "node_rank", "nproc", "hosts", "master_addr", "master_port")
+_VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 
 # What needs a launcher above the rank; where each task is a rank there is none.
@@ -69,12 +69,11 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
 
 def _check_batch(site: Site, asked: str) -> None:
     """A whole allocation is ours. On its only node we launch as on any machine; several need a head."""
-    where = f"{site.engine} job {site.job_id}"
+    where = f"{site.engine} job {quoted(site.job_id)}"
     if not site.hosts:
         raise UsageError(f"{asked}: {where} has no host in its allocation")
     if site.nnodes > 1 or site.node_rank != 0:
-        names = compress(host.name for host in site.hosts)
-        names = names if len(names) <= 60 else names[:60] + "..."
+        names = quoted(compress(host.name for host in site.hosts))
         raise UsageError(
             f"{asked}: {where} holds {names}, and starting a launcher on each node from here is not built yet; "
             "start one on each with the engine's own command"
@@ -126,8 +125,8 @@ def _refuse_supervised(flag: Setting, tasks: str) -> None:
 def _settle(given: Given, site: Site) -> None:
     is_standalone = "standalone" in given and given["standalone"].value
     _offer(given, site, "nnodes", site.nnodes, "nnodes")
-    if site.nproc and not site.is_task:
-        _offer(given, site, "nproc_per_node", site.nproc, "nproc")
+    if not site.is_task:
+        _offer_nproc(given, site)
     if is_standalone:
         return
     if site.node_rank >= 0:
@@ -141,6 +140,15 @@ def _settle(given: Given, site: Site) -> None:
     backend = given.get("rdzv_backend")
     if not (is_alone and backend is not None and backend.value == "c10d"):  # then a free port is what was asked for
         _offer(given, site, "master_port", site.master_port, "master_port")
+
+
+def _offer_nproc(given: Given, site: Site) -> None:
+    """A process for each share of the GPUs, where the Site counts them; else as many as it says."""
+    share = given["gpus_per_proc"].value if "gpus_per_proc" in given else 1
+    if site.gpus and site.gpus >= share:
+        _offer(given, site, "nproc_per_node", site.gpus // max(1, share), "gpus")
+    else:
+        _offer(given, site, "nproc_per_node", site.nproc, "nproc")
 
 
 def _offer(given: Given, site: Site, flag: str, value: object, name: str) -> None:
@@ -168,7 +176,7 @@ def describe(site: Site) -> list[str]:
         lines.append(f"  {name} {value} ({source})" if source else f"  {name} {value}")
     if site.remark:
         lines.append(f"  {site.remark}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def facts(site: Site) -> list[tuple[str, str | int, str]]:

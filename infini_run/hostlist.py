@@ -57,7 +57,7 @@ def parse_hosts(text: str, origin: str = "--hosts") -> tuple[Host, ...]:
     try:
         return _checked(_parse(text))
     except _Wrong as wrong:
-        raise UsageError(f"{origin}: column {wrong.at + 1}, {_quoted(wrong.text)}: {wrong}") from None
+        raise UsageError(f"{origin}: column {wrong.at + 1}, {quoted(wrong.text)}: {wrong}") from None
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
@@ -69,11 +69,11 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     lines: dict[str, int] = {}
     for at, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
-        where = f"{_quoted(path)}:{at}"
+        where = f"{quoted(path)}:{at}"
         try:
             hosts = _line(words) if words else ()
         except _Wrong as wrong:
-            raise UsageError(f"{where}: {_quoted(wrong.text)}: {wrong}") from None
+            raise UsageError(f"{where}: {quoted(wrong.text)}: {wrong}") from None
         for host in hosts:
             if host.name in lines:
                 raise UsageError(
@@ -84,7 +84,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         if len(found) > MAX_HOSTS:
             raise UsageError(f"{where}: {_MANY}")
     if not found:
-        raise UsageError(f"{_quoted(path)}: there is no host in it; one a line is expected, such as node1 slots=8")
+        raise UsageError(f"{quoted(path)}: there is no host in it; one a line is expected, such as node1 slots=8")
     return tuple(found)
 
 
@@ -95,7 +95,7 @@ def read_hostfile(path: str, origin: str = "--hostfile") -> tuple[Host, ...]:
             text = file.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", error)
-        raise UsageError(f"{origin}={_quoted(path)} cannot be read: {why}") from None
+        raise UsageError(f"{origin}={quoted(path)} cannot be read: {why}") from None
     return parse_hostfile(text, path)
 
 
@@ -120,7 +120,7 @@ def repeats(text: str, origin: str) -> tuple[int, ...]:
         each, count = number(value), number(times)
         if each is None or count is None or not 0 <= each <= MAX_INT or not 1 <= count <= MAX_HOSTS - len(found):
             why = "numbers with their repetitions are expected, such as 8(x2),4"
-            raise UsageError(f"{origin}: column {at}, {_quoted(item)}: {why}")
+            raise UsageError(f"{origin}: column {at}, {quoted(item)}: {why}")
         found += [each] * count
         at += len(item) + 1
     return tuple(found)
@@ -134,12 +134,13 @@ def machines(names: Iterable[str]) -> tuple[Host, ...]:
     return tuple(Host(name=name, slots=count) for name, count in slots.items())
 
 
-# ---- reading
-
-
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """Text of others in a message: one printable line, and not a long one."""
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
-    return shown if shown.isprintable() and shown else ascii(shown)
+    return shown if shown.isprintable() and shown == shown.strip() != "" else ascii(shown)
+
+
+# ---- reading
 
 
 def _split(text: str) -> Iterator[tuple[int, str]]:

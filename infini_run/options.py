@@ -119,7 +119,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         values["console"] = "prefix"
     _check_job(given, values)
     _check_program(given, values)
-    _check_output(given, values)
+    _check_output(given, values, site)
     options = Options(**{name: values[name] for name in fields(Options)})
     return Request(question="", options=options, site=site)
 
@@ -215,14 +215,14 @@ def _check_program(given: Given, values: Values) -> None:
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
 
 
-def _check_output(given: Given, values: Values) -> None:
+def _check_output(given: Given, values: Values, site: Site | None) -> None:
     nproc = values["nproc_per_node"]
     for name in ("redirects", "tee"):
         if values[name] != DEFAULTS[name] and not values["log_dir"]:
             raise UsageError(f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it")
     if not isinstance(nproc, int):
         return  # how many ranks there are is not known yet
-    world = values["nnodes"] * nproc
+    world = site.world_size if site is not None and site.is_task else values["nnodes"] * nproc
     stdin = values["stdin"]
     _check_ranks(given, "ranks_on_console", values["ranks_on_console"] or (), world, "ranks")
     _check_ranks(given, "stdin", (stdin,) if isinstance(stdin, int) else (), world, "ranks")

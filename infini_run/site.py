@@ -7,7 +7,7 @@ variables is in sites/, one engine a file. Nobody else looks at an engine's vari
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, expand, repeats
+from infini_run.hostlist import Host, expand, quoted, repeats
 from infini_run.kind import MAX_INT, number
 from infini_run.record import record
 
@@ -44,8 +44,8 @@ class Site:
     """What the surroundings say. 0, -1, "" and () where they say nothing.
 
     form: "step" where every node has a process like us; "batch" where we alone hold an allocation. node_rank: of a
-    batch script 0 where it runs on the first node. nproc: ranks on each node. tasks_per_node: how many processes like
-    us are on this node; each is a rank where they are several, with `local_rank`, `rank` and `world_size` as the
+    batch script 0 where it runs on the first node. nproc: ranks on each node, gpus: GPUs of this one. tasks_per_node: how many processes like
+    us are on this node; where any node has several each is a rank, with `local_rank`, `rank` and `world_size` as the
     engine numbers them. sources: for each of these names the variable that said it. remark: what we had to guess.
     """
 
@@ -54,6 +54,7 @@ class Site:
     nnodes: int = 0
     node_rank: int = -1
     nproc: int = 0
+    gpus: int = 0
     hosts: tuple[Host, ...] = ()
     master_addr: str = ""
     master_port: int = 0
@@ -71,8 +72,8 @@ class Site:
 
     @property
     def is_task(self) -> bool:
-        """Whether we are one of several processes on this node, each of which is to be one rank."""
-        return self.form == STEP and self.tasks_per_node > 1
+        """Whether each process like us is to be one rank: some node has several of them, ours or another."""
+        return self.form == STEP and (self.tasks_per_node > 1 or 0 < self.nnodes < self.world_size)
 
 
 class Surroundings:
@@ -127,12 +128,6 @@ class Surroundings:
         if any(self.has(name) for name in derived):
             found.append(("master_port", "derived from " + ", ".join(self.said(name) for name in derived)))
         return tuple(found)
-
-
-def quoted(text: str) -> str:
-    """Text of others in a message: one printable line, and not a long one."""
-    shown = text if len(text) <= 60 else text[:60] + "..."
-    return shown if shown.isprintable() else ascii(shown)
 
 
 def derived_port(job: str, step: int = 0) -> int:

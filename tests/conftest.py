@@ -24,7 +24,20 @@ import pytest
 
 pytest_plugins = ["shape"]
 CHILDREN = Path(__file__).parent / "children"
-FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
+FOREIGN = (
+    "INFINI_",
+    "SLURM",
+    "PBS_",
+    "OMPI_",
+    "PMI",
+    "PET_",
+    "TORCHELASTIC_",
+    "FLAGS_",
+    "PALS_",
+    "MPI_LOCAL",
+    "MV2_",
+)
+FOREIGN += ("FLUX_", "LSB_", "JSM_", "LWS_", "SM_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 os.environ.update([OURS])
 os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="infini-run-tests-")  # what SIGKILLed launchers leave goes with it
@@ -117,6 +130,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             "NOTIFY_SOCKET",
             "WATCHDOG_USEC",
             "WATCHDOG_PID",
+            *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+            *("PE_HOSTFILE", "JOB_COMPLETION_INDEX"),
         ):
             monkeypatch.delenv(name)
 
@@ -303,6 +318,13 @@ def infini_run() -> Iterator[Callable[..., Command]]:
     yield start
     for command in started:
         command.close()
+
+
+def ask_modules(*argv: str) -> set[str]:
+    """The modules that a Python command loads."""
+    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
 class Tracer:

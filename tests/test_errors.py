@@ -74,7 +74,7 @@ def test_a_worker_error_tells_the_whole_story():
 def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     """Raised by name: our own, what a flag's kind says no with, and what records and modules owe to Python."""
     allowed = {*CLASSES, "ValueError", "TypeError", "AttributeError", "OSError", "TimeoutError"}
-    for path in Path(infini_run.__path__[0]).glob("*.py"):
+    for path in Path(infini_run.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 name = node.exc.func.id
@@ -82,7 +82,7 @@ def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
 
 
 def test_no_handler_catches_everything_and_goes_on():
-    for path in Path(infini_run.__path__[0]).glob("*.py"):
+    for path in Path(infini_run.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ExceptHandler):
                 name = ast.unparse(node.type) if node.type else ""

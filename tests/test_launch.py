@@ -151,6 +151,7 @@ def test_flags_are_keywords_with_python_values(tmp_path):
         ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
         ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
         ({"engine": "ssh"}, "--engine=ssh is not built yet"),
+        ({"engine": "auto"}, "engine=auto belongs to the command, not to the Python API"),
         *(
             ({name: True}, "belongs to the command, not to the Python API")
             for name in ("help", "h", "helpfull", "version", "dry_run", "dry-run", "isolate", "verbose")

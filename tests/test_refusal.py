@@ -66,7 +66,6 @@ REFUSALS = [
         "--engine=ssh",
         "--engine=ssh is not built yet; run the same command on every node with its --node_rank",
     ),
-    ("--engine=auto", "--engine=auto is not built yet"),
     ("--hosts=a,b", "--hosts=a,b is not built yet"),
     ("--hostfile=f", "--hostfile=f is not built yet"),
     ("--max_restarts=1", "--max_restarts=1 is not built yet; leave it at 0"),

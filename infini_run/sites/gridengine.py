@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host
+from infini_run.hostlist import Host, quoted
 from infini_run.kind import MAX_INT, number
-from infini_run.site import BATCH, Site, Surroundings, derived_port, quoted
+from infini_run.site import BATCH, Site, Surroundings, derived_port
 
 
 def detect(around: Surroundings) -> Site | None:

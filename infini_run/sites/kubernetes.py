@@ -28,7 +28,9 @@ def detect(around: Surroundings) -> Site | None:
         master_addr=first,
         job_id=job if domain else "",
         sources=around.sources(
-            node_rank=_INDEX if is_whole else "", master_addr="HOSTNAME" if first else "", job_id="HOSTNAME"
+            node_rank=_INDEX if is_whole else "",
+            master_addr="HOSTNAME" if first else "",
+            job_id="HOSTNAME" if domain else "",
         ),
     )
 

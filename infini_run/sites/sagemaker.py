@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host
-from infini_run.site import Site, Surroundings, quoted
+from infini_run.hostlist import Host, quoted
+from infini_run.site import Site, Surroundings
 
 FILE = "/opt/ml/input/config/resourceconfig.json"
 
@@ -37,12 +37,12 @@ def _site(around: Surroundings, names: object, current: object, origin: str) -> 
         engine="sagemaker",
         nnodes=len(hosts),
         node_rank=hosts.index(current),
-        nproc=around.number("SM_NUM_GPUS"),
+        gpus=around.number("SM_NUM_GPUS"),
         hosts=tuple(Host(name=name) for name in hosts),
         master_addr=hosts[0],
         sources=(
             *((name, said) for name in ("nnodes", "node_rank", "hosts", "master_addr")),
-            *around.sources(nproc="SM_NUM_GPUS"),
+            *around.sources(gpus="SM_NUM_GPUS"),
         ),
     )
 

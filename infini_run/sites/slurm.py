@@ -30,7 +30,7 @@ def _step(around: Surroundings) -> Site:
         engine="slurm",
         nnodes=around.number("SLURM_STEP_NUM_NODES", 1) or len(hosts),
         node_rank=node_rank,
-        nproc=around.number("SLURM_GPUS_ON_NODE") if tasks == 1 else 0,
+        gpus=around.number("SLURM_GPUS_ON_NODE"),
         hosts=hosts,
         master_addr=hosts[0].name if hosts else "",
         master_port=derived_port(job, step),
@@ -43,7 +43,7 @@ def _step(around: Surroundings) -> Site:
             derived=("SLURM_JOB_ID", "SLURM_STEP_ID"),
             nnodes=around.first("SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST"),
             node_rank="SLURM_NODEID",
-            nproc="SLURM_GPUS_ON_NODE",
+            gpus="SLURM_GPUS_ON_NODE",
             hosts="SLURM_STEP_NODELIST",
             master_addr="SLURM_STEP_NODELIST",
             job_id="SLURM_JOB_ID",
@@ -62,13 +62,13 @@ def allocation(around: Surroundings) -> Site | None:
         return None
     hosts = around.hosts("SLURM_JOB_NODELIST")
     is_there = bool(hosts) and around.text("SLURMD_NODENAME") == hosts[0].name
-    nproc = around.first("SLURM_GPUS_ON_NODE", "SLURM_NTASKS_PER_NODE")
     return Site(
         engine="slurm",
         form=BATCH,
         nnodes=around.number("SLURM_JOB_NUM_NODES", 1) or len(hosts),
         node_rank=0 if is_there else -1,
-        nproc=around.number(nproc),
+        nproc=around.number("SLURM_NTASKS_PER_NODE"),
+        gpus=around.number("SLURM_GPUS_ON_NODE"),
         hosts=hosts,
         master_addr=hosts[0].name if hosts else "",
         master_port=derived_port(job),
@@ -77,7 +77,8 @@ def allocation(around: Surroundings) -> Site | None:
             derived=("SLURM_JOB_ID",),
             nnodes=around.first("SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST"),
             node_rank="SLURMD_NODENAME" if is_there else "",
-            nproc=nproc,
+            nproc="SLURM_NTASKS_PER_NODE",
+            gpus="SLURM_GPUS_ON_NODE",
             hosts="SLURM_JOB_NODELIST",
             master_addr="SLURM_JOB_NODELIST",
             job_id="SLURM_JOB_ID",

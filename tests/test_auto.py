@@ -1,0 +1,293 @@
+"""--engine=auto: the surroundings fill in what flags left open, and are never overruled in silence."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from conftest import ask_modules
+from hypothesis import given
+from hypothesis import strategies as st
+from test_site import BATCH_SCRIPT, FILES, HYDRA, JOB, KNOWN, LWS, OPENMPI, SRUN, VALUES, VECTORS, reader
+
+from infini_run import auto, plan
+from infini_run.auto import describe, facts
+from infini_run.errors import UsageError
+from infini_run.options import Request, resolve
+from infini_run.sites import detect
+
+ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
+TASKS = SRUN | {
+    "SLURM_STEP_TASKS_PER_NODE": "4(x3)",
+    "SLURM_STEP_NUM_TASKS": "12",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+}
+POD = {"MASTER_ADDR": "m-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"}
+
+
+def options(*flags, environ, **more):
+    return resolve(["--engine=auto", *flags, "prog"], environ | more).options
+
+
+def refused(*flags, environ, **more):
+    with pytest.raises(UsageError) as caught:
+        options(*flags, environ=environ, **more)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+# ---- filling in
+
+
+def test_a_step_says_everything():
+    got = options(environ=SRUN)
+    assert (got.nnodes, got.node_rank, got.nproc_per_node) == (3, 2, 1)
+    assert (got.master_addr, got.master_port, got.rdzv_explicit) == ("node2", 29799, True)
+
+
+def test_a_process_for_each_gpu_or_as_many_as_were_asked_for():
+    assert options(environ=SRUN, SLURM_GPUS_ON_NODE="8").nproc_per_node == 8
+    assert options("--nproc_per_node=2", environ=SRUN, SLURM_GPUS_ON_NODE="8").nproc_per_node == 2
+    assert options("--gpus_per_proc=2", environ=SRUN, SLURM_GPUS_ON_NODE="8").nproc_per_node == 4
+    assert options("--gpus_per_proc=0", environ=SRUN, SLURM_GPUS_ON_NODE="8").nproc_per_node == 8
+    assert options(environ=ONE_NODE, SLURM_NTASKS_PER_NODE="4").nproc_per_node == 4
+    assert options(environ=ONE_NODE, SLURM_NTASKS_PER_NODE="4", SLURM_GPUS_ON_NODE="2").nproc_per_node == 2
+
+
+def test_nobody_looks_without_the_flag():
+    assert resolve(["prog"], SRUN) == resolve(["prog"], {})
+    assert resolve(["--engine=local", "prog"], SRUN).options.nnodes == 1
+
+
+def test_the_variable_of_the_flag_is_the_flag():
+    assert resolve(["prog"], SRUN | {"INFINI_RUN_ENGINE": "auto"}).options.nnodes == 3
+
+
+def test_nothing_found_is_one_node():
+    request = resolve(["--engine=auto", "prog"], {})
+    assert (request.site, request.options.nnodes, request.options.master_addr) == (None, 1, "127.0.0.1")
+
+
+def test_what_a_flag_may_choose_is_the_flags():
+    got = options("--rdzv_endpoint=ib0:7", environ=SRUN)
+    assert (got.master_addr, got.master_port, got.node_rank) == ("ib0", 7, 2)
+    got = options("--master_addr=ib0", environ=SRUN)
+    assert (got.master_addr, got.master_port) == ("ib0", 29799)
+    got = options("--master_port=7", environ=SRUN)
+    assert (got.master_addr, got.master_port) == ("node2", 7)
+    got = options(environ=SRUN, PET_RDZV_ENDPOINT="ib0:7", INFINI_RUN_MASTER_PORT="8")
+    assert (got.master_addr, got.master_port) == ("ib0", 8)
+
+
+def test_a_flag_that_says_the_same_is_no_contradiction():
+    assert options("--nnodes=3", "--node_rank=2", environ=SRUN) == options(environ=SRUN)
+
+
+def test_one_node_meets_on_itself():
+    step = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n9", "SLURM_NODEID": "0"}
+    step |= {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
+    got = options(environ=step)
+    assert (got.nnodes, got.master_addr, got.master_port) == (1, "127.0.0.1", 29799)
+    assert options("--standalone", environ=step).master_port == 0
+    assert options("--rdzv_backend=c10d", environ=step).master_port == 0
+
+
+def test_a_batch_script_on_its_only_node_launches_there():
+    got = options(environ=ONE_NODE)
+    assert (got.nnodes, got.node_rank, got.master_addr, got.master_port) == (1, 0, "127.0.0.1", 29508)
+
+
+def test_what_is_not_said_can_be_given():
+    got = options("--nnodes=4", "--rdzv_endpoint=a:7", environ=JOB)
+    assert (got.nnodes, got.node_rank, got.master_addr) == (4, 2, "a")
+    got = options("--rdzv_endpoint=a:7", environ=HYDRA)
+    assert (got.nnodes, got.node_rank, got.master_port) == (4, 3, 7)
+    assert options(environ=LWS).master_port == 29500
+
+
+# ---- refusing
+
+REFUSALS = [
+    (["--nnodes=2"], SRUN, "--nnodes=2, but SLURM_STEP_NUM_NODES=3 (slurm): drop --nnodes, or --engine=auto"),
+    (["--node_rank=0"], SRUN, "--node_rank=0, but SLURM_NODEID=2 (slurm): drop --node_rank, or --engine=auto"),
+    (["--standalone"], SRUN, "--standalone, but SLURM_STEP_NUM_NODES=3 (slurm): drop --standalone"),
+    ([], SRUN | {"PET_NNODES": "2"}, "PET_NNODES=2, but SLURM_STEP_NUM_NODES=3 (slurm): drop PET_NNODES"),
+    (["--nproc_per_node=2147483647"], SRUN, "SLURM_STEP_NUM_NODES=3 and --nproc_per_node=2147483647 make"),
+    (["--master_port=0"], SRUN, "--master_port=0: a free port is for one node; with SLURM_STEP_NUM_NODES=3 a port"),
+    ([], JOB, "--engine=auto: kubernetes does not say how many nodes there are: give --nnodes"),
+    (
+        ["--nnodes=2", "--rdzv_endpoint=a:7"],
+        JOB,
+        "JOB_COMPLETION_INDEX=2: with --nnodes=2 a rank from 0 to 1 is allowed",
+    ),
+    ([], HYDRA, "--engine=auto: hydra does not say where node 0 is: give --rdzv_endpoint=HOST:PORT"),
+    ([], OPENMPI, "--engine=auto: openmpi does not say where node 0 is"),
+    (
+        ["--rdzv_endpoint=a:7"],
+        LWS | {"LWS_WORKER_INDEX": ""},
+        "lws does not say which of the nodes this is: give --node",
+    ),
+    ([], POD | {"MASTER_ADDR": "a b"}, "MASTER_ADDR=a b: a host name or an address is allowed"),
+    (
+        [],
+        SRUN | {"INFINI_RUN_ID": "ir-1"},
+        "--engine=auto: INFINI_RUN_ID is set, so this is a rank of another launch",
+    ),
+    (
+        [],
+        BATCH_SCRIPT,
+        "--engine=auto: slurm job 8 holds node[1-2], and starting a launcher on each node from here is",
+    ),
+    ([], ONE_NODE | {"SLURMD_NODENAME": ""}, "slurm job 8 holds n1, and starting a launcher on each node from here"),
+    ([], {"SLURM_JOB_ID": "8"}, "--engine=auto: slurm job 8 has no host in its allocation"),
+    (["--nproc_per_node=8"], TASKS, "--nproc_per_node=8, but SLURM_STEP_TASKS_PER_NODE=4(x3) (slurm), where each"),
+    (["--nproc_per_node=gpu"], TASKS, "--nproc_per_node=gpu, but SLURM_STEP_TASKS_PER_NODE=4(x3)"),
+    (
+        ["--log_dir=x"],
+        TASKS,
+        "--log_dir=x: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one rank and no launcher",
+    ),
+    (["--grace=3"], TASKS, "--grace=3: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task is one rank"),
+    (["--console=prefix"], TASKS, "--console=prefix: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task"),
+    (["--isolate"], TASKS, "--isolate: with SLURM_STEP_TASKS_PER_NODE=4(x3) each task"),
+    (["--master_port=0"], TASKS, "--master_port=0: a free port is for one launcher; with SLURM_STEP_TASKS_PER_NODE"),
+    (["--rdzv_endpoint=a:0"], TASKS, "--rdzv_endpoint=a:0: a free port is for one launcher"),
+    (["--stdin=12"], TASKS, "--stdin=12: there is no rank 12, ranks from 0 to 11 are allowed"),
+]
+
+
+@pytest.mark.parametrize(("flags", "environ", "message"), REFUSALS, ids=[message[:50] for *_, message in REFUSALS])
+def test_a_contradiction_shows_both_and_a_gap_says_what_to_give(flags, environ, message):
+    assert message in refused(*flags, environ=environ)
+
+
+def test_a_flag_at_its_default_needs_no_launcher():
+    assert options("--grace=10", "--console=inherit", "--nproc_per_node=4", environ=TASKS).nproc_per_node == 4
+
+
+def test_the_mark_of_a_rank_is_the_plans():
+    assert auto.MARK == plan.MARK
+
+
+surroundings = st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(VALUES) | st.text(), max_size=25)
+
+
+@given(st.sampled_from([environ for environ, _ in VECTORS.values()]), surroundings)
+def test_any_environment_is_options_or_one_line(environ, more):
+    said = ""
+    try:
+        request = resolve(["--engine=auto", "prog"], environ | more)
+    except UsageError as error:
+        said = str(error)
+    else:
+        assert isinstance(request, Request)
+        assert request.options.node_rank < request.options.nnodes
+    assert said == "" or said.isprintable()
+
+
+# ---- showing
+
+
+@pytest.mark.parametrize("environ", [environ for environ, _ in VECTORS.values()], ids=VECTORS)
+def test_what_is_shown_is_what_was_found(environ):
+    site = detect(environ, reader(FILES))
+    text = "\n".join(describe(site))
+    assert text.startswith(f"{site.engine} {site.form}")
+    for name, value, source in facts(site):
+        assert f"  {name} {value} ({source})" in text or (not source and f"  {name} {value}" in text)
+        assert name == "hosts" or getattr(site, name) == value
+
+
+def test_a_dry_run_shows_what_was_found_and_from_which_variable(infini_run, monkeypatch):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    command = infini_run("--engine=auto", "--dry_run", "true")
+    assert command.wait() == 0, command.err
+    lines = command.out.decode().splitlines()
+    assert lines[0] == "1 of 3 ranks, 3 nodes, rendezvous at node2:29799"
+    assert lines[2:8] == [
+        "found: slurm step 8.3",
+        "  nnodes 3 (SLURM_STEP_NUM_NODES=3)",
+        "  node_rank 2 (SLURM_NODEID=2)",
+        "  hosts node[2-4] (SLURM_STEP_NODELIST=node[2-4])",
+        "  master_addr node2 (SLURM_STEP_NODELIST=node[2-4])",
+        "  master_port 29799 (derived from SLURM_JOB_ID=8, SLURM_STEP_ID=3)",
+    ]
+    command = infini_run("--engine=auto", "--dry_run=json", "true")
+    assert command.wait() == 0, command.err
+    found = json.loads(command.out)["site"]
+    assert (found["engine"], found["form"], found["job_id"]) == ("slurm", "step", "8.3")
+    assert {"name": "node_rank", "value": 2, "from": "SLURM_NODEID=2"} in found["values"]
+
+
+def test_verbose_says_that_nothing_was_found(infini_run):
+    command = infini_run("--engine=auto", "--verbose", "true")
+    assert command.wait() == 0
+    assert command.err.startswith(b"infini-run: --engine=auto: no engine was found in the environment")
+    quiet = infini_run("--engine=auto", "true")
+    assert quiet.wait() == 0
+    assert quiet.err == b""
+
+
+def test_what_was_guessed_is_always_said(infini_run, monkeypatch):
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    command = infini_run("--engine=auto", "true")
+    assert command.wait() == 0
+    assert b"WORLD_SIZE=2 and RANK=1 are taken to count nodes, not ranks" in command.err
+    assert command.err.count(b"\n") == 1
+
+
+# ---- launching
+
+
+def seen(infini_run, monkeypatch, environ, *flags):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    command = infini_run(*flags, "env")
+    assert command.wait() == 0, command.err
+    return dict(line.split("=", 1) for line in command.out.decode().splitlines())
+
+
+def test_a_rank_does_not_see_what_mpirun_said_to_us(infini_run, monkeypatch):
+    flags = ("--engine=auto", "--rdzv_endpoint=10.0.0.1:7", "--export=OMPI_COMM_WORLD_NODE_RANK")
+    env = seen(infini_run, monkeypatch, OPENMPI | {"SLURM_JOB_NAME": "train"}, *flags)
+    assert [name for name in env if name.startswith(("OMPI_", "PMIX_"))] == ["OMPI_COMM_WORLD_NODE_RANK"]
+    assert (env["RANK"], env["WORLD_SIZE"], env["GROUP_RANK"], env["SLURM_JOB_NAME"]) == ("3", "4", "3", "train")
+
+
+def test_without_the_flag_a_rank_sees_all_that_we_see(infini_run, monkeypatch):
+    assert seen(infini_run, monkeypatch, OPENMPI | SRUN).items() >= (OPENMPI | SRUN).items()
+
+
+def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    loaded = ask_modules(sys.executable, "-m", "infini_run", "true")
+    assert "infini_run.options" in loaded
+    assert not {name for name in loaded if "site" in name and name.startswith("infini_run")}
+    assert loaded.isdisjoint({"infini_run.auto", "infini_run.hostlist", "infini_run.reach", "infini_run.step"})
+    assert {"infini_run.auto", "infini_run.sites.slurm"} <= ask_modules(
+        sys.executable, "-m", "infini_run", "--engine=auto", "true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ("--rdzv_endpoint=127.0.0.1:29500",),
+            b"other nodes cannot reach node 0: 127.0.0.1 is an address that every",
+        ),
+        (("--rdzv_endpoint=localhost:29500",), b"other nodes cannot reach node 0: localhost is every machine's own"),
+        (("--rdzv_endpoint=10.0.0.1:29500",), b""),
+        ((), b"other nodes cannot reach 127.0.0.1: give --rdzv_endpoint"),
+    ],
+)
+def test_an_address_of_no_use_to_others_is_told(infini_run, flags, said):
+    command = infini_run("--nnodes=2", *flags, "true")
+    assert command.wait() == 0
+    assert said in command.err
+    assert command.err.count(b"\n") == bool(said)

@@ -1,0 +1,66 @@
+"""Which addresses never leave their machine."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini_run.reach import complaint
+
+HOSTS = """127.0.0.1 localhost
+127.0.1.1 Node0.example node0   # Debian
+::1 localhost ip6-localhost
+10.0.0.2 node1
+127.0.0.1 node2 # and
+10.0.0.3 node2
+fe80::2 node3
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1", "127.0.0.1 is an address that every machine has for itself"),
+        ("127.8.8.8", "an address that every machine"),
+        ("::1", "an address that every machine"),
+        ("::ffff:127.0.0.1", "an address that every machine"),
+        ("0.0.0.0", "no address, but any"),
+        ("::", "no address, but any"),
+        ("169.254.1.2", "a link-local address"),
+        ("fe80::1", "a link-local address"),
+        ("fe80::1%eth0", "a link-local address"),
+        ("febf::1", "a link-local address"),
+        ("localhost", "every machine's own name for itself"),
+        ("LocalHost.", "every machine's own name for itself"),
+        ("db.localhost", "every machine's own name for itself"),
+        ("node0", "node0 is 127.0.1.1 in /etc/hosts, an address that every machine has for itself"),
+        ("NODE0.example.", "is 127.0.1.1 in /etc/hosts"),
+        ("node3", "node3 is fe80::2 in /etc/hosts, a link-local address"),
+        ("ip6-localhost", "is ::1 in /etc/hosts"),
+    ],
+)
+def test_what_stays_on_its_machine_is_named(address, why):
+    assert why in complaint(address, HOSTS)
+
+
+@pytest.mark.parametrize(
+    "address", ["node1", "node2", "elsewhere", "10.0.0.1", "fec0::1", "2001:db8::1", "128.0.0.1", "a\0b"]
+)
+def test_what_others_may_reach_is_not(address):
+    assert complaint(address, HOSTS) == ""
+
+
+@given(st.ip_addresses())
+def test_the_numbers_are_read_as_the_standard_library_reads_them(address):
+    plain = getattr(address, "ipv4_mapped", None) or address
+    expected = plain.is_loopback or plain.is_unspecified or plain.is_link_local
+    assert bool(complaint(str(address), "")) == expected
+    assert isinstance(address, (ipaddress.IPv4Address, ipaddress.IPv6Address))
+
+
+@given(st.text(), st.text())
+def test_no_text_is_more_than_a_name(address, hosts):
+    assert isinstance(complaint(address, hosts), str)
