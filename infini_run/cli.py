@@ -83,14 +83,14 @@ def _take_entry(before: set[int] | None) -> Entry:
 
 
 def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
-    """Say what was found, where that is asked for or guessed; the environment without what is ours alone."""
+    """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
     from infini_run.auto import NOTHING, describe
     from infini_run.site import without_place
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
     if not is_quiet:
         _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
-    return without_place(environ, options.export) if site else environ
+    return without_place(environ, options.export) if site and not site.is_task else environ
 
 
 def _warn_of_address(options: Options) -> None:

@@ -43,10 +43,11 @@ _PLACE_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 class Site:
     """What the surroundings say. 0, -1, "" and () where they say nothing.
 
-    form: "step" where every node has a process like us; "batch" where we alone hold an allocation. node_rank: of a
-    batch script 0 where it runs on the first node. nproc: ranks on each node, gpus: GPUs of this one. tasks_per_node: how many processes like
-    us are on this node; where any node has several each is a rank, with `local_rank`, `rank` and `world_size` as the
-    engine numbers them. sources: for each of these names the variable that said it. remark: what we had to guess.
+    form: "step" where every node has a process like us; "batch" where we alone hold an allocation.
+    node_rank: in a batch script 0 where it runs on the first node. nproc: ranks on each node. gpus: of this node.
+    tasks_per_node: how many processes like us are on this node; where any node has several each is a rank, with
+    `local_rank`, `rank` and `world_size` as the engine numbers them.
+    sources: for each of these names the variable that said it. remark: what we had to guess.
     """
 
     engine: str

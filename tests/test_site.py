@@ -101,7 +101,7 @@ VECTORS = {
             "master_addr": "node2", "master_port": 29500 + 8 + 3 * 97, "job_id": "8.3", "is_task": False, "nproc": 0,
         },
     ),
-    "slurm, one task on each node, with GPUs": (SRUN | {"SLURM_GPUS_ON_NODE": "8"}, {"gpus": 8, "nproc": 0, "is_task": False}),
+    "slurm, one task on each node, with GPUs": (SRUN | {"SLURM_GPUS_ON_NODE": "8"}, {"gpus": 8, "nproc": 0}),
     "slurm, several tasks on each node": (
         SRUN | {
             "SLURM_STEP_TASKS_PER_NODE": "4(x3)", "SLURM_STEP_NUM_TASKS": "12", "SLURM_PROCID": "9",
@@ -125,7 +125,8 @@ VECTORS = {
     ),
     "slurm, a batch script with tasks": (BATCH_SCRIPT | {"SLURM_NTASKS_PER_NODE": "4"}, {"nproc": 4}),
     "slurm, a batch script with GPUs": (
-        BATCH_SCRIPT | {"SLURM_NTASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "8"}, {"nproc": 4, "gpus": 8},
+        BATCH_SCRIPT | {"SLURM_NTASKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "8"},
+        {"nproc": 4, "gpus": 8},
     ),
     "slurm, salloc's shell elsewhere": (
         {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "node1", "SLURM_JOB_NUM_NODES": "1"},
@@ -162,6 +163,10 @@ VECTORS = {
     ),
     "hydra, one process on each node": (
         HYDRA, {"engine": "hydra", "nnodes": 4, "node_rank": 3, "master_port": 0, "is_task": False},
+    ),
+    "hydra in a Slurm job": (
+        BATCH_SCRIPT | HYDRA | {"PMI_SIZE": "2", "PMI_RANK": "1"},
+        {"engine": "hydra", "node_rank": 1, "master_addr": "node1", "master_port": 29508},
     ),
     "hydra, several": (
         HYDRA | {"MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}, {"is_task": True, "nnodes": 2, "node_rank": 1},

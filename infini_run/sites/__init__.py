@@ -71,7 +71,14 @@ def _within(site: Site, around: Surroundings) -> Site:
         outer = allocation(around)
         if outer is not None and outer.form == BATCH and len(outer.hosts) == site.nnodes:
             said = outer.source("hosts")
-            names = ("hosts", "master_addr")
-            sources = (*((n, s) for n, s in site.sources if n not in names), *((n, said) for n in names))
-            return replace(site, hosts=outer.hosts, master_addr=outer.hosts[0].name, sources=sources)
+            sources = (*site.sources, ("hosts", said), ("master_addr", said))
+            if not site.master_port:
+                sources += (("master_port", outer.source("master_port")),)
+            return replace(
+                site,
+                hosts=outer.hosts,
+                master_addr=outer.hosts[0].name,
+                master_port=site.master_port or outer.master_port,
+                sources=sources,
+            )
     return site
