@@ -51,6 +51,10 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
+    if options.engine != "local":
+        from infini_run.many import run_many
+
+        return run_many(options, environ)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, asks_fd = "", -1

@@ -7,6 +7,8 @@ InfiniRunError                the root; exit_code says what the command exits wi
 │   ├── ProgramMissing  127
 │   └── NotExecutable   126
 ├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
+├── LinkError           1     a connection between nodes broke, or was not what it should be
+├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
 └── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 """
@@ -74,6 +76,22 @@ class StartError(InfiniRunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.step, self.errno, self.rank)
+
+
+class LinkError(InfiniRunError):
+    """A connection between nodes broke, or speaks something else."""
+
+
+class NodeLost(InfiniRunError):
+    """A node could not be reached, or was lost while the job ran. `host`: its name; `node`: its index."""
+
+    def __init__(self, message: str, host: str, node: int) -> None:
+        super().__init__(message)
+        self.host = host
+        self.node = node
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.host, self.node)
 
 
 class LaunchTimeout(InfiniRunError):

@@ -277,6 +277,11 @@ class NodeRun:
                 self._tell(self.outcome.notice(problem))
 
     @property
+    def first(self) -> int | None:
+        """The rank of the first failure, as soon as there is one."""
+        return None if self._outcome is None else self._outcome.first
+
+    @property
     def went_well(self) -> bool:
         """It has ended, every worker with exit code 0, and there is nothing else to tell."""
         return self._ended and self._outcome is None
@@ -303,14 +308,22 @@ class NodeRun:
         group, index = self._group, -1 if rank is None else self._index(rank)
         return 0 if group is None else group.signal(index, number)
 
-    def stop(self) -> None:
-        """Begin to stop, where something still runs."""
+    def stop(self, number: int = 0) -> None:
+        """Begin to stop, where something still runs, with this signal (0: the stop signal)."""
         with self._lock:
             if self._watch is not None:
                 self._watch.stop()
         group = self._group
         if group is not None:
-            group.stop()
+            group.stop(number)
+
+    def signal_groups(self, number: int) -> None:
+        """Send a signal to the process group of every rank that lives."""
+        for event in self.outcome.running():
+            try:
+                os.killpg(event.pid, number)
+            except OSError:
+                continue  # it has ended meanwhile
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""

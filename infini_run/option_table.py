@@ -125,6 +125,10 @@ FLAGS = (
          "the nodes, with how many processes each has room for", shown="none"),
     _row("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
     _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
+    _row("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
+         shown="the same path as here"),
+    _row("where", "join_timeout", kind.duration, 300.0, "TIME", "how long to wait for all nodes to come", shown="5m"),
+    _row("where", "node_timeout", kind.duration, 10.0, "TIME", "after so much silence a node is lost", shown="10s"),
     _row("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),

@@ -27,9 +27,6 @@ USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _BY_HAND = "run the same command on every node with its --node_rank"
 UNBUILT = {  # every value but the default is refused: what to do instead
-    "engine": _BY_HAND,
-    "hosts": _BY_HAND,
-    "hostfile": _BY_HAND,
     "max_restarts": "leave it at 0",
     "bind": "leave it at none",
 }
@@ -56,6 +53,9 @@ class Options:
     hosts: str
     hostfile: str
     ssh_config: str
+    remote_python: str
+    join_timeout_s: float
+    node_timeout_s: float
     export: tuple[str, ...]
     gpus_per_proc: int
     bind: str
@@ -113,7 +113,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    for name in ("grace", "ready_timeout", "hang_timeout"):
+    for name in ("grace", "ready_timeout", "hang_timeout", "join_timeout", "node_timeout"):
         values[f"{name}_s"] = values[name]
     if values["log_dir"] and "console" not in given:
         values["console"] = "prefix"

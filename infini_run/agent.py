@@ -1,0 +1,445 @@
+"""The agent: one node's launcher, told what to do by the head over the Link.
+
+    python -m infini_run.agent                                         the link is its stdin and stdout
+    python -m infini_run.agent --link=HOST,HOST:PORT --node=K|VARIABLE     it dials; INFINI_RUN_TOKEN is the token
+
+It runs its node's part of the plan as the command does, with the same NodeRun. What its ranks write goes to the
+head; when the head has gone, or is silent for too long, everything here is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from infini_run import frame
+from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
+from infini_run.frame import pack, pack_json, unpack_json
+from infini_run.link import OPENING, Handshake, Wire
+from infini_run.plain import record_of, to_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from infini_run.group import Entry, Event
+    from infini_run.node import NodeRun
+    from infini_run.options import Options
+    from infini_run.plan import Plan
+    from infini_run.survey import Command
+
+TOKEN = "INFINI_RUN_TOKEN"
+VERSION_FIELD = "version"
+_HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
+_PIECE = 1 << 16
+_TSTP, _CONT, _STOP = 20, 18, 19
+
+
+class Carrier:
+    """Our stdio, for the ranks: what they write to 1 and 2 is read here, what is sent to them is written to their 0."""
+
+    def __init__(self, with_input: bool) -> None:
+        self.out_fd, out = os.pipe()
+        self.err_fd, err = os.pipe()
+        self.in_fd = -1
+        source = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        if with_input:
+            os.close(source)
+            source, self.in_fd = os.pipe()
+        for theirs, number in ((source, 0), (out, 1), (err, 2)):
+            os.dup2(theirs, number)
+            os.close(theirs)
+        for fd in (self.out_fd, self.err_fd, self.in_fd):
+            if fd >= 0:
+                os.set_blocking(fd, False)
+        self.pending = bytearray()  # for the ranks' stdin
+        self._input_ends = False
+
+    def read(self, fd: int) -> bytes:
+        """What the ranks have written; empty: nothing now."""
+        try:
+            return os.read(fd, _PIECE)
+        except BlockingIOError:
+            return b""
+
+    def feed(self, data: bytes) -> None:
+        """Give it to the ranks that read stdin; nothing: it ends here."""
+        if data:
+            self.pending += data
+        else:
+            self._input_ends = True
+        self.write()
+
+    def write(self) -> None:
+        while self.pending and self.in_fd >= 0:
+            try:
+                sent = os.write(self.in_fd, memoryview(self.pending)[:_PIECE])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.pending.clear()
+                self._input_ends = True
+                break
+            del self.pending[:sent]
+        if self._input_ends and self.in_fd >= 0 and not self.pending:
+            os.close(self.in_fd)
+            self.in_fd = -1
+
+
+class Agent:
+    """One life: greet the head, then run what it says, as often as it says so, until it says good-bye."""
+
+    def __init__(self, wire: Wire, node: int, complain_fd: int) -> None:
+        self._wire = wire
+        self._node = node
+        self._complain_fd = complain_fd
+        self._epoll = select.epoll()
+        self._interest: dict[int, int] = {}
+        self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
+        self._handshake: Handshake | None = None
+        self._carrier: Carrier | None = None
+        self._run: NodeRun | None = None
+        self._entry: Entry | None = None
+        self._silence_s = float("inf")  # that we bear of the head
+        self._heard_s = time.monotonic()
+        self._paused = False  # the head itself is stopped (Ctrl-Z)
+        self._told_failure = False
+        self._lost = False
+        self._cwd = ""
+
+    def serve(self, token: bytes | None) -> int:
+        """Our exit code."""
+        if token is not None:
+            self._handshake = Handshake(self._wire, token, is_head=False)
+            while not self._handshake.done:
+                self._wait(None)
+            self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+        spec = unpack_json(self._next(frame.SPEC))
+        self._silence_s = float(spec["silence_s"])
+        try:
+            options, command, environ = self._prepare(spec)
+        except InfiniRunError as error:
+            self._refuse(error)
+            return error.exit_code
+        while True:
+            go = self._next(frame.GO, frame.BYE)
+            if not go:
+                return 0
+            try:
+                self._launch(options, command, environ, unpack_json(go))
+            except InfiniRunError as error:
+                if self._lost:
+                    return 1
+                self._refuse(error)
+
+    # ---- before the start
+
+    def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
+        """See whether it can be done here, and tell what this node is like."""
+        from infini_run.version import VERSION
+        from infini_run.options import Options
+        from infini_run.survey import find_command, free_port, survey
+
+        if spec[VERSION_FIELD] != VERSION:
+            raise UsageError(
+                f"infini-run {VERSION} is on {os.uname().nodename}, {spec[VERSION_FIELD]} on the head: "
+                "install the same version on both"
+            )
+        self._cwd = str(spec["cwd"])
+        try:
+            os.chdir(self._cwd)
+        except OSError as error:
+            raise UsageError(
+                f"{self._cwd} on {os.uname().nodename}: {error.strerror}; start from a directory that every node has"
+            ) from None
+        environ = {**os.environ, **spec["environ"]}
+        environ.pop(TOKEN, None)
+        options = record_of(Options, spec["options"])
+        command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
+        node = survey(options, environ)
+        self._carrier = Carrier(with_input=options.stdin != "none")
+        self._wire.send(
+            pack_json(
+                frame.HELLO,
+                {
+                    VERSION_FIELD: VERSION,
+                    "host": node.host,
+                    "pid": os.getpid(),
+                    "nproc": node.nproc,
+                    "port": free_port(),
+                    "address": _own_address(),
+                },
+            )
+        )
+        return options, command, environ
+
+    def _refuse(self, error: InfiniRunError) -> None:
+        kind = "program" if isinstance(error, ProgramError) else "usage" if isinstance(error, UsageError) else "start"
+        words = {"error": str(error), "exit_code": error.exit_code, "kind": kind}
+        self._wire.send(pack_json(frame.HELLO, {**words, "host": os.uname().nodename}))
+        self._drain_wire()
+
+    # ---- a launch
+
+    def _launch(self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]) -> None:
+        from infini_run.group import settle_entry
+        from infini_run.node import NodeRun
+
+        if self._entry is None:
+            self._entry = _take_process()
+        plan, options = self._plan(options, command, environ, go)
+        self._told_failure = False
+        run = NodeRun(plan, options, environ=environ, entry=self._entry, cwd=self._cwd, say=_say)
+        run.start()
+        self._run = run
+        settle_entry()
+        while not run.ended:
+            for event in run.poll(self._timeout_s(), also=(self._epoll.fileno(),)):
+                self._follow(event)
+            self._follow_verdict(run)
+            self._turn(0)
+        run.close()
+        self._carry_rest()
+        if self._lost:
+            raise LinkError("the head has gone")
+        from infini_run.survey import free_port
+
+        done = {"report": to_plain(run.outcome.report()), "port": free_port()}
+        self._wire.send(pack_json(frame.DONE, done))
+
+    def _plan(
+        self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]
+    ) -> tuple[Plan, Options]:
+        from infini_run.plan import make_plan
+        from infini_run.record import replace
+        from infini_run.survey import error_folder, survey
+
+        options = replace(
+            options,
+            nnodes=int(go["nnodes"]),
+            node_rank=int(go["node"]),
+            nproc_per_node=int(go["nproc"]),
+            master_addr=str(go["master_addr"]),
+            master_port=int(go["master_port"]),
+        )
+        launch_id = str(go["launch_id"])
+        node = replace(survey(options, environ), host=str(go["host"]))
+        plan = make_plan(
+            options,
+            command,
+            [node],
+            launch_id=launch_id,
+            master_port=options.master_port,
+            environ=environ,
+            error_dir=error_folder(options, launch_id, environ),
+            lends_terminal=False,
+        )
+        return plan, options
+
+    def _follow(self, event: Event) -> None:
+        if event.kind == "told":
+            self._wire.send(pack_json(frame.EVENT, {"told": event.signal}))
+        if event.is_failure:
+            self._tell_failure(event.rank, event.time_ns)
+        if event.kind in ("started", "ready"):
+            self._wire.send(pack_json(frame.EVENT, {event.kind: event.rank, "pid": event.pid}))
+
+    def _follow_verdict(self, run: NodeRun) -> None:
+        if not self._told_failure and run.first is not None:
+            self._tell_failure(run.first, time.monotonic_ns())
+
+    def _tell_failure(self, rank: int, at_ns: int) -> None:
+        """With its age: no two nodes' clocks agree."""
+        if not self._told_failure:
+            self._told_failure = True
+            age_ns = max(0, time.monotonic_ns() - at_ns)
+            self._wire.send(pack_json(frame.EVENT, {"failed": rank, "age_ns": age_ns}))
+
+    # ---- waiting
+
+    def _timeout_s(self) -> float | None:
+        """How long the head may still be silent."""
+        if self._paused or self._silence_s == float("inf"):
+            return None
+        return max(0.0, self._heard_s + self._silence_s - time.monotonic())
+
+    def _next(self, *kinds: bytes) -> bytes:
+        """The payload of the next frame of these kinds; empty for the good-bye. Others mean nothing now."""
+        while True:
+            while self._frames:
+                kind, payload = self._frames.pop(0)
+                if kind == frame.BYE:
+                    return b""
+                if kind in kinds:
+                    return payload
+            self._wait(self._timeout_s())
+
+    def _wait(self, timeout_s: float | None) -> None:
+        self._turn(-1 if timeout_s is None else timeout_s)
+        if self._lost:
+            raise LinkError("the head has gone")
+
+    def _turn(self, timeout_s: float) -> None:
+        """Wait for the link and the ranks' output, and move what there is."""
+        self._watch_all()
+        for fd, _ in self._epoll.poll(timeout_s):
+            if fd == self._wire.fileno():
+                self._hear()
+            elif self._carrier is not None and fd == self._carrier.out_fd:
+                self._carry(fd, frame.OUT)
+            elif self._carrier is not None and fd == self._carrier.err_fd:
+                self._carry(fd, frame.ERR)
+            elif self._carrier is not None and fd == self._carrier.in_fd:
+                self._carrier.write()
+        self._wire.flush()
+        left_s = self._timeout_s()
+        if left_s is not None and left_s <= 0 and not self._lost:
+            self._lose()
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        """What the next wait waits for: our own epoll is one descriptor for the ranks' group."""
+        wanted: dict[int, int] = {}
+        if not self._wire.has_ended:
+            wanted[self._wire.fileno()] = select.EPOLLIN
+            if self._wire.wants_write:
+                wanted[self._wire.write_fd] = wanted.get(self._wire.write_fd, 0) | select.EPOLLOUT
+        carrier = self._carrier
+        if carrier is not None:
+            if self._wire.waiting < _HELD:
+                wanted[carrier.out_fd] = wanted[carrier.err_fd] = select.EPOLLIN
+            if carrier.pending:
+                wanted[carrier.in_fd] = select.EPOLLOUT
+        for fd in self._interest.keys() - wanted.keys():
+            try:
+                self._epoll.unregister(fd)
+            except OSError:
+                pass  # closed meanwhile: the kernel has forgotten it
+        for fd, events in wanted.items():
+            if fd not in self._interest:
+                self._epoll.register(fd, events)
+            elif self._interest[fd] != events:
+                self._epoll.modify(fd, events)
+        self._interest = wanted
+
+    def _hear(self) -> None:
+        try:
+            for kind, payload in self._wire.read():
+                self._heard_s, self._paused = time.monotonic(), False
+                self._take(kind, payload)
+        except LinkError:
+            self._lose()
+            return
+        if self._wire.has_ended:
+            self._lose()
+
+    def _take(self, kind: bytes, payload: bytes) -> None:
+        run = self._run
+        if self._handshake is not None and not self._handshake.done:
+            self._handshake.take(kind, payload)
+        elif kind == frame.BEAT:
+            self._wire.send(pack(frame.BEAT))
+        elif kind == frame.INPUT and self._carrier is not None:
+            self._carrier.feed(payload)
+        elif kind == frame.STOP and run is not None:
+            run.stop(int(unpack_json(payload)["signal"]))
+        elif kind == frame.KILL and run is not None:
+            run.kill()
+        elif kind == frame.SIGNAL and run is not None:
+            self._signal(run, int(unpack_json(payload)["signal"]))
+        elif kind in (frame.SPEC, frame.GO, frame.BYE):
+            self._frames.append((kind, payload))
+
+    def _signal(self, run: NodeRun, number: int) -> None:
+        """Ctrl-Z and its end are for whole process groups; all others for the ranks' own processes."""
+        if number == _TSTP:
+            self._paused = True  # the head will say nothing until it is continued
+        if number in (_TSTP, _CONT):
+            run.signal_groups(_STOP if number == _TSTP else _CONT)
+        else:
+            run.signal(number)
+
+    def _lose(self) -> None:
+        """Nobody is there to tell us what to do: nothing of the job may stay."""
+        self._lost = True
+        self._wire.close()
+        if self._run is not None:
+            self._run.kill()
+
+    # ---- output
+
+    def _carry(self, fd: int, kind: bytes) -> bool:
+        assert self._carrier is not None
+        data = self._carrier.read(fd)
+        if data:
+            self._wire.send(pack(kind, data))
+        return bool(data)
+
+    def _carry_rest(self) -> None:
+        """Everyone has ended: what is still in the pipes is all."""
+        assert self._carrier is not None
+        for fd, kind in ((self._carrier.out_fd, frame.OUT), (self._carrier.err_fd, frame.ERR)):
+            while self._carry(fd, kind):
+                pass
+
+    def _drain_wire(self) -> None:
+        """Until the head has taken what we have said, or has gone."""
+        while self._wire.wants_write and not self._lost:
+            self._turn(-1)
+
+
+def _take_process() -> Entry:
+    """As the command does: signals are the group's to read from here on."""
+    import _signal
+
+    from infini_run.group import take_entry
+
+    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+    return take_entry(sum(1 << (number - 1) for number in before))
+
+
+def _say(text: str) -> None:
+    os.write(2, os.fsencode(text + "\n"))
+
+
+def _own_address() -> str:
+    """The address by which the head has reached us, as sshd knows it (ssh(1), SSH_CONNECTION); else ""."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 else ""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Be the agent that the words say; return its exit code."""
+    import fcntl
+
+    options = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
+    complain_fd = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
+    node = options.get("node", "-1")
+    index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
+    if "link" in options:
+        from infini_run.dial import dial
+
+        token = os.environ.get(TOKEN, "")
+        if "token_file" in options:
+            with open(options["token_file"], encoding="ascii") as file:
+                token = file.read().strip()
+        wire = dial(options["link"])
+        secret: bytes | None = token.encode()
+    else:
+        wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
+        wire.send(OPENING)
+        secret = None
+    try:
+        return Agent(wire, index, complain_fd).serve(secret)
+    except LinkError:
+        return 1
+    except BaseException:
+        os.dup2(complain_fd, 2)  # our own 2 is a pipe that nobody reads any more
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader.
+
+A pipe or a terminal is opened once more, so that not to block is our own affair and not that of all who share it
+(open(2) on /proc/self/fd makes a new file description). What finds no room is kept; the caller reads no more
+from the nodes until `waiting` is small again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+_LONGEST = 1 << 16  # of a line that is held for its end; a longer one is passed on in pieces
+
+
+class Outlet:
+    """One of our two streams."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._own = -1
+        self._pending = bytearray()
+        self.problem: OSError | None = None  # it takes no more: what comes is dropped
+        self.blocks = False  # a file, which is written at once
+        try:
+            mode = os.fstat(fd).st_mode
+        except OSError as error:
+            self.problem = error
+            return
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            try:
+                self._own = os.open(
+                    f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                )
+            except OSError:
+                self.blocks = True
+        else:
+            self.blocks = True
+
+    def fileno(self) -> int:
+        return self._own
+
+    @property
+    def waiting(self) -> int:
+        return len(self._pending)
+
+    def write(self, data: bytes) -> None:
+        """Write it, or keep it until there is room."""
+        if self.problem is None:
+            self._pending += data
+            self.flush()
+
+    def flush(self) -> None:
+        while self._pending:
+            try:
+                sent = os.write(self._own if self._own >= 0 else self._fd, self._pending)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self.problem = error
+                self._pending.clear()
+                return
+            del self._pending[:sent]
+
+    def close(self) -> None:
+        """Safe twice; our stdout and stderr themselves stay."""
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+
+class Lines:
+    """Whole lines out of pieces of one stream of one node."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that are complete now."""
+        at = data.rfind(b"\n") + 1
+        if not at:
+            self._rest += data
+            if len(self._rest) < _LONGEST:
+                return b""
+            whole, self._rest = self._rest, b""
+            return whole
+        whole, self._rest = self._rest + data[:at], data[at:]
+        return whole
+
+    def end(self) -> bytes:
+        """What is left without an end of line."""
+        rest, self._rest = self._rest, b""
+        return rest

@@ -1,0 +1,68 @@
+"""TCP, for the Link: the head listens, agents dial. Nothing is said here; what may be said is the Link's affair."""
+
+from __future__ import annotations
+
+import socket
+
+from infini_run.errors import LinkError, UsageError
+from infini_run.link import Wire
+
+_CONNECT_S = 10.0  # for one address; a node that drops packets must not hold the next address up for ever
+_BACKLOG = 1024
+
+
+def listen(port: int = 0) -> socket.socket:
+    """A socket that listens on all addresses, IPv6 and IPv4, and does not block. Raises UsageError: taken."""
+    try:
+        if socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+        else:
+            listener = socket.create_server(("", port), backlog=_BACKLOG)
+    except OSError as error:
+        raise UsageError(f"port {port} for the link between the nodes: {error.strerror}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def accept(listener: socket.socket) -> tuple[Wire, str] | None:
+    """The next that has dialled, and its address; None: nobody now."""
+    try:
+        connection, address = listener.accept()
+    except OSError:  # gone again, or no descriptor is left: it will dial again
+        return None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Wire(fd := connection.detach(), fd), str(address[0]).removeprefix("::ffff:")
+
+
+def own_addresses() -> list[str]:
+    """How other nodes may reach us: our name first, then the addresses of our interfaces; loopback last."""
+    import fcntl
+    from struct import pack
+
+    name = socket.gethostname()
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, interface in socket.if_nameindex():
+            request = pack("256s", interface.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR, netdevice(7)
+            except OSError:
+                continue  # it has no IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    far = [address for address in found if not address.startswith("127.")]
+    return [*far, name, *(address for address in found if address.startswith("127."))]
+
+
+def dial(target: str) -> Wire:
+    """Connect to the first of `HOST,HOST:PORT` that answers. Raises LinkError: none does."""
+    hosts, _, port = target.rpartition(":")
+    problems = []
+    for host in hosts.split(","):
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
+        except OSError as error:
+            problems.append(f"{host}: {error.strerror or error}")
+            continue
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Wire(fd := connection.detach(), fd)
+    raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")

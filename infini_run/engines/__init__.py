@@ -1,0 +1,65 @@
+"""What reaches other nodes: each engine turns hosts into local commands that start agents there.
+
+The one rule: an engine knows commands and what they say when they fail, and nothing of ranks. What it starts is
+supervised by the head as any process.
+"""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Protocol
+
+    from infini_run.options import Options
+
+    class Engine(Protocol):
+        """A module of this package.
+
+        WINDOW: so many commands at a time. OVER_STDIO: the link is the command's stdin and stdout; else the agents
+        dial.
+        """
+
+        WINDOW: int
+        OVER_STDIO: bool
+
+        def clients(
+            self, hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]
+        ) -> list[Client]:
+            """The commands that start one agent on each of `hosts`."""
+
+        def explain(self, host: str, code: int, words: str) -> str:
+            """Why the command ended before its agent had said anything, and what to do about it."""
+
+        def is_passing(self, code: int, words: str) -> bool:
+            """Whether the same command may well succeed a moment later."""
+
+
+@record
+class Contact:
+    """How agents reach the head: `HOST,HOST:PORT`. Empty where the link is the command's own stdio."""
+
+    target: str = ""
+
+
+@record
+class Client:
+    """A local command that starts agents. nodes: their indices; empty: they tell it themselves. env: added to ours."""
+
+    argv: tuple[str, ...]
+    nodes: tuple[int, ...]
+    env: tuple[tuple[str, str], ...] = ()
+
+
+def agent_words(options: Options, contact: Contact, node: str = "") -> list[str]:
+    """What runs on the other node: the same interpreter, or --remote_python."""
+    import sys
+
+    words = [options.remote_python or sys.executable, "-m", "infini_run.agent"]
+    if contact.target:
+        words.append(f"--link={contact.target}")
+    if node:
+        words.append(f"--node={node}")
+    return words

@@ -1,0 +1,57 @@
+"""ssh: one OpenSSH client a node, with the user's own configuration. The link is its stdin and stdout.
+
+No terminal is asked for (-T): it would mangle frames. What the agent is told goes over stdin, so nothing of the
+environment or of the arguments is on a command line. Sources: ssh(1), ssh_config(5), sshd_config(5) for
+MaxStartups, which refuses connections at random when many come at once.
+"""
+
+from __future__ import annotations
+
+from shlex import join
+
+from infini_run.engines import Client, Contact, agent_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.options import Options
+
+WINDOW = 64
+OVER_STDIO = True
+_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "EscapeChar=none")
+_NO_CONNECTION = 255  # ssh's own failures; all else is the remote side's
+_PASSING = ("kex_exchange_identification", "Connection reset", "Connection closed by", "banner exchange")
+_HINTS = (  # what ssh says, and what to do
+    ("Could not resolve hostname", "is the name right? ssh knows it by --ssh_config, DNS or /etc/hosts"),
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed: look why, then ssh-keygen -R {host}"),
+    ("Host key verification failed", "its host key is not known here: ssh {host} once by hand"),
+    ("Permission denied", "no key of ours is taken there: ssh-copy-id {host}, or an agent (ssh-add -l)"),
+    ("No module named infini_run", "install infini-run there, or give --remote_python=PATH of a Python that has it"),
+    ("not found", "give --remote_python=PATH of a Python there that has infini-run"),
+    ("No such file or directory", "give --remote_python=PATH of a Python there that has infini-run"),
+    ("timed out", "is it up, and is the port open?"),
+    ("Connection refused", "is sshd running there, on that port?"),
+)
+
+
+def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """One ssh for each host."""
+    words = ["ssh", *(("-F", options.ssh_config) if options.ssh_config else ()), "-T", "-x"]
+    for option in _OPTIONS:
+        words += ["-o", option]
+    remote = f"exec {join(agent_words(options, contact))}"
+    return [Client(argv=(*words, "--", host, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """ssh's own last words, and what to do about them."""
+    said = next((line for line in reversed(words.splitlines()) if line.strip()), "")
+    hint = next((hint for text, hint in _HINTS if text in words), "")
+    what = f"ssh ended with {code}" + (f": {said.strip()}" if said else "")
+    return f"{what}; {hint.format(host=host)}" if hint else what
+
+
+def is_passing(code: int, words: str) -> bool:
+    """A connection that sshd dropped before it knew who we are (MaxStartups)."""
+    return code == _NO_CONNECTION and any(text in words for text in _PASSING)

@@ -1,0 +1,161 @@
+"""The Link: one authenticated connection between the head and an agent.
+
+Over the two pipes of an ssh that we started, or over TCP, where both sides prove that they know the launch's token
+(HMAC-SHA256 over both sides' random numbers) before anything else is read. Never blocks: what finds no room is kept,
+and `wants_write` says so. A line of its own opens the agent's side of a pipe: what a login script printed before it
+is none of ours.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+
+from infini_run.errors import LinkError
+from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPENING = b"\0infini-run link 1\n"
+_NOISE_LIMIT = 1 << 20  # that a login script may print
+_STRANGER_LIMIT = 64  # bytes of a payload, until it has proved who it is
+_PIECE = 1 << 18
+_NONCE = 32
+
+
+class Wire:
+    """Frames over two descriptors (or twice the same), which it owns and which do not block."""
+
+    def __init__(self, read_fd: int, write_fd: int, *, awaits_opening: bool = False, limit: int = LIMIT) -> None:
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+        self._decoder = Decoder(limit)
+        self._out = bytearray()
+        self._noise: bytearray | None = bytearray() if awaits_opening else None
+        self.has_ended = False  # the other side will say no more
+        for fd in {read_fd, write_fd}:
+            os.set_blocking(fd, False)
+
+    def fileno(self) -> int:
+        """What to wait for, to read."""
+        return self._read_fd
+
+    @property
+    def write_fd(self) -> int:
+        return self._write_fd
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._out)
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return len(self._out)
+
+    def let_in(self, limit: int = LIMIT) -> None:
+        """It has proved who it is."""
+        self._decoder.limit = limit
+
+    def send(self, frame: bytes) -> None:
+        """Send it, or keep it until there is room. After the end nothing is sent, and nothing is said: the reader
+        learns of the end."""
+        if self.has_ended or self._write_fd < 0:
+            return
+        self._out += frame
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        while self._out:
+            try:
+                sent = os.write(self._write_fd, memoryview(self._out)[:_PIECE])
+            except BlockingIOError:
+                return
+            except OSError:  # it has gone; what it said before that is still to be read
+                self._out.clear()
+                return
+            del self._out[:sent]
+
+    def read(self) -> Iterator[tuple[bytes, bytes]]:
+        """The frames that have come, of one read. Raises LinkError: not a frame, or the end in mid-frame."""
+        try:
+            data = os.read(self._read_fd, _PIECE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.has_ended = True
+            if not self._decoder.is_empty:
+                raise LinkError("the link broke in mid-frame")
+            return
+        if self._noise is not None:
+            data = self._after_opening(self._noise, data)
+        yield from self._decoder.feed(data)
+
+    def _after_opening(self, noise: bytearray, data: bytes) -> bytes:
+        noise += data
+        at = noise.find(OPENING)
+        if at >= 0:
+            self._noise = None
+            return bytes(noise[at + len(OPENING) :])
+        if len(noise) > _NOISE_LIMIT:
+            raise LinkError(f"{_NOISE_LIMIT >> 20} MiB came before the agent's first word: what prints it?")
+        return b""
+
+    @property
+    def noise(self) -> str:
+        """What came before the opening, as text: a login script's words, or a shell's complaint."""
+        return "" if self._noise is None else self._noise.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Safe twice."""
+        for fd in {self._read_fd, self._write_fd} - {-1}:
+            os.close(fd)
+        self._read_fd = self._write_fd = -1
+        self.has_ended = True
+        self._out.clear()
+
+
+class Handshake:
+    """Each side sends a random number, and proves that it knows the token by the other's and its own. Feed frames
+    until `done`. Raises LinkError: the other side does not know it, or is no infini-run at all."""
+
+    def __init__(self, wire: Wire, token: bytes, *, is_head: bool) -> None:
+        self._wire = wire
+        self._token = token
+        self._is_head = is_head
+        self._ours = os.urandom(_NONCE)
+        self._theirs = b""
+        self.done = False
+        wire.let_in(_STRANGER_LIMIT)
+        wire.send(pack(CHALLENGE, self._ours))
+
+    def take(self, kind: bytes, payload: bytes) -> None:
+        if kind == CHALLENGE and not self._theirs and len(payload) == _NONCE and payload != self._ours:
+            self._theirs = payload
+            if not self._is_head:  # who dials proves it first: the head tells a stranger nothing
+                self._wire.send(pack(PROOF, self._proof(is_head=False)))
+        elif kind == PROOF and self._theirs and hmac.compare_digest(payload, self._proof(is_head=not self._is_head)):
+            if self._is_head:
+                self._wire.send(pack(PROOF, self._proof(is_head=True)))
+            self._wire.let_in()
+            self.done = True
+        elif kind == PROOF:
+            raise LinkError("the other side has another token")
+        else:
+            raise LinkError("what came over the link is not what infini-run sends")
+
+    def _proof(self, *, is_head: bool) -> bytes:
+        head, agent = (self._ours, self._theirs) if self._is_head else (self._theirs, self._ours)
+        who = b"head" if is_head else b"agent"
+        return hmac.digest(self._token, who + head + agent, "sha256")
+
+
+def socket_wire(connection: object) -> Wire:
+    """Of a connected socket, whose descriptor becomes the wire's."""
+    fd: int = connection.detach()  # type: ignore[attr-defined]
+    return Wire(fd, fd)
