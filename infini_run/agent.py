@@ -10,7 +10,6 @@ head; when the head has gone, or is silent for too long, everything here is kill
 from __future__ import annotations
 
 import os
-import select
 import sys
 import time
 
@@ -19,6 +18,7 @@ from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageErro
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, Handshake, Wire
 from infini_run.plain import record_of, to_plain
+from infini_run.poller import READ, WRITE, Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TSTP, _CONT, _STOP = 20, 18, 19
 
 
 class Carrier:
-    """Our stdio, for the ranks: what they write to 1 and 2 is read here, what is sent to them is written to their 0."""
+    """Our stdio, for the ranks: what they write to 1 and 2 is read here, what they read at 0 is written here."""
 
     def __init__(self, with_input: bool) -> None:
         self.out_fd, out = os.pipe()
@@ -96,8 +96,7 @@ class Agent:
         self._wire = wire
         self._node = node
         self._complain_fd = complain_fd
-        self._epoll = select.epoll()
-        self._interest: dict[int, int] = {}
+        self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
         self._handshake: Handshake | None = None
         self._carrier: Carrier | None = None
@@ -139,9 +138,9 @@ class Agent:
 
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
-        from infini_run.version import VERSION
         from infini_run.options import Options
         from infini_run.survey import find_command, free_port, survey
+        from infini_run.version import VERSION
 
         if spec[VERSION_FIELD] != VERSION:
             raise UsageError(
@@ -197,7 +196,7 @@ class Agent:
         self._run = run
         settle_entry()
         while not run.ended:
-            for event in run.poll(self._timeout_s(), also=(self._epoll.fileno(),)):
+            for event in run.poll(self._timeout_s(), also=(self._poller.fileno(),)):
                 self._follow(event)
             self._follow_verdict(run)
             self._turn(0)
@@ -278,14 +277,14 @@ class Agent:
             self._wait(self._timeout_s())
 
     def _wait(self, timeout_s: float | None) -> None:
-        self._turn(-1 if timeout_s is None else timeout_s)
+        self._turn(timeout_s)
         if self._lost:
             raise LinkError("the head has gone")
 
-    def _turn(self, timeout_s: float) -> None:
+    def _turn(self, timeout_s: float | None) -> None:
         """Wait for the link and the ranks' output, and move what there is."""
         self._watch_all()
-        for fd, _ in self._epoll.poll(timeout_s):
+        for fd in self._poller.poll(timeout_s):
             if fd == self._wire.fileno():
                 self._hear()
             elif self._carrier is not None and fd == self._carrier.out_fd:
@@ -304,26 +303,16 @@ class Agent:
         """What the next wait waits for: our own epoll is one descriptor for the ranks' group."""
         wanted: dict[int, int] = {}
         if not self._wire.has_ended:
-            wanted[self._wire.fileno()] = select.EPOLLIN
+            wanted[self._wire.fileno()] = READ
             if self._wire.wants_write:
-                wanted[self._wire.write_fd] = wanted.get(self._wire.write_fd, 0) | select.EPOLLOUT
+                wanted[self._wire.write_fd] = wanted.get(self._wire.write_fd, 0) | WRITE
         carrier = self._carrier
         if carrier is not None:
             if self._wire.waiting < _HELD:
-                wanted[carrier.out_fd] = wanted[carrier.err_fd] = select.EPOLLIN
+                wanted[carrier.out_fd] = wanted[carrier.err_fd] = READ
             if carrier.pending:
-                wanted[carrier.in_fd] = select.EPOLLOUT
-        for fd in self._interest.keys() - wanted.keys():
-            try:
-                self._epoll.unregister(fd)
-            except OSError:
-                pass  # closed meanwhile: the kernel has forgotten it
-        for fd, events in wanted.items():
-            if fd not in self._interest:
-                self._epoll.register(fd, events)
-            elif self._interest[fd] != events:
-                self._epoll.modify(fd, events)
-        self._interest = wanted
+                wanted[carrier.in_fd] = WRITE
+        self._poller.want(wanted)
 
     def _hear(self) -> None:
         try:
@@ -388,7 +377,7 @@ class Agent:
     def _drain_wire(self) -> None:
         """Until the head has taken what we have said, or has gone."""
         while self._wire.wants_write and not self._lost:
-            self._turn(-1)
+            self._turn(None)
 
 
 def _take_process() -> Entry:

@@ -29,9 +29,7 @@ class Outlet:
             return
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             try:
-                self._own = os.open(
-                    f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-                )
+                self._own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
             except OSError:
                 self.blocks = True
         else:
@@ -91,3 +89,33 @@ class Lines:
         """What is left without an end of line."""
         rest, self._rest = self._rest, b""
         return rest
+
+
+class Source:
+    """Our stdin, read as there are readers. A terminal is not read: what is typed there is for us."""
+
+    def __init__(self, fd: int, *, wanted: bool) -> None:
+        self._fd = fd
+        try:
+            mode = os.fstat(fd).st_mode
+        except OSError:
+            wanted, mode = False, 0
+        self.has_ended = not wanted or os.isatty(fd)
+        # epoll(7) takes neither files nor /dev/null: they are always ready
+        self.never_waits = stat.S_ISREG(mode) or stat.S_ISCHR(mode)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> bytes | None:
+        """A piece; empty at its end, once; None: nothing any more."""
+        if self.has_ended:
+            return None
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        self.has_ended = not data
+        return data

@@ -124,10 +124,11 @@ class Handshake:
     """Each side sends a random number, and proves that it knows the token by the other's and its own. Feed frames
     until `done`. Raises LinkError: the other side does not know it, or is no infini-run at all."""
 
-    def __init__(self, wire: Wire, token: bytes, *, is_head: bool) -> None:
+    def __init__(self, wire: Wire, token: bytes, *, is_head: bool, who: str = "") -> None:
         self._wire = wire
         self._token = token
         self._is_head = is_head
+        self.who = who
         self._ours = os.urandom(_NONCE)
         self._theirs = b""
         self.done = False

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.errors import printable
 from infini_run.head import Head
 from infini_run.record import replace
 
@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from infini_run.engines import Engine
     from infini_run.options import Options
 
-_LEFT_ALONE = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTIN, signal.SIGTTOU, signal.SIGURG}
+_LEFT_ALONE = {
+    signal.SIGKILL,
+    signal.SIGSTOP,
+    signal.SIGCHLD,
+    signal.SIGPIPE,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+    signal.SIGURG,
+}
 _STOPS = {
     signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ,
@@ -86,6 +94,7 @@ def _act(head: Head, number: int) -> None:
     if number == signal.SIGTSTP:
         head.signal(number)
         os.kill(os.getpid(), signal.SIGSTOP)
+        head.resume()
         head.signal(signal.SIGCONT)
     elif number in _STOPS:
         head.tell(number)

@@ -46,7 +46,7 @@ class Contact:
 
 @record
 class Client:
-    """A local command that starts agents. nodes: their indices; empty: they tell it themselves. env: added to ours."""
+    """A local command that starts agents. nodes: their indices; empty: all, and each tells. env: added to ours."""
 
     argv: tuple[str, ...]
     nodes: tuple[int, ...]

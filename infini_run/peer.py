@@ -1,0 +1,46 @@
+"""A node as the head sees it: how far it has come, what it has said."""
+
+from __future__ import annotations
+
+import time
+
+from infini_run import frame
+from infini_run.console import Lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from infini_run.link import Wire
+    from infini_run.report import Report
+
+
+class Peer:
+    """A node, as we see it. state: starting, greeted, joined, running, done, lost."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index = index
+        self.name = name
+        self.state = "starting"
+        self.wire: Wire | None = None
+        self.heard_s = time.monotonic()
+        self.hello: dict[str, Any] = {}
+        self.port = 0
+        self.report: Report | None = None
+        self.failed_s = float("inf")  # when its first failure was, by our clock
+        self.was_running = False
+        self.is_unexplained = False  # it has gone, and nobody has said yet why
+        self.lines = {frame.OUT: Lines(), frame.ERR: Lines()}
+
+    @property
+    def is_new(self) -> bool:
+        """It has not come yet."""
+        return self.state in ("starting", "greeted")
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ("done", "lost")
+
+    def send(self, data: bytes) -> None:
+        if self.wire is not None:
+            self.wire.send(data)
