@@ -16,7 +16,7 @@ import time
 from infini_run import frame
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import OPENING, Handshake, Wire
+from infini_run.link import OPENING, TOKEN, Handshake, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
     from infini_run.survey import Command
 
-TOKEN = "INFINI_RUN_TOKEN"
 VERSION_FIELD = "version"
 _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16

@@ -17,10 +17,11 @@ from infini_run.engines import Contact
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
-from infini_run.link import Handshake
+from infini_run.link import TOKEN, Handshake
 from infini_run.peer import Peer
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
+from infini_run.record import replace
 from infini_run.report import Report, signal_name
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
@@ -104,7 +105,10 @@ class Head:
             contact = Contact(target=f"{','.join(own_addresses())}:{self._listener.getsockname()[1]}")
         hosts = [peer.name for peer in self.peers]
         try:
-            self._clients.add(self._engine.clients(hosts, self._options, contact, self._environ))
+            clients = self._engine.clients(hosts, self._options, contact, self._environ)
+            if self._listener is not None:
+                clients = [replace(client, env=(*client.env, (TOKEN, self._token))) for client in clients]
+            self._clients.add(clients)
             self._start_clients()
         except BaseException:
             self.close()

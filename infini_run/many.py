@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 
 from infini_run.errors import printable
@@ -56,7 +57,7 @@ def _nothing(number: int, frame: object) -> None:
 
 def run_many(options: Options, environ: Mapping[str, str]) -> int:
     """Run on all nodes from here; our exit code. Raises UsageError before anything was started."""
-    engine, hosts, agents_options = _site(options)
+    engine, hosts, agents_options = _site(options, environ)
     signals = Signals()
     head = Head(
         agents_options,
@@ -102,14 +103,19 @@ def _act(head: Head, number: int) -> None:
         head.signal(number)
 
 
-def _site(options: Options) -> tuple[Engine, list[str], Options]:
-    from infini_run.engines import ssh
+def _site(options: Options, environ: Mapping[str, str]) -> tuple[Engine, list[str], Options]:
+    from importlib import import_module
 
-    engine: Engine = ssh
-    hosts = options.hosts.split(",")
+    engine: Engine = import_module(f"infini_run.engines.{options.engine}")  # type: ignore[assignment]
+    hosts = options.hosts.split(",") if options.hosts else _allocated(options, environ)
     console = "prefix" if options.console == "inherit" else options.console
     shipped = replace(options, console=console, report="", hosts="", hostfile="", nnodes=len(hosts), engine="local")
     return engine, hosts, shipped
+
+
+def _allocated(options: Options, environ: Mapping[str, str]) -> list[str]:
+    out = subprocess.run(["scontrol", "show", "hostnames"], capture_output=True, text=True, check=True, env=dict(environ))
+    return out.stdout.split()
 
 
 def _exported(options: Options, environ: Mapping[str, str]) -> dict[str, str]:

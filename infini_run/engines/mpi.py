@@ -1,0 +1,66 @@
+"""MPI's launchers: one mpirun (Open MPI) or mpiexec (MPICH, Intel MPI: Hydra), which starts one agent on each node.
+They dial. For those who have nothing else that reaches their nodes.
+
+Exit codes of Hydra mean nothing, Open MPI takes a second to end what is left (both measured): the Link does it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from infini_run.engines import Client, Contact, agent_words
+from infini_run.errors import ProgramMissing, UsageError
+from infini_run.link import TOKEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.options import Options
+
+WINDOW = 1
+OVER_STDIO = False
+
+
+def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """One mpirun for all of them."""
+    is_open = _is_open_mpi(environ)
+    words = ["mpirun"]
+    if is_open:
+        words += ["--map-by", "ppr:1:node", "--bind-to", "none", "-x", TOKEN]
+        words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        words += ["--host", ",".join(f"{host}:1" for host in hosts), "-np", str(len(hosts))]
+        node = "OMPI_COMM_WORLD_RANK"
+    else:
+        words += ["-ppn", "1", "-bind-to", "none", "-genvlist", f"{TOKEN},PATH"]
+        words += ["-hosts", ",".join(hosts), "-n", str(len(hosts))]
+        node = "PMI_RANK"
+    return [Client(argv=(*words, *agent_words(options, contact, node)), nodes=())]
+
+
+def _is_open_mpi(environ: Mapping[str, str]) -> bool:
+    """Which of the two it is, as it says itself."""
+    try:
+        said = subprocess.run(
+            ["mpirun", "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError:
+        raise ProgramMissing("mpirun is not on PATH: --engine=mpi needs it", "mpirun") from None
+    text = said.stdout + said.stderr
+    if b"Open MPI" in text or b"OpenRTE" in text or b"prterun" in text:
+        return True
+    if b"HYDRA" in text.upper() or b"Intel" in text:
+        return False
+    raise UsageError("mpirun on PATH is neither Open MPI's nor Hydra's (MPICH, Intel MPI): give another --engine")
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """mpirun's own last words."""
+    said = [line.strip() for line in words.splitlines() if line.strip(" -\n")]
+    return f"mpirun ended with {code}" + (f": {said[-1]}" if said else "")
+
+
+def is_passing(code: int, words: str) -> bool:
+    """It tries by itself what may be tried again."""
+    return False

@@ -1,0 +1,52 @@
+"""Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. They dial.
+
+srun is never told to stop: SIGTERM to it is SIGKILL to the step, at once (srun(1), SIGNALS). The Link stops the
+ranks; srun ends when its agents have. What it inherits of the batch script's own shape (SLURM_NTASKS and the like)
+is stated anew on its command line, which wins. Each agent's node rank is SLURM_NODEID.
+"""
+
+from __future__ import annotations
+
+from infini_run.engines import Client, Contact, agent_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.options import Options
+
+WINDOW = 1
+OVER_STDIO = False
+
+
+def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """One srun for all of them."""
+    nodes = len(hosts)
+    words = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--input=none",
+        "--unbuffered",
+        "--export=ALL",
+        f"--nodelist={','.join(hosts)}",
+    ]
+    if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
+        words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+    return [Client(argv=(*words, "--", *agent_words(options, contact, "SLURM_NODEID")), nodes=())]
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """srun's own last words."""
+    said = [line.strip() for line in words.splitlines() if line.strip()]
+    about = next((line for line in reversed(said) if host in line), said[-1] if said else "")
+    return f"srun ended with {code}" + (f": {about}" if about else "")
+
+
+def is_passing(code: int, words: str) -> bool:
+    """srun tries again by itself."""
+    return False
