@@ -19,6 +19,7 @@ from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, Handshake, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
+from infini_run.roster import options_of_agents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from infini_run.survey import Command
 
 VERSION_FIELD = "version"
+_PROVE_S = 10.0  # that a handshake may take
 _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16
 _TSTP, _CONT, _STOP = 20, 18, 19
@@ -89,12 +91,15 @@ class Carrier:
 
 
 class Agent:
-    """One life: greet the head, then run what it says, as often as it says so, until it says good-bye."""
+    """One life: greet the head, then run what it says, as often as it says so, until it says good-bye.
 
-    def __init__(self, wire: Wire, node: int, complain_fd: int) -> None:
+    own: where the same command was given on every node, what this one was given; the head says only who comes when.
+    """
+
+    def __init__(self, wire: Wire, node: int, own: Options | None = None) -> None:
         self._wire = wire
         self._node = node
-        self._complain_fd = complain_fd
+        self._own = own
         self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
         self._handshake: Handshake | None = None
@@ -113,9 +118,11 @@ class Agent:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
             while not self._handshake.done:
-                self._wait(None)
+                self._turn(_PROVE_S)
+                if self._lost:
+                    raise LinkError("the head did not take our token, or is no infini-run")
             self._wire.send(pack_json(frame.NAME, {"node": self._node}))
-        spec = unpack_json(self._next(frame.SPEC))
+        spec = unpack_json(self._next(frame.SPEC)[1])
         self._silence_s = float(spec["silence_s"])
         try:
             options, command, environ = self._prepare(spec)
@@ -123,14 +130,14 @@ class Agent:
             self._refuse(error)
             return error.exit_code
         while True:
-            go = self._next(frame.GO, frame.BYE)
-            if not go:
-                return 0
+            kind, payload = self._next(frame.GO, frame.BYE)
+            if kind == frame.BYE:
+                return int(unpack_json(payload)["exit_code"]) if self._own is not None else 0
             try:
-                self._launch(options, command, environ, unpack_json(go))
+                self._launch(options, command, environ, unpack_json(payload))
+            except LinkError:
+                raise
             except InfiniRunError as error:
-                if self._lost:
-                    return 1
                 self._refuse(error)
 
     # ---- before the start
@@ -146,7 +153,7 @@ class Agent:
                 f"infini-run {VERSION} is on {os.uname().nodename}, {spec[VERSION_FIELD]} on the head: "
                 "install the same version on both"
             )
-        self._cwd = str(spec["cwd"])
+        self._cwd = str(spec["cwd"]) if self._own is None else os.getcwd()
         try:
             os.chdir(self._cwd)
         except OSError as error:
@@ -156,6 +163,9 @@ class Agent:
         environ = {**os.environ, **spec["environ"]}
         environ.pop(TOKEN, None)
         options = record_of(Options, spec["options"])
+        if self._own is not None:
+            _check_same(self._own, options)
+            options = options_of_agents(self._own)
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = survey(options, environ)
         self._carrier = Carrier(with_input=options.stdin != "none")
@@ -264,21 +274,16 @@ class Agent:
             return None
         return max(0.0, self._heard_s + self._silence_s - time.monotonic())
 
-    def _next(self, *kinds: bytes) -> bytes:
-        """The payload of the next frame of these kinds; empty for the good-bye. Others mean nothing now."""
+    def _next(self, *kinds: bytes) -> tuple[bytes, bytes]:
+        """The next frame of these kinds. Others mean nothing now."""
         while True:
             while self._frames:
                 kind, payload = self._frames.pop(0)
-                if kind == frame.BYE:
-                    return b""
                 if kind in kinds:
-                    return payload
-            self._wait(self._timeout_s())
-
-    def _wait(self, timeout_s: float | None) -> None:
-        self._turn(timeout_s)
-        if self._lost:
-            raise LinkError("the head has gone")
+                    return kind, payload
+            if self._lost:
+                raise LinkError("the head has gone")
+            self._turn(self._timeout_s())
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for the link and the ranks' output, and move what there is."""
@@ -399,6 +404,15 @@ def _own_address() -> str:
     return words[2] if len(words) == 4 else ""
 
 
+def _check_same(ours: Options, theirs: Options) -> None:
+    """Raises UsageError: the commands of two nodes differ where they must not."""
+    for name in ("nnodes", "nproc_per_node", "master_port"):
+        if getattr(ours, name) != getattr(theirs, name):
+            raise UsageError(
+                f"--{name}={getattr(ours, name)} here, {getattr(theirs, name)} on node 0: give every node the same"
+            )
+
+
 def main(argv: Sequence[str]) -> int:
     """Be the agent that the words say; return its exit code."""
     import fcntl
@@ -407,26 +421,27 @@ def main(argv: Sequence[str]) -> int:
     complain_fd = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     node = options.get("node", "-1")
     index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
-    if "link" in options:
-        from infini_run.dial import dial
+    try:
+        if "link" in options:
+            from infini_run.dial import dial
 
-        token = os.environ.get(TOKEN, "")
-        if "token_file" in options:
-            with open(options["token_file"], encoding="ascii") as file:
-                token = file.read().strip()
-        wire = dial(options["link"])
-        secret: bytes | None = token.encode()
-    else:
+            return Agent(dial(options["link"]), index).serve(_token(options.get("token_file", "")))
         wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
         wire.send(OPENING)
-        secret = None
-    try:
-        return Agent(wire, index, complain_fd).serve(secret)
-    except LinkError:
+        return Agent(wire, index).serve(None)
+    except LinkError as error:
+        os.write(complain_fd, f"infini-run: {error}\n".encode())
         return 1
     except BaseException:
         os.dup2(complain_fd, 2)  # our own 2 is a pipe that nobody reads any more
         raise
+
+
+def _token(path: str) -> bytes:
+    if not path:
+        return os.environ.get(TOKEN, "").encode()
+    with open(path, encoding="ascii") as file:
+        return file.read().strip().encode()
 
 
 if __name__ == "__main__":

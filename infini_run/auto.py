@@ -12,6 +12,7 @@ from infini_run.flags import COMMAND_LINE, Setting
 from infini_run.hostlist import compress, quoted
 from infini_run.kind import address
 from infini_run.option_table import DEFAULTS, PREFIXES
+from infini_run.record import replace
 from infini_run.site import BATCH, Site
 from infini_run.sites import detect
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 MARK = "INFINI_RUN_ID"  # plan.MARK, which is above us
 NOTHING = "--engine=auto: no engine was found in the environment; this is a launch on one node"
+ENGINES = ("slurm", "pbs")  # whose allocations we reach from here
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
@@ -56,8 +58,9 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
             f"{asked}: {MARK} is set, so this is a rank of another launch, and the {site.engine} variables may be "
             "that one's; give --engine=local, or unset it"
         )
-    if site.form == BATCH:
-        _check_batch(site, asked)
+    if site.form == BATCH and _is_head(site, asked):
+        given["engine"] = replace(given["engine"], value=site.engine)
+        return site
     _agree(given, site, "nnodes")
     _agree(given, site, "node_rank")
     if site.is_task:
@@ -67,17 +70,20 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
     return site
 
 
-def _check_batch(site: Site, asked: str) -> None:
-    """A whole allocation is ours. On its only node we launch as on any machine; several need a head."""
+def _is_head(site: Site, asked: str) -> bool:
+    """A whole allocation is ours. On its only node we launch as on any machine; several are reached from here."""
     where = f"{site.engine} job {quoted(site.job_id)}"
     if not site.hosts:
         raise UsageError(f"{asked}: {where} has no host in its allocation")
-    if site.nnodes > 1 or site.node_rank != 0:
+    if site.nnodes == 1 and site.node_rank == 0:
+        return False
+    if site.engine not in ENGINES:
         names = quoted(compress(host.name for host in site.hosts))
         raise UsageError(
-            f"{asked}: {where} holds {names}, and starting a launcher on each node from here is not built yet; "
-            "start one on each with the engine's own command"
+            f"{asked}: {where} holds {names}, which cannot be reached by {site.engine} itself; "
+            f"where ssh may: --engine=ssh --hosts={names}"
         )
+    return True
 
 
 def _agree(given: Given, site: Site, name: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
+TOKEN = "INFINI_RUN_TOKEN"  # link.TOKEN: with it, launchers of several nodes join
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
 _PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes this without blocking
 
@@ -51,10 +52,16 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if request.options is None:
         return _answer(request.question, before)
     options = request.options
-    if options.engine != "local":
-        from infini_run.many import run_many
+    if request.roster is not None:
+        from infini_run.many import run_many, show_many
 
-        return run_many(options, environ)
+        if options.dry_run:
+            return _print(1, show_many(options, request.roster))
+        return run_many(options, request.roster, environ)
+    if options.nnodes > 1 and environ.get(TOKEN) and not options.dry_run:
+        from infini_run.many import run_by_hand
+
+        return run_by_hand(options, environ)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, asks_fd = "", -1

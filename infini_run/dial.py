@@ -9,6 +9,7 @@ from infini_run.link import Wire
 
 _CONNECT_S = 10.0  # for one address; a node that drops packets must not hold the next address up for ever
 _BACKLOG = 1024
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -66,3 +67,19 @@ def dial(target: str) -> Wire:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Wire(fd := connection.detach(), fd)
     raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
+
+
+def dial_until(target: str, limit_s: float) -> Wire:
+    """The same, again and again: the head may not be there yet, and nothing tells when another machine's port opens.
+    Raises LinkError: not within the time."""
+    import time
+
+    end_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+    while True:
+        try:
+            return dial(target)
+        except LinkError:
+            if time.monotonic() + pause_s > end_s:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

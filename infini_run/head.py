@@ -13,7 +13,7 @@ import time
 from infini_run import frame
 from infini_run.clients import Clients
 from infini_run.console import Outlet, Source
-from infini_run.engines import Contact
+from infini_run.engines import Contact, find_engine
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
@@ -23,6 +23,7 @@ from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 from infini_run.record import replace
 from infini_run.report import Report, signal_name
+from infini_run.roster import Roster, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
 
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.clients import Ended
-    from infini_run.engines import Engine
     from infini_run.link import Wire
     from infini_run.options import Options
 
+_TOKEN_SIZE = 32  # random bytes
 _BEATS = 4  # within the time after which a silent node is lost
 _SAY_MISSING_S = 5.0
 _HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
@@ -50,29 +51,28 @@ _INT, _QUIT = 2, 3
 class Head:
     """A launch on many nodes: start, `step` until `ended`, `close`; then `report` and `error` tell how it went.
 
-    options: as the agents get them. hosts: a name for each node, in the order of their ranks. exported: variables
-    that the nodes get. token: what agents that dial must know. say: gets lines for the user.
+    environ: ours, of which the nodes get what --export names. cwd: where the ranks start (None: here), on every node.
+    say: gets lines for the user.
     """
 
     def __init__(
         self,
         options: Options,
-        hosts: Sequence[str],
-        engine: Engine,
+        roster: Roster,
         *,
         environ: Mapping[str, str],
-        exported: Mapping[str, str],
-        token: str,
         say: Callable[[str], None],
+        cwd: str | None = None,
     ) -> None:
         self._options = options
-        self._engine = engine
+        self._engine = engine = find_engine(roster.engine)
         self._environ = environ
-        self._exported = exported
-        self._token = token
         self._say = say
+        self._cwd = os.getcwd() if cwd is None else os.path.abspath(cwd)
+        self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
+        self._token_file = ""
         self.launch_id = new_launch_id()
-        self.peers = [Peer(index, host) for index, host in enumerate(hosts)]
+        self.peers = [Peer(index, host) for index, host in enumerate(roster.hosts)]
         self.error: InfiniRunError | None = None  # why the job ended, where it was not a rank
         self.ended = False
         self._told = 0
@@ -97,22 +97,41 @@ class Head:
 
     def start(self) -> None:
         """Begin to reach the nodes. Raises UsageError, ProgramMissing or StartError: nothing was started."""
-        contact = Contact()
-        if not self._engine.OVER_STDIO:
-            from infini_run.dial import listen, own_addresses
-
-            self._listener = listen()
-            contact = Contact(target=f"{','.join(own_addresses())}:{self._listener.getsockname()[1]}")
-        hosts = [peer.name for peer in self.peers]
         try:
-            clients = self._engine.clients(hosts, self._options, contact, self._environ)
-            if self._listener is not None:
+            contact = self._open_link()
+            clients = self._engine.clients([peer.host for peer in self.peers], self._options, contact, self._environ)
+            if self._listener is not None and not contact.token_file:
                 clients = [replace(client, env=(*client.env, (TOKEN, self._token))) for client in clients]
             self._clients.add(clients)
             self._start_clients()
         except BaseException:
             self.close()
             raise
+
+    def _open_link(self) -> Contact:
+        """Where agents are to dial, the port they do so on, and the file with the token."""
+        if self._engine.OVER_STDIO:
+            return Contact()
+        from infini_run.dial import listen, own_addresses
+
+        self._listener = listen(self._options.link_port)
+        target = f"{','.join(own_addresses())}:{self._listener.getsockname()[1]}"
+        if not self._engine.TOKEN_BY_FILE:
+            return Contact(target=target)
+        path = os.path.join(self._cwd, f".infini-run-{self.launch_id}.token")
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}; start from a directory that the nodes share") from None
+        self._token_file = path
+        with open(fd, "w", encoding="ascii") as file:
+            file.write(self._token)
+        return Contact(target=target, token_file=path)
+
+    def _remove_token(self) -> None:
+        path, self._token_file = self._token_file, ""
+        if path:
+            os.unlink(path)
 
     def _start_clients(self) -> None:
         for client, wire in self._clients.start_due():
@@ -127,9 +146,9 @@ class Head:
         content = {
             "version": VERSION,
             "silence_s": self._options.node_timeout_s,
-            "cwd": os.getcwd(),
-            "environ": dict(self._exported),
-            "options": to_plain(self._options),
+            "cwd": self._cwd,
+            "environ": exported(self._options.export, self._environ),
+            "options": to_plain(options_of_agents(self._options)),
         }
         peer.send(pack_json(frame.SPEC, content))
 
@@ -261,8 +280,11 @@ class Head:
     def _greet(self, peer: Peer, hello: dict[str, Any]) -> None:
         if "error" not in hello:
             peer.hello, peer.port, peer.state = hello, int(hello["port"]), "joined"
+            peer.name = peer.name or str(hello["host"])
             return
-        error = (UsageError if hello["kind"] == "usage" else InfiniRunError)(f"{peer.name}: {hello['error']}")
+        error = (UsageError if hello["kind"] == "usage" else InfiniRunError)(
+            f"{peer.name or hello['host']}: {hello['error']}"
+        )
         error.exit_code = int(hello["exit_code"])
         peer.state = "lost"
         self._fail(error)
@@ -323,7 +345,7 @@ class Head:
         if peer.wire is not None:
             self._close_wire(peer.wire)
         what = "was lost" if was_running else "could not be reached"
-        text = f"node {peer.index} ({peer.name}) {what}" + (f": {reason}" if reason else "")
+        text = f"node {peer.index}{f' ({peer.name})' if peer.name else ''} {what}" + (f": {reason}" if reason else "")
         error = NodeLost(text, peer.name, peer.index)
         is_same = isinstance(self.error, NodeLost) and self.error.node == peer.index
         peer.state, peer.is_unexplained = "lost", not reason
@@ -394,7 +416,7 @@ class Head:
         self._end(now_s)
 
     def _wait_for_nodes(self, now_s: float) -> None:
-        missing = [peer.name for peer in self.peers if peer.is_new]
+        missing = [peer.name or f"node {peer.index}" for peer in self.peers if peer.is_new]
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
         if now_s >= self._join_end_s:
             limit = f"{self._options.join_timeout_s:g} s (--join_timeout)"
@@ -434,6 +456,7 @@ class Head:
             )
             return
         self._nproc = counts.pop()
+        self._remove_token()
         address, port = self._meeting(self.peers[0])
         for peer in self.peers:
             peer.state = "running"
@@ -441,7 +464,7 @@ class Head:
                 "node": peer.index,
                 "nnodes": len(self.peers),
                 "nproc": self._nproc,
-                "host": peer.name.rpartition("@")[2],
+                "host": peer.name,
                 "master_addr": address,
                 "master_port": port,
                 "launch_id": self.launch_id,
@@ -454,7 +477,7 @@ class Head:
             return self._options.master_addr, self._options.master_port or first.port
         if len(self.peers) == 1:
             return "127.0.0.1", first.port
-        return str(first.hello["address"]) or first.name.rpartition("@")[2], first.port
+        return str(first.hello["address"]) or first.name, first.port
 
     def _end(self, now_s: float) -> None:
         """When nothing of the job is left anywhere, agents are let go, and their commands have a moment to end."""
@@ -464,7 +487,7 @@ class Head:
         if self._end_s == float("inf"):
             self._end_s, self._stop_end_s = now_s + _END_S, float("inf")
             for peer in self.peers:
-                peer.send(pack(frame.BYE))
+                peer.send(pack_json(frame.BYE, {"exit_code": self.exit_code}))
             self._clients.give_up()
         is_read = self._is_quiet or now_s >= self._end_s
         self.ended = (not self._clients.are_alive or now_s >= self._end_s) and is_read
@@ -501,15 +524,28 @@ class Head:
         ranks_s = min((peer.failed_s for peer in self.peers if peer.state != "lost"), default=float("inf"))
         return self.error is not None and (not isinstance(self.error, NodeLost) or lost_s <= ranks_s)
 
+    @property
+    def exit_code(self) -> int:
+        """Ours, and that of all launchers that joined by hand."""
+        return self.error.exit_code if self.error is not None and self.blames_node else self.report().exit_code
+
     def close(self) -> None:
         """Cut what is still connected, which kills what still runs there; end and reap our commands. Safe twice."""
         wires = [peer.wire for peer in self.peers if peer.wire is not None]
         for wire in (*wires, *self._strangers):
             wire.close()
         self._strangers.clear()
+        self._remove_token()
         self._clients.close()
         if self._listener is not None:
             self._listener.close()
         for outlet in self._outlets.values():
             outlet.close()
         self._poller.close()
+
+
+def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ours that --export names; * and ? stand for any."""
+    from fnmatch import fnmatchcase
+
+    return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}

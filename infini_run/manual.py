@@ -9,7 +9,7 @@ import textwrap
 
 from infini_run.flags import GRAMMAR, Flag, metavar
 from infini_run.option_table import FLAGS, GROUPS
-from infini_run.options import BUILT, UNBUILT, USAGE
+from infini_run.options import UNBUILT, USAGE
 
 WIDTH = 79
 COLUMN = 28
@@ -93,6 +93,5 @@ def _usage(flag: Flag, full: bool) -> str:
 def _explain(flag: Flag) -> str:
     if flag.group in ("flags", "torchrun") and not flag.help.startswith("honoured"):
         return flag.help
-    built = f"only {flag.default} and {BUILT[flag.name]} are" if flag.name in BUILT else "not"
-    unbuilt = f"; {built} built yet" if flag.name in UNBUILT else ""
+    unbuilt = "; not built yet" if flag.name in UNBUILT else ""
     return f"{flag.help} (default: {flag.shown or flag.default}{unbuilt})"

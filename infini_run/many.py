@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
-from infini_run.errors import printable
+from infini_run.errors import UsageError, printable
 from infini_run.head import Head
+from infini_run.hostlist import Host
+from infini_run.link import TOKEN
 from infini_run.record import replace
+from infini_run.roster import HAND, Roster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.engines import Engine
     from infini_run.options import Options
 
 _LEFT_ALONE = {
@@ -55,19 +56,10 @@ def _nothing(number: int, frame: object) -> None:
     """The number is in the pipe already."""
 
 
-def run_many(options: Options, environ: Mapping[str, str]) -> int:
+def run_many(options: Options, roster: Roster, environ: Mapping[str, str]) -> int:
     """Run on all nodes from here; our exit code. Raises UsageError before anything was started."""
-    engine, hosts, agents_options = _site(options, environ)
     signals = Signals()
-    head = Head(
-        agents_options,
-        hosts,
-        engine,
-        environ=environ,
-        exported=_exported(options, environ),
-        token=os.urandom(32).hex(),
-        say=_say,
-    )
+    head = Head(options, roster, environ=environ, say=_say)
     head.start()
     try:
         while not head.ended:
@@ -81,14 +73,28 @@ def run_many(options: Options, environ: Mapping[str, str]) -> int:
         from infini_run.files import write_report
 
         write_report(os.path.abspath(options.report), report.to_json())
-    if head.blames_node:
-        assert head.error is not None
+    if head.error is not None and head.blames_node:
         _say(str(head.error))
-        return head.error.exit_code
+        return head.exit_code
     text = report.text()
     if text:
         print(text, file=sys.stderr, flush=True)
     return report.exit_code
+
+
+def run_by_hand(options: Options, environ: Mapping[str, str]) -> int:
+    """The same command was started on every node, with a token: node 0 is the head, the others join it."""
+    if not options.rdzv_explicit:
+        raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
+    port = options.link_port or options.master_port + 1
+    if options.node_rank == 0:
+        hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
+        return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ)
+    from infini_run.agent import Agent
+    from infini_run.dial import dial_until
+
+    wire = dial_until(f"{options.master_addr}:{port}", options.join_timeout_s)
+    return Agent(wire, options.node_rank, own=options).serve(environ[TOKEN].encode())
 
 
 def _act(head: Head, number: int) -> None:
@@ -103,26 +109,27 @@ def _act(head: Head, number: int) -> None:
         head.signal(number)
 
 
-def _site(options: Options, environ: Mapping[str, str]) -> tuple[Engine, list[str], Options]:
-    from importlib import import_module
+def show_many(options: Options, roster: Roster) -> str:
+    """The plan of all nodes, as far as it is known here. Raises UsageError: ranks depend on what a node has."""
+    from infini_run.dry_run import render_json, render_text
+    from infini_run.plan import Node, make_plan
+    from infini_run.survey import Command, new_launch_id
 
-    engine: Engine = import_module(f"infini_run.engines.{options.engine}")  # type: ignore[assignment]
-    hosts = options.hosts.split(",") if options.hosts else _allocated(options, environ)
-    console = "prefix" if options.console == "inherit" else options.console
-    shipped = replace(options, console=console, report="", hosts="", hostfile="", nnodes=len(hosts), engine="local")
-    return engine, hosts, shipped
-
-
-def _allocated(options: Options, environ: Mapping[str, str]) -> list[str]:
-    out = subprocess.run(["scontrol", "show", "hostnames"], capture_output=True, text=True, check=True, env=dict(environ))
-    return out.stdout.split()
-
-
-def _exported(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ours that --export names; * stands for anything."""
-    from fnmatch import fnmatchcase
-
-    return {n: v for n, v in environ.items() if any(fnmatchcase(n, pattern) for pattern in options.export)}
+    nproc = options.nproc_per_node
+    if isinstance(nproc, str) or options.gpus_per_proc:
+        asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
+        raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
+    first = roster.hosts[0].name
+    options = replace(options, master_addr=options.master_addr if options.rdzv_explicit else first)
+    plan = make_plan(
+        options,
+        Command(file=options.program[0], argv=options.program),
+        [Node(index=index, host=host.name, nproc=nproc) for index, host in enumerate(roster.hosts)],
+        launch_id=new_launch_id(),
+        master_port=options.master_port,
+        environ={},
+    )
+    return render_json(plan) if options.dry_run == "json" else render_text(plan)
 
 
 def _say(text: str) -> None:

@@ -127,6 +127,9 @@ FLAGS = (
     _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
     _row("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
          shown="the same path as here"),
+    _row("where", "link_port", kind.port, 0, "PORT",
+         "where the head listens, where nodes dial; by hand, with INFINI_RUN_TOKEN, the port after the rendezvous "
+         "endpoint's", shown="a free one"),
     _row("where", "join_timeout", kind.duration, 300.0, "TIME", "how long to wait for all nodes to come", shown="5m"),
     _row("where", "node_timeout", kind.duration, 10.0, "TIME", "after so much silence a node is lost", shown="10s"),
     _row("where", "export", _variable_names, (), "NAME,...",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from infini_run.flags import Setting
+    from infini_run.roster import Roster
     from infini_run.site import Site
 
     Given: TypeAlias = dict[str, Setting]
@@ -30,7 +31,6 @@ UNBUILT = {  # every value but the default is refused: what to do instead
     "max_restarts": "leave it at 0",
     "bind": "leave it at none",
 }
-BUILT = {"engine": "auto"}  # but for this value
 
 
 @record
@@ -54,6 +54,7 @@ class Options:
     hostfile: str
     ssh_config: str
     remote_python: str
+    link_port: int  # 0: a free one
     join_timeout_s: float
     node_timeout_s: float
     export: tuple[str, ...]
@@ -86,12 +87,14 @@ class Options:
 class Request:
     """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none.
 
-    site: what --engine=auto found; None without it.
+    site: what --engine=auto found; None without it. roster: the nodes that are to be reached from here; None: we are
+    one of them.
     """
 
     question: str
     options: Options | None
     site: Site | None = None
+    roster: Roster | None = None
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -108,6 +111,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     _refuse_unbuilt(given)
     _settle_standalone(given)
     site = _find_site(given, environ)
+    roster = _find_roster(given, environ)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
     values["program"] = parsed.program
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
@@ -117,11 +121,11 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         values[f"{name}_s"] = values[name]
     if values["log_dir"] and "console" not in given:
         values["console"] = "prefix"
-    _check_job(given, values)
+    _check_job(given, values, roster is not None)
     _check_program(given, values)
     _check_output(given, values, site)
     options = Options(**{name: values[name] for name in fields(Options)})
-    return Request(question="", options=options, site=site)
+    return Request(question="", options=options, site=site, roster=roster)
 
 
 def _said(given: Given, name: str) -> str:
@@ -131,7 +135,7 @@ def _said(given: Given, name: str) -> str:
 
 def _refuse_unbuilt(given: Given) -> None:
     for name, instead in UNBUILT.items():
-        if name in given and given[name].value not in (DEFAULTS[name], BUILT.get(name)):
+        if name in given and given[name].value != DEFAULTS[name]:
             raise UsageError(f"{given[name].origin} is not built yet; {instead}")
 
 
@@ -141,6 +145,18 @@ def _find_site(given: Given, environ: Mapping[str, str]) -> Site | None:
     from infini_run.auto import adopt
 
     return adopt(given, environ)
+
+
+def _find_roster(given: Given, environ: Mapping[str, str]) -> Roster | None:
+    asked = [
+        name for name in ("engine", "hosts", "hostfile") if name in given and given[name].value != DEFAULTS[name]
+    ]
+    if not asked or (asked == ["engine"] and given["engine"].value == "auto"):
+        return None
+    from infini_run.auto import read_file
+    from infini_run.roster import call_roll
+
+    return call_roll(given, environ, read_file)
 
 
 def _settle_standalone(given: Given) -> None:
@@ -188,15 +204,16 @@ def _meeting(given: Given, name: str, part: int) -> Any:
     return own.value
 
 
-def _check_job(given: Given, values: Values) -> None:
+def _check_job(given: Given, values: Values, is_ours: bool) -> None:
+    """is_ours: all nodes are started from here."""
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
     if values["node_rank"] >= nnodes:
         raise UsageError(f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed")
-    if nnodes > 1 and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
+    if nnodes > 1 and not is_ours and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
         raise UsageError(
             f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank"
         )
-    if nnodes > 1 and values["master_port"] == 0:
+    if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")
         raise UsageError(f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed")
     if isinstance(nproc, int) and nnodes * nproc > MAX_INT:

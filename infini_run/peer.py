@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from infini_run.hostlist import Host
     from infini_run.link import Wire
     from infini_run.report import Report
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 class Peer:
     """A node, as we see it. state: starting, greeted, joined, running, done, lost."""
 
-    def __init__(self, index: int, name: str) -> None:
+    def __init__(self, index: int, host: Host) -> None:
         self.index = index
-        self.name = name
+        self.host = host
+        self.name = host.name
         self.state = "starting"
         self.wire: Wire | None = None
         self.heard_s = time.monotonic()

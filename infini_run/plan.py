@@ -185,7 +185,6 @@ def _common_env(
         # store that the launcher does not host (torch/distributed/rendezvous.py).
         ("WORLD_SIZE", world),
         ("LOCAL_WORLD_SIZE", nproc),
-        ("GROUP_RANK", str(node.index)),
         ("GROUP_WORLD_SIZE", nnodes),
         ("ROLE_WORLD_SIZE", world),
         ("ROLE_NAME", options.role),
@@ -229,6 +228,7 @@ def _worker(
         ("RANK", text),
         ("LOCAL_RANK", local),
         ("ROLE_RANK", text),
+        ("GROUP_RANK", str(node.index)),
         ("NOTIFY_SOCKET", notify),
     ]
     error_file = f"{error_dir}/rank_{rank}.error.json" if error_dir else ""

@@ -13,20 +13,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Protocol
 
+    from infini_run.hostlist import Host
     from infini_run.options import Options
 
     class Engine(Protocol):
         """A module of this package.
 
         WINDOW: so many commands at a time. OVER_STDIO: the link is the command's stdin and stdout; else the agents
-        dial.
+        dial, and have the token from their environment or, TOKEN_BY_FILE, from a file.
         """
 
         WINDOW: int
         OVER_STDIO: bool
+        TOKEN_BY_FILE: bool
 
         def clients(
-            self, hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]
+            self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
         ) -> list[Client]:
             """The commands that start one agent on each of `hosts`."""
 
@@ -39,9 +41,11 @@ if TYPE_CHECKING:
 
 @record
 class Contact:
-    """How agents reach the head: `HOST,HOST:PORT`. Empty where the link is the command's own stdio."""
+    """How agents reach the head: `HOST,HOST:PORT`; empty where the link is the command's own stdio. token_file: where
+    they find the token; empty: in their environment."""
 
     target: str = ""
+    token_file: str = ""
 
 
 @record
@@ -53,6 +57,14 @@ class Client:
     env: tuple[tuple[str, str], ...] = ()
 
 
+def find_engine(name: str) -> Engine:
+    """The module of that name."""
+    from importlib import import_module
+
+    engine: Engine = import_module(f"infini_run.engines.{name}")
+    return engine
+
+
 def agent_words(options: Options, contact: Contact, node: str = "") -> list[str]:
     """What runs on the other node: the same interpreter, or --remote_python."""
     import sys
@@ -60,6 +72,8 @@ def agent_words(options: Options, contact: Contact, node: str = "") -> list[str]
     words = [options.remote_python or sys.executable, "-m", "infini_run.agent"]
     if contact.target:
         words.append(f"--link={contact.target}")
+    if contact.token_file:
+        words.append(f"--token_file={contact.token_file}")
     if node:
         words.append(f"--node={node}")
     return words

@@ -17,24 +17,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infini_run.hostlist import Host
     from infini_run.options import Options
 
 WINDOW = 1
 OVER_STDIO = False
+TOKEN_BY_FILE = False
 
 
-def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
     """One mpirun for all of them."""
     is_open = _is_open_mpi(environ)
     words = ["mpirun"]
     if is_open:
         words += ["--map-by", "ppr:1:node", "--bind-to", "none", "-x", TOKEN]
         words += ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        words += ["--host", ",".join(f"{host}:1" for host in hosts), "-np", str(len(hosts))]
+        words += ["--host", ",".join(f"{host.name}:1" for host in hosts), "-np", str(len(hosts))]
         node = "OMPI_COMM_WORLD_RANK"
     else:
         words += ["-ppn", "1", "-bind-to", "none", "-genvlist", f"{TOKEN},PATH"]
-        words += ["-hosts", ",".join(hosts), "-n", str(len(hosts))]
+        words += ["-hosts", ",".join(host.name for host in hosts), "-n", str(len(hosts))]
         node = "PMI_RANK"
     return [Client(argv=(*words, *agent_words(options, contact, node)), nodes=())]
 

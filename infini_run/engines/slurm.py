@@ -13,13 +13,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infini_run.hostlist import Host
     from infini_run.options import Options
 
 WINDOW = 1
 OVER_STDIO = False
+TOKEN_BY_FILE = False
 
 
-def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
     """One srun for all of them."""
     nodes = len(hosts)
     words = [
@@ -33,7 +35,7 @@ def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: M
         "--input=none",
         "--unbuffered",
         "--export=ALL",
-        f"--nodelist={','.join(hosts)}",
+        f"--nodelist={','.join(host.name for host in hosts)}",
     ]
     if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")

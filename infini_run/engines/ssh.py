@@ -15,10 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infini_run.hostlist import Host
     from infini_run.options import Options
 
 WINDOW = 64
 OVER_STDIO = True
+TOKEN_BY_FILE = False
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "EscapeChar=none")
 _NO_CONNECTION = 255  # ssh's own failures; all else is the remote side's
 _PASSING = ("kex_exchange_identification", "Connection reset", "Connection closed by", "banner exchange")
@@ -35,13 +37,13 @@ _HINTS = (  # what ssh says, and what to do
 )
 
 
-def clients(hosts: Sequence[str], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
     """One ssh for each host."""
     words = ["ssh", *(("-F", options.ssh_config) if options.ssh_config else ()), "-T", "-x"]
     for option in _OPTIONS:
         words += ["-o", option]
     remote = f"exec {join(agent_words(options, contact))}"
-    return [Client(argv=(*words, "--", host, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+    return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
 
 
 def explain(host: str, code: int, words: str) -> str:

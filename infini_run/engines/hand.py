@@ -1,0 +1,33 @@
+"""By hand: the same command on every node, with INFINI_RUN_TOKEN. Node 0 is the head, and starts its own agent; the
+others' launchers are agents themselves, and dial. Nothing is started elsewhere."""
+
+from __future__ import annotations
+
+from infini_run.engines import Client, Contact, agent_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.hostlist import Host
+    from infini_run.options import Options
+
+WINDOW = 1
+OVER_STDIO = False
+TOKEN_BY_FILE = False
+
+
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """Our own node's agent."""
+    return [Client(argv=tuple(agent_words(options, contact, "0")), nodes=(0,))]
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """What the agent wrote last."""
+    said = [line.strip() for line in words.splitlines() if line.strip()]
+    return f"the agent of this node ended with {code}" + (f": {said[-1]}" if said else "")
+
+
+def is_passing(code: int, words: str) -> bool:
+    """It is this machine: what fails once fails again."""
+    return False

@@ -1,0 +1,40 @@
+"""PBS: one pbs_tmrsh for each host of the job that we are in. The agents dial.
+
+pbs_tmrsh(8B) passes no environment, no stdin and no stdout on, and what it started lives on when it is killed: all of
+that is the Link's. The token is in a file that only we can read, in the working directory, which the nodes share: a
+command line is there for everybody to see. What runs there has PATH=/bin:/usr/bin; --export says what else it gets.
+"""
+
+from __future__ import annotations
+
+from infini_run.engines import Client, Contact, agent_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.hostlist import Host
+    from infini_run.options import Options
+
+WINDOW = 32
+OVER_STDIO = False
+TOKEN_BY_FILE = True
+
+
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """One pbs_tmrsh for each host."""
+    return [
+        Client(argv=("pbs_tmrsh", host.name, *agent_words(options, contact, str(index))), nodes=(index,))
+        for index, host in enumerate(hosts)
+    ]
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """pbs_tmrsh's own last words; what the agent wrote is in the job's files."""
+    said = [line.strip() for line in words.splitlines() if line.strip()]
+    return f"pbs_tmrsh ended with {code}" + (f": {said[-1]}" if said else "; the job's .e file may say why")
+
+
+def is_passing(code: int, words: str) -> bool:
+    """A mother superior that is busy says so at once, and not for long; nothing of it can be told from the code."""
+    return False

@@ -1,0 +1,120 @@
+"""Which engine reaches which hosts: the flags' word, else the allocation's that we are in.
+
+The one rule: nothing is left out in silence. A host that is listed runs ranks unless --nnodes takes the first few;
+what a host has room for is a limit, and the number of ranks where nobody gave another.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.flags import COMMAND_LINE, Setting
+from infini_run.hostlist import parse_hosts, read_hostfile
+from infini_run.option_table import PREFIXES
+from infini_run.record import record, replace
+from infini_run.site import BATCH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.hostlist import Host
+    from infini_run.options import Options
+    from infini_run.site import Reader
+
+    Given = dict[str, Setting]
+
+HAND = "hand"  # nobody reaches anybody: the same command on every node, with a token
+ENGINES = ("ssh", "slurm", "pbs", "mpi")
+_FROM_SITE = ("slurm", "pbs")  # engines that are an allocation's own
+_LEVEL = COMMAND_LINE + len(PREFIXES) + 1
+_ONE_NODE = {
+    "node_rank": "node ranks follow the order of the hosts",
+    "standalone": "it is for one node",
+    "isolate": "it is for one node",
+}
+
+
+@record
+class Roster:
+    """engine: a name of ENGINES. hosts: one for each node, in the order of their ranks."""
+
+    engine: str
+    hosts: tuple[Host, ...]
+
+
+def call_roll(given: Given, environ: Mapping[str, str], read: Reader) -> Roster:
+    """The nodes of the job; what they say of its shape is added to `given`. Raises UsageError."""
+    engine = given["engine"].value if "engine" in given and given["engine"].value in ENGINES else "ssh"
+    hosts, origin = _hosts(given, environ, engine, read)
+    for name, why in _ONE_NODE.items():
+        if name in given and given[name].value not in (False, 0):
+            raise UsageError(f"{given[name].origin} with {origin}: {why}; drop one of them")
+    hosts = _first(given, hosts, origin)
+    _settle_count(given, hosts, origin)
+    given["nnodes"] = Setting(value=len(hosts), origin=origin, level=_LEVEL)
+    return Roster(engine=engine, hosts=hosts)
+
+
+def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:
+    """The hosts, and who named them."""
+    lists = [given[name] for name in ("hosts", "hostfile") if name in given and given[name].value]
+    if len(lists) == 2 and lists[0].level == lists[1].level:
+        raise UsageError(f"{lists[0].origin} and {lists[1].origin}: one list of hosts is enough, drop one of them")
+    if lists:
+        chosen = min(lists, key=lambda setting: setting.level)
+        is_file = chosen is given.get("hostfile")
+        parse = read_hostfile if is_file else parse_hosts
+        return parse(chosen.value, chosen.origin), chosen.origin
+    asked = given["engine"].origin
+    if engine == "ssh":
+        raise UsageError(f"{asked} needs --hosts=a,b or --hostfile=FILE")
+    return _allocated(asked, engine, environ, read)
+
+
+def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader) -> tuple[tuple[Host, ...], str]:
+    from infini_run.sites import detect
+
+    site = detect(environ, read)
+    if site is None or (engine in _FROM_SITE and site.engine != engine):
+        way = {"slurm": "salloc -N2, or sbatch", "pbs": "qsub"}.get(engine, "--hosts=a,b")
+        raise UsageError(f"{asked}: there is no allocation here; {way} gives one")
+    if site.form != BATCH:
+        raise UsageError(f"{asked}: this is one process of a step already; --engine=auto takes its place in it")
+    if not site.hosts:
+        raise UsageError(f"{asked}: {site.engine} job {site.job_id} has no host in its allocation")
+    return site.hosts, site.source("hosts") or f"{site.engine} job {site.job_id}"
+
+
+def _first(given: Given, hosts: tuple[Host, ...], origin: str) -> tuple[Host, ...]:
+    """The first --nnodes of them."""
+    asked = given.get("nnodes")
+    if asked is None:
+        return hosts
+    if asked.value > len(hosts):
+        count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
+        raise UsageError(f"{asked.origin}, but {origin} is {count}")
+    return hosts[: asked.value]
+
+
+def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str) -> None:
+    """Ranks on each node: as asked, where every host has room for them; else what they have room for."""
+    asked = given.get("nproc_per_node")
+    if asked is not None:
+        small = next((host for host in hosts if host.slots and isinstance(asked.value, int)
+                      and asked.value > host.slots), None)  # fmt: skip
+        if small is not None:
+            raise UsageError(f"{asked.origin}, but {origin} has room for {small.slots} on {small.name}")
+        return
+    slots = {host.slots for host in hosts}
+    if slots == {0}:
+        return
+    if len(slots) > 1:
+        each = ", ".join(f"{host.name}:{host.slots or '?'}" for host in hosts[:8])
+        raise UsageError(f"{origin}: every node runs the same number of ranks ({each}): give --nproc_per_node")
+    given["nproc_per_node"] = Setting(value=slots.pop(), origin=origin, level=_LEVEL)
+
+
+def options_of_agents(options: Options) -> Options:
+    """What a node is told: its own part. Output is labelled where it meets that of others."""
+    console = "prefix" if options.console == "inherit" else options.console
+    return replace(options, console=console, engine="local", hosts="", hostfile="", report="", export=())
