@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         DeviceError,
         InfiniRunError,
         LaunchTimeout,
+        LinkError,
+        NodeLost,
         NotExecutable,
         ProgramError,
         ProgramMissing,
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from infini_run.group import Event
-    from infini_run.launch import ProcessLauncher, launch_local, run
+    from infini_run.launch import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.look import Look
     from infini_run.report import Exit, Report
 
@@ -33,7 +35,9 @@ __all__ = [
     "Exit",
     "InfiniRunError",
     "LaunchTimeout",
+    "LinkError",
     "Look",
+    "NodeLost",
     "NotExecutable",
     "ProcessLauncher",
     "ProgramError",
@@ -43,11 +47,12 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "launch_local",
+    "launch_multi_node",
     "run",
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
-_HOMES |= {"launch_local": "launch", "run": "launch"}
+_HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 
 def __getattr__(name: str) -> object:

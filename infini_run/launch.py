@@ -14,7 +14,7 @@ import time
 from _thread import RLock
 from weakref import WeakSet
 
-from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError
+from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
 from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.group import Event
-    from infini_run.options import Options
+    from infini_run.options import Request
     from infini_run.report import Exit, Report
     from infini_run.survey import Command
 
+_ON_NODES = ("hosts", "hostfile", "engine")
 _NOT_HERE = ("dry_run", "isolate", "report", "verbose")
 
 
@@ -51,12 +52,16 @@ def run(
     after which everything is stopped and LaunchTimeout is raised; None: no limit. env: the whole environment
     (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here); a relative
     program is looked for there.
-    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`. stdin is "none"
-    unless it is given: what is typed is for the host program.
+    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`; with
+    `hosts=["a", "b"]` or `engine="slurm"` on many nodes. stdin is "none" unless it is given: what is typed is for
+    the host program.
 
     Raises UsageError and ProgramError before anything starts, StartError when a rank could not be created,
-    WorkerError when one failed. Whatever is raised, Ctrl-C too, no rank is left.
+    WorkerError when one failed, NodeLost when a node could not be reached or was lost. Whatever is raised, Ctrl-C
+    too, no rank is left.
     """
+    if any(flags.get(name) for name in _ON_NODES):
+        return _run_on_nodes(command, check, timeout_s, env, cwd, flags)
     with ProcessLauncher(command, env=env, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
@@ -94,6 +99,66 @@ def launch_local(
     return run([program, *args], env=env, **flags)  # type: ignore[arg-type]
 
 
+def launch_multi_node(
+    program: str,
+    hosts: Sequence[str],
+    num_processes_per_node: int,
+    args: Sequence[str] = (),
+    log_dir: str = "./logs",
+    *,
+    env: Mapping[str, str] | None = None,
+    **flags: object,
+) -> Report:
+    """Run `program args` in so many processes on each of `hosts`, through ssh unless `engine=` says otherwise, with
+    a log file each on its own host. Raises WorkerError, with `rank` and `exit_code`, when one fails; NodeLost."""
+    flags |= {"hosts": hosts, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
+    return run([program, *args], env=env, **flags)  # type: ignore[arg-type]
+
+
+def _run_on_nodes(
+    command: Sequence[str],
+    check: bool,
+    timeout_s: float | None,
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
+    flags: Mapping[str, object],
+) -> Report:
+    from infini_run.head import Head
+
+    words, environ = _words_of(command), dict(os.environ if env is None else env)
+    request = _request(flags, words, environ)
+    assert request.options is not None
+    if request.roster is None:
+        raise UsageError(f"engine={request.options.engine!r} belongs to the command, not to the Python API")
+    folder = None if cwd is None else os.fspath(cwd)
+    head = Head(request.options, request.roster, environ=environ, say=_say, cwd=folder)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    is_late = False
+    try:
+        head.start()
+        while not head.ended:
+            head.step(None if deadline is None or is_late else max(0.0, deadline - time.monotonic()))
+            if deadline is not None and not is_late and time.monotonic() >= deadline:
+                is_late = True
+                head.stop()
+        report = head.report()
+    finally:
+        head.close()
+    if is_late:
+        raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
+    if head.error is not None and head.blames_node:
+        raise head.error
+    if check and report.exit_code != 0:
+        raise WorkerError(report)
+    return report
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(f"infini-run: {printable(text)}", file=sys.stderr, flush=True)
+
+
 class ProcessLauncher:
     """Ranks of one command on this machine, to watch and to steer.
 
@@ -110,13 +175,15 @@ class ProcessLauncher:
         cwd: str | os.PathLike[str] | None = None,
         **flags: object,
     ) -> None:
-        if isinstance(command, str) or not command:
-            raise UsageError(f"command={command!r}: give a list, the program and its arguments")
-        self._command = _checked("command", command)
+        self._command = _words_of(command)
         self._environ = dict(os.environ if env is None else env)
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
-        self._options = _options(flags, self._command)
+        request = _request(flags, self._command, {})
+        if request.roster is not None:
+            raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
+        assert request.options is not None
+        self._options = request.options
         self._run: NodeRun | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
@@ -334,20 +401,24 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _options(flags: Mapping[str, object], program: tuple[str, ...]) -> Options:
-    """Python values become the words of the command line, so there is one parser, one check, one message."""
+def _words_of(command: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(command, str) or not command:
+        raise UsageError(f"command={command!r}: give a list, the program and its arguments")
+    return _checked("command", command)
+
+
+def _request(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+    """Python values become the words of the command line, so there is one parser, one check, one message. Of the
+    environment an engine's own variables are read, and none that stands for a flag."""
     flags = {"stdin": "none", **flags}
     words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
-    request = resolve([*words, "--", *program], {})
+    around = {name: value for name, value in environ.items() if not name.startswith(("INFINI_RUN_", "PET_"))}
+    request = resolve([*words, "--", *program], around)
     options = request.options
     asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}= belongs to the command, not to the Python API")
-    if options.engine == "auto":
-        raise UsageError(
-            "engine=auto belongs to the command, not to the Python API: give nnodes, node_rank and the rest"
-        )
-    return options
+    return request
 
 
 def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
