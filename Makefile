@@ -51,7 +51,7 @@ coverage:
 	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)
 
 walk: $(VENV)/made
-	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py $(PYTEST_ARGS)
+	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
 
 fuzz:
 	tests/fuzz.sh
