@@ -177,7 +177,7 @@ def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without
     if os.geteuid() != 0:
         pytest.skip("needs root")
     # process 1 there takes the others with it: it waits until they have gone
-    script = 'echo $RANK $$; [ $RANK = 1 ] || while kill -0 2 2>&-; do sleep 0.01; done'
+    script = "echo $RANK $$; [ $RANK = 1 ] || while kill -0 2 2>&-; do sleep 0.01; done"
     words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", script]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 1", b"1 2"])
