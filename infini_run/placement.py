@@ -15,7 +15,7 @@ from infini_run.topology import format_list, memory_allowed, pci_node, read_topo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from infini_run.topology import Core, Topology
 
@@ -35,15 +35,18 @@ class Place:
         return cpus + nodes if self.nodes else cpus
 
 
-def find_places(mode: str, nproc: int, bus_ids: Sequence[Sequence[str | None]], root: str = "") -> tuple[Place, ...]:
+def find_places(
+    mode: str, nproc: int, bus_ids: Sequence[Sequence[str | None]], root: str = "", cpus: Iterable[int] = ()
+) -> tuple[Place, ...]:
     """What each local rank of this machine is bound to.
 
-    bus_ids: of each rank's GPUs; empty where nobody knows them. root: what is put before /sys.
+    bus_ids: of each rank's GPUs; empty where nobody knows them. root: what is put before /sys and /proc. cpus: those
+    that we may use; empty: our affinity.
     Raises UsageError: fewer cores than ranks.
     """
-    ours = os.sched_getaffinity(0)
+    ours = frozenset(cpus) or frozenset(os.sched_getaffinity(0))
     near = [[node for bus in buses if (node := pci_node(bus, root)) is not None] for buses in bus_ids]
-    places = place(read_topology(ours, memory_allowed(), root), mode, nproc, near)
+    places = place(read_topology(ours, memory_allowed(f"{root}/proc/self/status"), root), mode, nproc, near)
     quota = count_cpus(len(ours))
     if quota == len(ours):
         return places

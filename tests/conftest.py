@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["shape", "nvml"]
+pytest_plugins = ["shape", "nvml", "machine"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
