@@ -47,7 +47,7 @@ def find_places(
     ours = frozenset(cpus) or frozenset(os.sched_getaffinity(0))
     near = [[node for bus in buses if (node := pci_node(bus, root)) is not None] for buses in bus_ids]
     places = place(read_topology(ours, memory_allowed(f"{root}/proc/self/status"), root), mode, nproc, near)
-    quota = count_cpus(len(ours))
+    quota = count_cpus(len(ours), f"{root}/proc/self/cgroup", f"{root}/proc/self/mountinfo")
     if quota == len(ours):
         return places
     return tuple(replace(one, threads=min(one.threads, max(1, quota // nproc))) for one in places)

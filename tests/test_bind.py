@@ -108,9 +108,8 @@ def test_what_a_rank_starts_is_bound_as_it_is(infini_run):
 
 def test_the_launcher_itself_is_not_bound(infini_run, gate):
     wait = gate()
-    command = infini_run(
-        "--bind=cores", "sh", "-c", f"echo here; read -r x </proc/self/fd/{wait}; true", gates=(wait,)
-    )
+    script = f"echo here; read -r x </proc/self/fd/{wait}; true"
+    command = infini_run("--bind=cores", "sh", "-c", script, gates=(wait,))
     command.read_until(b"here")
     assert os.sched_getaffinity(command.pid) == OURS
     wait.open()
@@ -167,6 +166,15 @@ def test_a_sandbox_without_memory_policies_is_told_of_once_and_cpus_are_bound(in
     assert command.out.count(b"cpus") == 2
 
 
+def test_a_sandbox_that_forbids_affinity_is_a_failed_start_with_its_step(infini_run, every_path):
+    deny = (build("deny.c", instead_of="*"), "sched_setaffinity", "0", "0")
+    command = infini_run("--nproc_per_node=2", "--bind=numa", "true", under=deny)
+    if command.wait() == 77:
+        pytest.skip("no filter is permitted here")
+    assert command.process.returncode == 1
+    assert b"binding it to its CPUs: Operation not permitted" in command.err
+
+
 def test_a_cpu_that_is_gone_by_then_is_a_failed_start_with_its_step(every_path):
     """Beyond all that there are: the mask is larger than the kernel's own."""
     worker = spec(0, "/bin/true")
@@ -209,6 +217,14 @@ def step_of(words):
     from infini_run.group import STEPS
 
     return next(number for number, said in STEPS.items() if said == words)
+
+
+@pytest.mark.root
+def test_an_isolated_job_is_bound_too(infini_run):
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    ranks = bound(infini_run, "--isolate", f"--nproc_per_node={CORES}", "--bind=cores")
+    assert sorted(cpu for rank in ranks for cpu in parse_list(rank["cpus"])) == sorted(OURS)
 
 
 # ---- in Python

@@ -220,6 +220,23 @@ def test_places_follow_from_files_and_bus_ids(machine):
     assert [one.nodes for one in places] == [(0,), (0,)]
 
 
+def test_threads_are_no_more_than_a_quota_leaves(machine):
+    for cpu in range(8):
+        machine.core([cpu], socket=0)
+    machine.nodes({0: range(8)})
+    buses = [[], []]
+    assert [one.threads for one in find_places("numa", 2, buses, machine.root, cpus=range(8))] == [4, 4]
+    machine.write({
+        "/proc/self/cgroup": "0::/",
+        "/proc/self/mountinfo": f"40 24 0:1 / {machine.root}/cg rw - cgroup2 cgroup2 rw",
+        "/cg/cpu.max": "500000 100000",
+    })  # fmt: skip
+    for mode in ("numa", "socket", "cores"):
+        places = find_places(mode, 2, buses, machine.root, cpus=range(8))
+        assert [one.threads for one in places] == [2, 2]
+    assert [one.threads for one in find_places("cores", 8, [[]] * 8, machine.root, cpus=range(8))] == [1] * 8
+
+
 def test_a_place_is_said_in_words():
     assert str(Place(cpus=(0, 1, 2, 3, 8), nodes=(0, 1), threads=1)) == "CPUs 0-3,8, memory of nodes 0-1"
     assert str(Place(cpus=(5,), nodes=(1,), threads=1)) == "CPU 5, memory of node 1"
