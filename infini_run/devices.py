@@ -7,6 +7,8 @@ modules that it names.
 
 from __future__ import annotations
 
+import os
+
 from infini_run.cgroup import count_cpus
 from infini_run.errors import DeviceError
 from infini_run.gpu import Gpu, NoGpus
@@ -21,21 +23,33 @@ if TYPE_CHECKING:
 @record
 class Vendor:
     """A row of the table. variables: from the lowest layer to the topmost; the topmost that is set is dealt out, or
-    else the first. sign: variables that only this vendor's programs know."""
+    else the first. signs: those that only this vendor's programs know. file: what is there where its driver is."""
 
     module: str
+    file: str
     variables: tuple[str, ...]
     signs: tuple[str, ...]
 
 
 VENDORS = (
-    Vendor(module="nvidia", variables=("CUDA_VISIBLE_DEVICES",), signs=("CUDA_VISIBLE_DEVICES",)),
+    Vendor(
+        module="nvidia",
+        file="/dev/nvidiactl",
+        variables=("CUDA_VISIBLE_DEVICES",),
+        signs=("CUDA_VISIBLE_DEVICES",),
+    ),
     Vendor(
         module="amd",
+        file="/dev/kfd",
         variables=("ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         signs=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
     ),
-    Vendor(module="ascend", variables=("ASCEND_RT_VISIBLE_DEVICES",), signs=("ASCEND_RT_VISIBLE_DEVICES",)),
+    Vendor(
+        module="ascend",
+        file="/dev/davinci_manager",
+        variables=("ASCEND_RT_VISIBLE_DEVICES",),
+        signs=("ASCEND_RT_VISIBLE_DEVICES",),
+    ),
 )
 
 
@@ -74,6 +88,11 @@ def find(environ: Mapping[str, str], root: str = "") -> Found:
         if nothing is not None:
             return nothing
     raise NoGpus("; ".join(reasons))
+
+
+def may_have_gpus(root: str = "") -> bool:
+    """Whether a driver's file is there: for those who need not know for sure, and would pay for importing pynvml."""
+    return any(os.path.exists(root + vendor.file) for vendor in VENDORS)
 
 
 def module_of(vendor: Vendor) -> Any:

@@ -184,33 +184,43 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
 
 def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> Node:
     """Which GPUs each worker gets, and what it is bound to beside them."""
-    from infini_run.devices import find, likely_shares, share
-
-    found: Found | None = None
     shares: tuple[tuple[Gpu, ...], ...] = ()
-    try:
+    if options.gpus_per_proc or options.check_gpus != "off":
+        from infini_run.devices import find, likely_shares, share
+
         found = find(environ)
+        shares = likely_shares(found, node.nproc)
         if options.gpus_per_proc:
             shares = share(found, node.nproc, options.gpus_per_proc)
             names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
             node = replace(node, devices=names, shown_by=found.variable)
-        else:
-            shares = likely_shares(found, node.nproc)
-    except DeviceError:
-        if options.gpus_per_proc or options.check_gpus != "off":
-            raise
-    if found is not None and options.check_gpus != "off":
-        from infini_run.occupancy import check_gpus
-
-        theirs = [gpu for gpus in shares for gpu in gpus] or found.gpus
-        notice = check_gpus(found, theirs, options.check_gpus)
-        node = replace(node, notices=(notice,) if notice else ())
+        if options.check_gpus != "off":
+            node = replace(node, notices=_notices(found, shares, options.check_gpus))
+    elif options.bind != "none":
+        shares = _shares_if_any(node.nproc, environ)
     if options.bind != "none":
         from infini_run.placement import find_places
 
         buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
         node = replace(node, places=find_places(options.bind, node.nproc, buses))
     return node
+
+
+def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:
+    from infini_run.occupancy import check_gpus
+
+    notice = check_gpus(found, [gpu for gpus in shares for gpu in gpus] or found.gpus, mode)
+    return (notice,) if notice else ()
+
+
+def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], ...]:
+    """For a job that has not asked for GPUs: what its ranks will probably use, where that can be known."""
+    from infini_run.devices import find, likely_shares, may_have_gpus
+
+    try:
+        return likely_shares(find(environ), nproc) if may_have_gpus() else ()
+    except DeviceError:
+        return ()
 
 
 def free_port() -> int:

@@ -6,11 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from conftest import PATHS
+from conftest import COMMAND, PATHS
 from live import Live, spec
 from native import build
 
@@ -245,41 +243,37 @@ def test_the_python_api_binds_too(tmp_path):
 # ---- a machine of plain files in place of /sys
 
 
+# Its own mounts alone: the folder's sys over /sys, and its dev, with what every program needs, over /dev.
+MOUNT = """
+for file in null zero urandom; do touch "$0/dev/$file" && mount --bind "/dev/$file" "$0/dev/$file" || exit 77; done
+mount --rbind "$0/dev" /dev && mount --bind "$0/sys" /sys || exit 77
+exec "$@"
+"""
+
+
 @pytest.mark.root
 @needs_two_cores
-def test_ranks_are_beside_their_gpus_where_sys_and_the_driver_say_so(machine, stub_folder, tmp_path):
-    """Two nodes with a CPU each, and the first GPU at the second node: a folder is mounted over /sys for us."""
+@pytest.mark.parametrize(("flags", "shown"), [(["--gpus_per_proc=1"], ["0", "1"]), ([], ["all", "all"])])
+@pytest.mark.parametrize("mode", ["numa", "cores"])
+def test_ranks_are_beside_their_gpus_where_sys_and_the_driver_say_so(machine, stub_folder, flags, shown, mode):
+    """Two nodes with a CPU each, and the first GPU at the second node."""
     first, second = sorted(OURS)[:2]
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare")
-    for cpu in sorted(OURS):
+    for cpu in (first, second):
         machine.core([cpu], socket=0)
     machine.nodes({0: [first], 1: [second]})
     machine.pci("0000:10:00.0", 1)
     machine.pci("0000:11:00.0", 0)
-    script = 'mount --bind "$0" /sys && exec "$@"'
-    environ = os.environ | {
-        "LD_LIBRARY_PATH": str(stub_folder),
-        "NVML_STUB_GPUS": "GPU-a|H200|1000|off\nGPU-b|H200|1000|off",
-    }
-    flags = ["--nproc_per_node=2", "--gpus_per_proc=1", "--bind=numa", "--verbose"]
-    words = ["sh", "-c", TELL.replace("$RANK", "$RANK gpu $CUDA_VISIBLE_DEVICES")]
-    argv = [
-        "unshare",
-        "-m",
-        "sh",
-        "-c",
-        script,
-        f"{machine.root}/sys",
-        sys.executable,
-        "-m",
-        "infini_run",
-        *flags,
-        *words,
-    ]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    if "unshare" in done.stderr or "mount:" in done.stderr:
+    machine.write({"/dev/nvidiactl": ""})
+    board = "H200|1000|off"
+    stub = {"LD_LIBRARY_PATH": str(stub_folder), "NVML_STUB_GPUS": f"GPU-a|{board}\nGPU-b|{board}"}
+    under = ["unshare", "-m", "sh", "-c", MOUNT, machine.root, "taskset", "-c", f"{first},{second}"]
+    words = ["sh", "-c", TELL.replace("$RANK", "$RANK gpu ${CUDA_VISIBLE_DEVICES:-all}")]
+    argv = [*under, *COMMAND, "--nproc_per_node=2", f"--bind={mode}", *flags, *words]
+    done = subprocess.run(argv, env=os.environ | stub, capture_output=True, text=True, check=False)
+    if done.returncode == 77 or done.stderr.startswith("unshare"):
         pytest.skip(f"no mount namespace here: {done.stderr}")
     assert done.returncode == 0, done.stderr
     said = sorted(line.split()[:5] for line in done.stdout.splitlines())
-    assert said == [["0", "gpu", "0", "cpus", str(second)], ["1", "gpu", "1", "cpus", str(first)]]
+    assert said == [["0", "gpu", shown[0], "cpus", str(second)], ["1", "gpu", shown[1], "cpus", str(first)]]
