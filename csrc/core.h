@@ -82,12 +82,17 @@ struct slot {
     uint64_t blocked;    /* the mask it gets */
     uint64_t defaults;   /* signals put back to default */
     uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
+    const uint64_t *cpus; /* NULL: neither these nor nodes are set */
+    const uint64_t *nodes;
+    uint32_t cpu_words, node_words;
+    int memory_policy;
     pid_t parent;
     int stdio[3];        /* >= 3, or IR_FD_INHERIT */
     int terminal_fd;     /* -1: the foreground is not handed over */
     int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
     bool own_session;    /* a session of its own, not only a process group */
+    volatile int memory_error; /* out: of the memory policy, without which it goes on */
     volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
@@ -203,6 +208,7 @@ struct ir_group {
     bool hurry;                 /* a second stop came: no further grace */
     bool told;                  /* a signal from outside stopped us */
     bool console_told;
+    bool unplaced_told;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
     bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */

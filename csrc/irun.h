@@ -69,6 +69,10 @@ struct ir_worker {
     const char *label[2];        /* put before each line of stdout and stderr on the console */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
     const char *notify;          /* its NOTIFY_SOCKET, an abstract address: "@..."; NULL: none */
+    const uint64_t *cpus;        /* what it is bound to: bit n is CPU n; NULL: as we are */
+    const uint64_t *nodes;       /* the NUMA nodes that its memory is to come from; NULL: as we are */
+    uint32_t cpu_words;          /* how many words in cpus, and in nodes */
+    uint32_t node_words;
     uint32_t env_count;          /* how many strings in env */
     uint32_t flags;
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE */
@@ -79,7 +83,7 @@ struct ir_worker {
 enum { /* ir_failure.step: what could not be done */
     IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
     IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
-    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY, IR_STEP_AFFINITY,
 };
 
 struct ir_failure {
@@ -103,6 +107,7 @@ enum { /* ir_event.kind */
     IR_UNGUARDED,     /* code: the step, signal: the errno; the guard could not be started, or (0) was killed */
     IR_READY,         /* worker, pid: it said READY=1; once */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
+    IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 

@@ -60,6 +60,8 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
     plan = _make_plan(options, environ, launch_id)
+    for notice in plan.nodes[0].notices:
+        _say(f"infini-run: {notice}")
     if options.dry_run:
         return _show(plan, options, before)
     if options.nnodes > 1 and not options.rdzv_explicit:

@@ -41,6 +41,7 @@ KINDS = {
     lib.IR_UNGUARDED: "unguarded",
     lib.IR_READY: "ready",
     lib.IR_TRIGGERED: "triggered",
+    lib.IR_UNPLACED: "unplaced",
     lib.IR_ENDED: "ended",
 }
 
@@ -61,6 +62,7 @@ STEPS = {
     lib.IR_STEP_SIGNALS: "restoring its signals",
     lib.IR_STEP_EXEC: "executing the program",
     lib.IR_STEP_NOTIFY: "making its notify socket",
+    lib.IR_STEP_AFFINITY: "binding it to its CPUs",
 }
 
 
@@ -81,9 +83,10 @@ class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
     kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
-    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, ended.
+    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
-    start_failed; the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
+    start_failed; the stream and errno of an output_lost; the errno of an unplaced. time_ns: CLOCK_MONOTONIC.
+    name: of a stray or stuck process.
     """
 
     kind: str
@@ -120,6 +123,7 @@ class Spec:
 
     __slots__ = (
         "argv",
+        "cpus",
         "cwd",
         "dies_with_us",
         "env",
@@ -127,6 +131,7 @@ class Spec:
         "isolate",
         "label",
         "log_fd",
+        "nodes",
         "notify",
         "output",
         "program",
@@ -145,6 +150,8 @@ class Spec:
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
         self.log_fd = -1
+        self.cpus: Sequence[int] = ()  # empty: as we are
+        self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
 
 
@@ -385,6 +392,14 @@ def _string(string: bytes, kept: list[Any]) -> Any:
     return kept[-1]
 
 
+def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
+    words = [0] * (max(numbers) // 64 + 1)
+    for number in numbers:
+        words[number // 64] |= 1 << number % 64
+    kept.append(ffi.new("uint64_t[]", words))
+    return kept[-1], len(words)
+
+
 def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> None:
     worker.program = _string(spec.program, kept)
     worker.argv = argv
@@ -395,6 +410,10 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
         worker.cwd = _string(spec.cwd, kept)
     if spec.notify is not None:
         worker.notify = _string(spec.notify, kept)
+    if spec.cpus:
+        worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
+        if spec.nodes:
+            worker.nodes, worker.node_words = _mask(spec.nodes, kept)
     for i in range(2):
         worker.label[i] = _string(spec.label[i][0], kept)
         worker.label_more[i] = _string(spec.label[i][1], kept)

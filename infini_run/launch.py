@@ -12,6 +12,7 @@ import atexit
 import os
 import time
 from _thread import RLock
+from warnings import warn
 from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError
@@ -82,11 +83,11 @@ def launch_local(
     flags: as for `run`; gpus_per_proc=0 leaves CUDA_VISIBLE_DEVICES alone.
     """
     if "gpus_per_proc" not in flags:
-        from infini_run.devices import find_gpus
+        from infini_run.devices import find
         from infini_run.errors import DeviceError
 
         try:
-            enough = len(find_gpus(os.environ if env is None else env)) >= num_processes
+            enough = len(find(os.environ if env is None else env).gpus) >= num_processes
         except DeviceError:
             enough = False
         flags["gpus_per_proc"] = 1 if enough else 0
@@ -148,6 +149,8 @@ class ProcessLauncher:
                 stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
                 lends_terminal=False,
             )
+            for notice in plan.nodes[0].notices:
+                warn(notice, RuntimeWarning, stacklevel=2)
             run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
             try:
                 run.start()
@@ -295,9 +298,7 @@ class ProcessLauncher:
         """A launcher that was dropped takes its ranks with it, at once and with a warning."""
         run = self.__dict__.get("_run")
         if run is not None and not run.ended:
-            import warnings
-
-            warnings.warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
+            warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
             run.close()
 
     def forget(self) -> None:

@@ -86,7 +86,8 @@ class NodeRun:
         finally:
             self._close_null()
         if self.options.verbose:
-            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}")
+            bound = [f"  rank {worker.rank}: {worker.place}" for worker in self.plan.workers if worker.place]
+            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
 
     def _explained(self, error: StartError) -> StartError:
         from infini_run.shortage import explain
@@ -152,6 +153,8 @@ class NodeRun:
         spec = Spec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.notify = os.fsencode(worker.notify)
+        if worker.place is not None:
+            spec.cpus, spec.nodes = worker.place.cpus, worker.place.nodes
         spec.dies_with_us = self._entry is not None or _is_main_thread()
         spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._null}[worker.stdin]
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:

@@ -27,6 +27,15 @@ def _dry_run(text: str) -> str:
         raise ValueError("text or json is allowed") from None
 
 
+def _check_gpus(text: str) -> str:
+    if text in ("off", "warn", "refuse"):
+        return text
+    try:
+        return "warn" if boolean(text) else "off"
+    except ValueError:
+        raise ValueError("off, warn or refuse is allowed") from None
+
+
 def _variable_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any("=" in name for name in names):
@@ -128,10 +137,16 @@ FLAGS = (
          "variables of the environment that other nodes get too", shown="none"),
 
     _row("devices", "gpus_per_proc", kind.whole(0), 0, "N",
-         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES alone"),
-    _choice("devices", "bind", ("none", "numa", "cores"), "what each process is bound to"),
+         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
+         "ASCEND_RT_VISIBLE_DEVICES) alone"),
+    _choice("devices", "bind", ("none", "numa", "socket", "cores"),
+            "the CPUs that each process is bound to, with the memory beside them: those of its GPU's NUMA node, of "
+            "that node's socket, or whole cores of its own"),
+    Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
+         negated="off", help="look first who has memory on the GPUs of this job: tell it, or start nothing then"),
     _row("devices", "omp_num_threads", kind.thread_count, 0, "N|auto",
-         "OMP_NUM_THREADS where it is not set; auto: cores / processes, with more than one process",
+         "OMP_NUM_THREADS where it is not set; auto: cores / processes, or those that a process is bound to, "
+         "with more than one process",
          shown="auto"),
 
     _row("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),

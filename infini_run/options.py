@@ -30,7 +30,6 @@ UNBUILT = {  # every value but the default is refused: what to do instead
     "hosts": _BY_HAND,
     "hostfile": _BY_HAND,
     "max_restarts": "leave it at 0",
-    "bind": "leave it at none",
 }
 
 
@@ -57,6 +56,7 @@ class Options:
     export: tuple[str, ...]
     gpus_per_proc: int
     bind: str
+    check_gpus: str
     omp_num_threads: int  # 0: auto
     log_dir: str
     console: str

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
 
 _KILL, _INTERRUPTS = 9, (2, 3)
+_UNPLACED = {  # why a kernel takes no memory policy
+    1: ": a container's seccomp profile, as Docker's default, wants CAP_SYS_NICE for it",
+    22: ": of several NUMA nodes only from Linux 5.15 on",
+    38: ": a kernel without NUMA",
+}
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
 _IGNORED = frozenset(("passed", "triggered"))
 _LOOKS = 256  # kept: of a job that hangs again and again the first ones
@@ -133,6 +138,12 @@ class Outcome:
         how = f"{STEPS[event.code]}: {os.strerror(event.signal)}" if event.code else "it was killed"
         return self.notice(
             f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
+        )
+
+    def _note_unplaced(self, event: Event) -> str:
+        return self.notice(
+            f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"
+            f"{_UNPLACED.get(event.signal, '')}); the kernel takes memory beside those while there is some"
         )
 
     def _note_ended(self, event: Event) -> None:

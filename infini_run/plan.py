@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.options import Options
+    from infini_run.placement import Place
     from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"
@@ -29,7 +30,8 @@ class Node:
     """One machine of the launch, as it was found.
 
     index: its node rank. nproc: workers on it. cpus: CPUs that they share. devices: the GPU names of each
-    local rank; empty where --gpus_per_proc leaves them alone.
+    local rank, for the variable `shown_by`; empty where --gpus_per_proc leaves them alone. places: what each
+    local rank is bound to; empty without --bind. notices: what the user is to be told of it.
     """
 
     index: int
@@ -37,6 +39,9 @@ class Node:
     nproc: int
     cpus: int = 0
     devices: tuple[tuple[str, ...], ...] = ()
+    shown_by: str = "CUDA_VISIBLE_DEVICES"
+    places: tuple[Place, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 @record
@@ -59,6 +64,7 @@ class Worker:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
+    place: Place | None
     stdin: str
     stdout: Output
     stderr: Output
@@ -111,11 +117,12 @@ def make_plan(
     nproc = nodes[0].nproc
     world_size = options.nnodes * nproc
     _check_world(options, nproc, world_size)
-    common = _common_env(options, nodes[0], world_size, master_port, launch_id, environ)
+    threads = _omp_threads(options, nodes[0], environ)
+    common = _common_env(options, nodes[0], world_size, master_port, launch_id, threads)
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
     workers = tuple(
-        _worker(options, command, node, local_rank, world_size, launch_id, error_dir, copies_terminal)
+        _worker(options, command, node, local_rank, world_size, launch_id, error_dir, copies_terminal, threads)
         for node in nodes
         for local_rank in range(node.nproc)
     )
@@ -153,7 +160,7 @@ def _common_env(
     world_size: int,
     master_port: int,
     launch_id: str,
-    environ: Mapping[str, str],
+    threads: Sequence[int],
 ) -> tuple[tuple[str, str], ...]:
     nproc, nnodes = str(node.nproc), str(options.nnodes)
     world, port = str(world_size), str(master_port)
@@ -177,21 +184,24 @@ def _common_env(
         ("TORCHELASTIC_RESTART_COUNT", "0"),
         ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
     ]
-    threads = _omp_threads(options, node, environ)
-    if threads:
-        env.append(("OMP_NUM_THREADS", str(threads)))
+    if len(threads) == 1:
+        env.append(("OMP_NUM_THREADS", str(threads[0])))
     if options.hang_timeout_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the rank may ping
         env.append(("WATCHDOG_USEC", str(max(1, round(options.hang_timeout_s * 1e6)))))
     return tuple(env)
 
 
-def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> int:
-    """Threads for each worker: what was asked for; else a fair share of the CPUs, where nobody said."""
+def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Threads for all workers alike, or for each: what was asked for; else, where nobody said, a fair share of the
+    CPUs, or of those that a worker is bound to."""
     if options.omp_num_threads:
-        return options.omp_num_threads
+        return (options.omp_num_threads,)
     if node.nproc == 1 or "OMP_NUM_THREADS" in environ:
-        return 0
-    return max(1, node.cpus // node.nproc)
+        return ()
+    if node.places:
+        each = tuple(place.threads for place in node.places)
+        return each if len(set(each)) > 1 else each[:1]
+    return (max(1, node.cpus // node.nproc),)
 
 
 def _worker(
@@ -203,6 +213,7 @@ def _worker(
     launch_id: str,
     error_dir: str,
     copies_terminal: bool,
+    threads: Sequence[int],
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
@@ -220,7 +231,9 @@ def _worker(
         env.append(("TORCHELASTIC_ERROR_FILE", error_file))
     devices = node.devices[local_rank] if node.devices else ()
     if devices:
-        env.append(("CUDA_VISIBLE_DEVICES", ",".join(devices)))
+        env.append((node.shown_by, ",".join(devices)))
+    if len(threads) > 1:
+        env.append(("OMP_NUM_THREADS", str(threads[local_rank])))
     extra: tuple[str, ...] = ()
     if options.distributed_args:
         extra = (f"--distributed-rank={rank}", f"--distributed-world-size={world_size}")
@@ -231,6 +244,7 @@ def _worker(
         argv=command.argv + extra if extra else command.argv,
         env=tuple(env),
         devices=devices,
+        place=node.places[local_rank] if node.places else None,
         stdin=_stdin(options, rank, node.nproc, copies_terminal),
         stdout=_output(options, rank, local_rank, STDOUT),
         stderr=_output(options, rank, local_rank, STDERR),

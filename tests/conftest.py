@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["shape"]
+pytest_plugins = ["shape", "nvml", "machine"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
@@ -112,6 +112,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name in (
             "CUDA_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES",
+            "ASCEND_RT_VISIBLE_DEVICES",
             "OMP_NUM_THREADS",
             "PYTHONUNBUFFERED",
             "NOTIFY_SOCKET",

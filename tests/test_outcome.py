@@ -31,7 +31,7 @@ def event(kind, rank=-1, **fields):
 def test_every_kind_of_event_is_understood():
     outcome = outcome_of()
     for kind in KINDS.values():
-        rank = 0 if kind in ("started", "ready", "start_failed", "exited", "output_held") else -1
+        rank = 0 if kind in ("unplaced", "started", "ready", "start_failed", "exited", "output_held") else -1
         is_step = kind in ("start_failed", "unguarded")
         code = next(iter(STEPS)) if is_step else 1 if kind == "output_held" else ord("D")
         assert isinstance(outcome.note(event(kind, rank, signal=5, code=code, name="x", pid=1)), str)

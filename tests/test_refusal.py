@@ -73,7 +73,8 @@ REFUSALS = [
     ("--hang_timeout=soon", "--hang_timeout=soon: a time from 0 to"),
     ("--ready_timeout=-1", "--ready_timeout=-1: a time from 0 to"),
     ("--on_hang=kill", "--on_hang=kill: report or stop is allowed"),
-    ("--bind=numa", "--bind=numa is not built yet; leave it at none"),
+    ("--bind=core", "--bind=core"),
+    ("--check_gpus=always", "--check_gpus=always: off, warn or refuse is allowed"),
     ("--export=A=1", "--export=A=1: names of variables are allowed, not values"),
     ("--gpus_per_proc=-1", "a whole number from 0"),
     ("--omp_num_threads=x", "auto or a whole number from 1 to"),
@@ -140,7 +141,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(argv, message):
 def test_a_bad_variable_is_named():
     assert refused(PET_NNODES="1:4").startswith("PET_NNODES=1:4: ")
     assert refused(PET_STANDALONE="true") == "PET_STANDALONE=true: 0 or 1 is allowed"
-    assert refused(INFINI_RUN_BIND="numa").startswith("INFINI_RUN_BIND=numa is not built yet")
+    assert refused(INFINI_RUN_BIND="core").startswith("INFINI_RUN_BIND=core: ")
     assert refused(PET_NODE_RANK="2", INFINI_RUN_NNODES="2").startswith("PET_NODE_RANK=2: with INFINI_RUN_NNODES=2 ")
 
 
