@@ -25,8 +25,9 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
-def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> None:
-    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes.
+def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int], error_logs: dict[int, int]) -> None:
+    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes, and those of
+    stderr alone into `error_logs`.
 
     Raises UsageError: one cannot be written; StartError: there are too many for a limit.
     """
@@ -39,10 +40,45 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> N
         raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
     try:
         for worker in workers:
-            logs[worker.rank] = _open_log(worker.log, at)
-            _forget_earlier(worker.error_file, at)
+            if worker.error_log:
+                _open_pair(folder, worker, at, logs, error_logs)
+            else:
+                logs[worker.rank] = _open_log(worker.log, at)
+                _forget_earlier(worker.error_file, at)
     finally:
         os.close(at)
+
+
+def _open_pair(folder: str, worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int]) -> None:
+    """In a folder of the worker's own, below `folder`."""
+    inner = _open_inner(os.path.dirname(worker.log)[len(folder) + 1 :], at)
+    try:
+        logs[worker.rank] = _open_log(worker.log, inner)
+        error_logs[worker.rank] = _open_log(worker.error_log, inner)
+        _forget_earlier(worker.error_file, inner)
+    finally:
+        os.close(inner)
+
+
+def _open_inner(path: str, at: int) -> int:
+    """A folder some way below `at`, made as far as it is not there; nothing on the way may be a link."""
+    here = os.dup(at)
+    try:
+        for name in path.split("/"):
+            _make_in(here, name)
+            above, here = here, os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(above)
+    except OSError as error:
+        os.close(here)
+        raise UsageError(f"--log_dir: the folder {path} cannot be made in it: {error.strerror}") from None
+    return here
+
+
+def _make_in(at: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=at)
+    except FileExistsError:
+        return
 
 
 def _make_folder(path: str) -> None:

@@ -123,6 +123,7 @@ class Spec:
         "cwd",
         "dies_with_us",
         "env",
+        "error_log_fd",
         "foreground",
         "isolate",
         "label",
@@ -144,7 +145,7 @@ class Spec:
         self.stdio = [INHERIT, INHERIT, INHERIT]
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
-        self.log_fd = -1
+        self.log_fd = self.error_log_fd = -1
         self.foreground = self.isolate = self.dies_with_us = False
 
 
@@ -401,6 +402,7 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
     worker.stdio = spec.stdio
     worker.output = spec.output
     worker.log_fd = spec.log_fd
+    worker.error_log_fd = spec.error_log_fd
     worker.flags = (
         (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
         | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)

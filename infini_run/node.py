@@ -53,6 +53,7 @@ class NodeRun:
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._logs: dict[int, int] = {}
+        self._error_logs: dict[int, int] = {}
         self._error_folder = ""
         self._null = -1
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
@@ -109,7 +110,7 @@ class NodeRun:
             from infini_run.files import check_report, open_logs
 
             check_report(self.options.report)
-            open_logs(self.options.log_dir, self.plan.workers, self._logs)
+            open_logs(self.options.log_dir, self.plan.workers, self._logs, self._error_logs)
         if not self.options.log_dir:
             self._make_error_folder()
         self._open_null()
@@ -162,6 +163,7 @@ class NodeRun:
         if self.options.console == "prefix":
             spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
         spec.log_fd = self._logs.get(worker.rank, -1)
+        spec.error_log_fd = self._error_logs.get(worker.rank, -1)
         return spec
 
     def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
@@ -336,8 +338,9 @@ class NodeRun:
                 self._group.close()
                 self._group = None
             self._close_null()
-            while self._logs:
-                os.close(self._logs.popitem()[1])
+            for logs in (self._logs, self._error_logs):
+                while logs:
+                    os.close(logs.popitem()[1])
             self._remove_error_folder()
 
     def forget(self) -> None:

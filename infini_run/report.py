@@ -87,7 +87,7 @@ class Stray:
 @record
 class Report:
     """The end of a launch. `told`: the signal from outside that ended it, else 0. `strays`: the first few of
-    `stray_count`."""
+    `stray_count`. `taken_port`: the rendezvous port, if it was somebody else's, else 0."""
 
     launch_id: str
     run_id: str
@@ -104,6 +104,7 @@ class Report:
     stuck: tuple[Stray, ...] = ()
     notices: tuple[str, ...] = ()
     looks: tuple[Look, ...] = ()
+    taken_port: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -141,12 +142,22 @@ class Report:
         last = [f"  log: {first.log}"] if first.log else []
         if look and look.file and first.verdict:
             last.append(f"  all of it: {look.file}")
-        hint = _hint(first)
+        hint = _hint(first) or self._port_hint(first)
         if hint:
             last.append(f"  {hint}")
         room = max(0, TEXT_LINES - 1 - len(last) - len(lines))
         words = first.last_lines[-min(_WORDS, room) :] if room else ()
         return [*lines[: TEXT_LINES - 1 - len(last)], *(f"  | {line}" for line in words), *last]
+
+    def _port_hint(self, first: Exit) -> str:
+        if not self.taken_port or first.start_failure:
+            return ""
+        way = (
+            "--standalone takes a free one"
+            if self.world_size == len(self.exits)
+            else "give every node another --rdzv_endpoint=HOST:PORT"
+        )
+        return f"next: port {self.taken_port} is in use by another program; {way}"
 
     def _others(self, first: Exit) -> str:
         stopped = sum(e.stopped and not e.verdict for e in self.exits)

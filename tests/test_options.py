@@ -31,7 +31,7 @@ DESIGN = [
     *("module", "no_python", "distributed_args"),
     *("engine", "hosts", "hostfile", "ssh_config", "export"),
     *("gpus_per_proc", "bind", "omp_num_threads"),
-    *("log_dir", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
+    *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
     *(
         "grace",
         "stop_signal",
@@ -132,9 +132,11 @@ def test_the_defaults_are_complete():
         ssh_config="",
         export=(),
         gpus_per_proc=0,
+        virtual_local_rank=False,
         bind="none",
         omp_num_threads=0,
         log_dir="",
+        log_layout="flat",
         console="inherit",
         ranks_on_console=None,
         local_ranks_filter=None,
@@ -199,6 +201,7 @@ def every_option(draw):
     ).map(lambda ranks: StreamMap(ranks=tuple(sorted(ranks.items()))))
     some = lambda count: st.none() | st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple)  # noqa: E731
     module, standalone = draw(st.booleans()), nnodes == 1 and draw(st.booleans())
+    gpus, run_id = draw(st.integers(0, 16)), draw(names)
     port = 0 if standalone else draw(st.integers(1 if nnodes > 1 else 0, 65535))
     return replace(
         options(),
@@ -209,16 +212,18 @@ def every_option(draw):
         master_port=port,
         rdzv_explicit=True,
         standalone=standalone,
-        run_id=draw(names),
+        run_id=run_id,
         role=draw(names),
         module=module,
         no_python=not module and draw(st.booleans()),
         distributed_args=draw(st.booleans()),
         ssh_config=draw(names),
         export=tuple(draw(st.lists(st.from_regex(r"[A-Z_]+", fullmatch=True)))),
-        gpus_per_proc=draw(st.integers(0, 16)),
+        gpus_per_proc=gpus,
+        virtual_local_rank=gpus > 0 and draw(st.booleans()),
         omp_num_threads=draw(st.integers(0, 512)),
         log_dir="logs" + draw(names),
+        log_layout="flat" if "/" in run_id else draw(st.sampled_from(["flat", "torchrun"])),
         console=draw(st.sampled_from(["inherit", "prefix", "none"])),
         ranks_on_console=draw(some(nnodes * local)),
         local_ranks_filter=draw(some(local)),
