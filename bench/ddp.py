@@ -1,14 +1,15 @@
-"""(g) The same PyTorch training, examples/ddp.py, under torchrun and under infini-run in the environment of --torch-venv.
+"""(g) The same PyTorch training, examples/ddp.py, under torchrun and under infini-run, with --torch-venv's torch.
 
-Time from the command to rank 0's first training step, the launcher's peak memory meanwhile, what is told of a rank
-that fails, and whether the first of two that fail is named. The bars are about what torchrun costs beside the training:
-importing torch in the launcher is measured in the same run.
+Time from the command to rank 0's first training step, the launcher's peak memory meanwhile, what is told of a
+rank that fails, and whether the first of two that fail is named. The bars are about what torchrun costs beside
+the training: importing torch in the launcher is measured in the same run.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,13 +51,20 @@ class Starter:
         return [*self.words, "--standalone", f"--nproc_per_node={n}", *more]
 
 
+def own_session() -> list[str]:
+    """torchrun's ranks have sessions of their own, and where other work is done at the same time the kernel gives
+    every session its share of the CPUs (sched(7), autogroup): ours get the same, at the price of one more process."""
+    setsid = shutil.which("setsid")
+    return [setsid, "--wait"] if setsid else []
+
+
 def starters(bed: Bed) -> tuple[Starter, Starter]:
     assert bed.torch_venv
     python = str(bed.torch_venv / "bin" / "python")
     ours = Starter(
         name="infini-run",
         words=[bed.infini_run],
-        program=[python, "-u", EXAMPLE],
+        program=[*own_session(), python, "-u", EXAMPLE],
         quiet=["--console=none"],
         named=r"rank (\d+) on",
     )

@@ -62,6 +62,7 @@ def render_json(plan: Plan) -> str:
                     "devices": list(worker.devices),
                     "stdin": worker.stdin,
                     "log": worker.log or None,
+                    "error_log": worker.error_log or None,
                 }
                 for worker in plan.workers
             ],

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import COMMAND
+from test_plan import plan_of
 
 from infini_run.errors import UsageError
+from infini_run.files import open_logs
 from infini_run.flags import Setting
 from infini_run.option_table import TABLE
 from infini_run.options import resolve
@@ -185,6 +187,21 @@ def test_logs_in_dev_null_are_no_logs():
     assert (got.log_dir, got.console, got.redirects.others) == ("", "inherit", 1)
 
 
+def test_a_virtual_local_rank_is_always_0_and_the_others_stay_what_they_are():
+    plan = plan_of("--nproc_per_node=2", "--virtual_local_rank", devices=(("4",), ("6",)))
+    seen = [plan.environ(worker, {}) for worker in plan.workers]
+    names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_PROC_RANK", "LOCAL_WORLD_SIZE")
+    assert [[one[name] for name in names] for one in seen] == [["0", "4", "0", "0", "2"], ["0", "6", "1", "1", "2"]]
+
+
+def test_the_layout_of_torchrun_goes_by_local_rank_and_its_error_file_is_absolute():
+    flags = "--nnodes=2", "--node_rank=1", "--log_dir=logs", "--log_layout=torchrun"
+    (worker,) = plan_of(*flags, error_dir="/home/logs").workers
+    folder = "none_1/attempt_0/0"
+    assert (worker.log, worker.error_log) == (f"logs/{folder}/stdout.log", f"logs/{folder}/stderr.log")
+    assert worker.error_file == f"/home/logs/{folder}/error.json"
+
+
 # ---- for real
 
 
@@ -245,6 +262,17 @@ def test_a_file_in_the_way_of_a_log_is_one_line_before_anything_starts(tmp_path)
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert not (tmp_path / "started").exists()
+
+
+def test_a_link_in_the_way_of_a_ranks_folder_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs" / "none_1").mkdir(parents=True)
+    (tmp_path / "logs" / "none_1" / "attempt_0").symlink_to(tmp_path / "elsewhere")
+    plan = plan_of(f"--log_dir={tmp_path}/logs", "--log_layout=torchrun", error_dir=f"{tmp_path}/logs")
+    logs, error_logs = {}, {}
+    with pytest.raises(UsageError, match="the folder none_1/attempt_0/0 cannot be made in it: Not a directory"):
+        open_logs(f"{tmp_path}/logs", plan.workers, logs, error_logs)
+    assert (logs, error_logs, list((tmp_path / "elsewhere").iterdir())) == ({}, {}, [])
 
 
 def test_arguments_of_the_program_are_no_templates():
