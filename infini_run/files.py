@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from infini_run.errors import StartError, UsageError
+from infini_run.errors import StartError, UsageError, printable
 from infini_run.shortage import LIMITS
 
 TYPE_CHECKING = False
@@ -25,8 +25,9 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
-def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> None:
-    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes.
+def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int], heading: str = "") -> None:
+    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes. heading: a
+    line that is written first.
 
     Raises UsageError: one cannot be written; StartError: there are too many for a limit.
     """
@@ -40,6 +41,8 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> N
     try:
         for worker in workers:
             logs[worker.rank] = _open_log(worker.log, at)
+            if heading:
+                _head(logs[worker.rank], worker.log, at, heading)
             _forget_earlier(worker.error_file, at)
     finally:
         os.close(at)
@@ -72,6 +75,24 @@ def _open_log(path: str, at: int) -> int:
         os.close(fd)
         raise UsageError(f"--log_dir: {path} cannot be written: {found}; remove it, or give another folder")
     return fd
+
+
+def _head(fd: int, path: str, at: int, heading: str) -> None:
+    """On a line of its own, though the last one before it may have no end. Who writes next tells of a full disk."""
+    try:
+        size = os.fstat(fd).st_size
+        is_whole = size == 0 or _byte_at(os.path.basename(path), at, size - 1) == b"\n"
+        os.write(fd, os.fsencode(("" if is_whole else "\n") + f"infini-run: {printable(heading)}\n"))
+    except OSError:
+        return
+
+
+def _byte_at(name: str, at: int, offset: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    try:
+        return os.pread(fd, 1, offset)
+    finally:
+        os.close(fd)
 
 
 def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:

@@ -206,7 +206,7 @@ def _worker(
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
-    notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
+    notify = notify_address(launch_id, rank)
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
@@ -239,6 +239,11 @@ def _worker(
         error_file=error_file,
         notify=notify,
     )
+
+
+def notify_address(launch_id: str, rank: int) -> str:
+    """sd_notify(3): an abstract address; csrc/notify.c listens there."""
+    return f"@infini-run/{launch_id}/{rank}"
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:
