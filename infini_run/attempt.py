@@ -239,8 +239,7 @@ class Attempts:
 
         self._end_pause()
         tally, before = self._tally or Tally(), self._run
-        if self._stdin_at >= 0:
-            os.lseek(0, self._stdin_at, os.SEEK_SET)
+        _rewind(self._stdin_at)
         plan = renewed(
             before.plan,
             launch_id=f"{self._launch_id}.{tally.total}",
@@ -283,6 +282,14 @@ def _stdin_offset(plan: Plan) -> int:
         return os.lseek(0, 0, os.SEEK_CUR) if is_read and stat.S_ISREG(os.fstat(0).st_mode) else -1
     except OSError:
         return -1
+
+
+def _rewind(stdin_at: int) -> None:
+    try:
+        if stdin_at >= 0:
+            os.lseek(0, stdin_at, os.SEEK_SET)
+    except OSError:
+        return  # a host may have closed it meanwhile
 
 
 def _chance() -> float:
