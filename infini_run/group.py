@@ -81,7 +81,8 @@ class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
     kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
-    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, ended.
+    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, restarting (in place of the ended
+    of an attempt that another one follows; code: how many restarts there were), ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
     start_failed; the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
     """

@@ -181,7 +181,13 @@ FLAGS = (
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
-    _row("ending", "max_restarts", kind.whole(0), 0, "N", "start the job again so many times when it fails"),
+    _row("ending", "max_restarts", kind.whole(0), 0, "N",
+         "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
+         "exit code is 126 or 127"),
+    _row("ending", "restart_delay", kind.duration, 1.0, "TIME",
+         "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
+    _row("ending", "restart_window", kind.timeout, 0.0, "TIME|off",
+         "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
     _row("ending", "ready_timeout", kind.timeout, 0.0, "TIME|off",
          "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
     _row("ending", "hang_timeout", kind.timeout, 0.0, "TIME|off",

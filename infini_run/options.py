@@ -31,7 +31,6 @@ UNBUILT = {  # every value but the default is refused: what to do instead
     "engine": _BY_HAND,
     "hosts": _BY_HAND,
     "hostfile": _BY_HAND,
-    "max_restarts": "leave it at 0",
     "bind": "leave it at none",
 }
 
@@ -74,6 +73,8 @@ class Options:
     stop_scope: str
     isolate: bool
     max_restarts: int
+    restart_delay_s: float
+    restart_window_s: float  # 0: off
     ready_timeout_s: float  # 0: off
     hang_timeout_s: float  # 0: off
     on_hang: str
@@ -114,7 +115,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    for name in ("grace", "ready_timeout", "hang_timeout"):
+    for name in ("grace", "restart_delay", "restart_window", "ready_timeout", "hang_timeout"):
         values[f"{name}_s"] = values[name]
     if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
         values["console"] = "prefix"

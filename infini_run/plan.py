@@ -208,7 +208,7 @@ def _worker(
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
-    notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
+    notify = notify_address(launch_id, rank)
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
@@ -255,6 +255,11 @@ def _files(options: Options, launch_id: str, error_dir: str, rank: int, local_ra
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""
     return log, "", f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+
+
+def notify_address(launch_id: str, rank: int) -> str:
+    """sd_notify(3): an abstract address; csrc/notify.c listens there."""
+    return f"@infini-run/{launch_id}/{rank}"
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:

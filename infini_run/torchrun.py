@@ -80,3 +80,11 @@ def log_folder(run_id: str, launch_id: str, attempt: int, local_rank: int) -> st
     What torchrun takes at random is the launch's own id, which is as unique.
     """
     return f"{run_id or 'none'}_{launch_id.rpartition('-')[2]}/attempt_{attempt}/{local_rank}"
+
+
+def in_attempt(path: str, attempt: int) -> str:
+    """The same file of another attempt."""
+    above, found, rest = path.rpartition("/attempt_")
+    if not found:
+        return path
+    return f"{above}/attempt_{attempt}/{rest.partition('/')[2]}"

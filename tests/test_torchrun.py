@@ -239,6 +239,22 @@ def test_the_layout_of_torchrun_has_its_names_and_its_streams_apart(infini_run, 
     assert sorted(command.out.splitlines()) == [b"[rank 0] out0more", b"[rank 1] out1more"]
 
 
+def test_every_attempt_has_its_own_files_in_the_layout_of_torchrun(infini_run, tmp_path):
+    count = "$TORCHELASTIC_RESTART_COUNT"
+    script = f"echo out {count}; echo boom {count} > $TORCHELASTIC_ERROR_FILE; exit 3"
+    flags = "--max_restarts=1", "--restart_delay=0", f"--log_dir={tmp_path}", "--log_layout=torchrun"
+    command = infini_run(*flags, "sh", "-c", script)
+    assert command.wait() == 3
+    run, files = torchrun_logs(tmp_path)
+    assert {name: text for name, text in files.items() if "stderr" not in name} == {
+        f"attempt_{i}/0/{name}": b"%s %d\n" % (word, i)
+        for i in (0, 1)
+        for name, word in (("stdout.log", b"out"), ("error.json", b"boom"))
+    }
+    assert b"error: boom 1\n" in command.err
+    assert f"log: {tmp_path}/{run}/attempt_1/0/stderr.log\n".encode() in command.err
+
+
 def test_a_second_run_in_the_layout_of_torchrun_has_a_folder_of_its_own(infini_run, tmp_path):
     for _ in range(2):
         assert infini_run(f"--log_dir={tmp_path}", "--log_layout=torchrun", "true").wait() == 0
