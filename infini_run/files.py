@@ -41,7 +41,7 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int], erro
     try:
         for worker in workers:
             if worker.error_log:
-                _open_pair(folder, worker, at, logs, error_logs)
+                _open_pair(worker, at, logs, error_logs)
             else:
                 logs[worker.rank] = _open_log(worker.log, at)
                 _forget_earlier(worker.error_file, at)
@@ -49,9 +49,9 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int], erro
         os.close(at)
 
 
-def _open_pair(folder: str, worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int]) -> None:
-    """In a folder of the worker's own, below `folder`."""
-    inner = _open_inner(os.path.dirname(worker.log)[len(folder) + 1 :], at)
+def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int]) -> None:
+    """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
+    inner = _open_inner(worker.log.split("/")[-4:-1], at)
     try:
         logs[worker.rank] = _open_log(worker.log, inner)
         error_logs[worker.rank] = _open_log(worker.error_log, inner)
@@ -60,17 +60,17 @@ def _open_pair(folder: str, worker: Worker, at: int, logs: dict[int, int], error
         os.close(inner)
 
 
-def _open_inner(path: str, at: int) -> int:
+def _open_inner(names: Sequence[str], at: int) -> int:
     """A folder some way below `at`, made as far as it is not there; nothing on the way may be a link."""
     here = os.dup(at)
     try:
-        for name in path.split("/"):
+        for name in names:
             _make_in(here, name)
             above, here = here, os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
             os.close(above)
     except OSError as error:
         os.close(here)
-        raise UsageError(f"--log_dir: the folder {path} cannot be made in it: {error.strerror}") from None
+        raise UsageError(f"--log_dir: the folder {'/'.join(names)} cannot be made in it: {error.strerror}") from None
     return here
 
 
