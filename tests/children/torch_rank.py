@@ -17,7 +17,8 @@ INFINI_TRAIN = ("NNODES", "NPROC_PER_NODE", "GLOBAL_PROC_RANK", "LOCAL_PROC_RANK
 
 
 def say(**found):
-    print(json.dumps(found), flush=True)
+    """In one write: print under -u makes two, and another rank's may come between."""
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 def meet():
