@@ -116,6 +116,7 @@ struct worker {
     pid_t pid;       /* 0: never started */
     int pidfd;       /* stays open after the reaping: it still names the process group */
     int log_fd;
+    int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
     bool told;       /* our stop signal was sent */

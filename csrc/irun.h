@@ -78,6 +78,7 @@ struct ir_worker {
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE */
     int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
+    int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */
 };
 
 enum { /* ir_failure.step: what could not be done */

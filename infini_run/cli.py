@@ -11,7 +11,9 @@ from infini_run.errors import InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run.attempt import Attempts
     from infini_run.group import Entry
+    from infini_run.node import NodeRun
     from infini_run.options import Options
     from infini_run.plan import Plan
 
@@ -95,28 +97,42 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Pla
 
 
 def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None, asks_fd: int) -> int:
-    from infini_run.group import settle_entry
-    from infini_run.node import NodeRun
     from infini_run.record import replace
     from infini_run.survey import absolute
 
     entry = replace(_take_entry(before), asks_fd=asks_fd)
     report_path = absolute("report", options.report) if options.report else ""
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
-    run.start()
-    settle_entry()
+    run = _start(plan, options, environ, entry)
     while not run.ended:
         run.poll()
     run.close()
     if run.went_well and not report_path:
         return 0
-    report = run.outcome.report()
+    report = run.report()
     if report_path:
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
         _print(2, text, wait_s=_READER_S if report.told else None)
     return report.exit_code
+
+
+def _start(plan: Plan, options: Options, environ: dict[str, str], entry: Entry) -> NodeRun | Attempts:
+    """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
+    run: NodeRun | Attempts
+    if options.max_restarts:
+        from infini_run.attempt import Attempts
+
+        run = Attempts(plan, options, environ=environ, entry=entry, say=_say)
+        run.start()
+        return run
+    from infini_run.group import settle_entry
+    from infini_run.node import NodeRun
+
+    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
+    run.start()
+    settle_entry()
+    return run
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:

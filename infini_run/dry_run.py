@@ -65,6 +65,7 @@ def render_json(plan: Plan) -> str:
                     "memory_nodes": list(worker.place.nodes) if worker.place else None,
                     "stdin": worker.stdin,
                     "log": worker.log or None,
+                    "error_log": worker.error_log or None,
                 }
                 for worker in plan.workers
             ],

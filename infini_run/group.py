@@ -83,7 +83,8 @@ class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
     kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
-    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), ended.
+    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), restarting (in
+    place of the ended of an attempt that another one follows; code: how many restarts there were), ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
     start_failed; the stream and errno of an output_lost; the errno of an unplaced. time_ns: CLOCK_MONOTONIC.
     name: of a stray or stuck process.
@@ -127,6 +128,7 @@ class Spec:
         "cwd",
         "dies_with_us",
         "env",
+        "error_log_fd",
         "foreground",
         "isolate",
         "label",
@@ -149,7 +151,7 @@ class Spec:
         self.stdio = [INHERIT, INHERIT, INHERIT]
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
-        self.log_fd = -1
+        self.log_fd = self.error_log_fd = -1
         self.cpus: Sequence[int] = ()  # empty: as we are
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
@@ -420,6 +422,7 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
     worker.stdio = spec.stdio
     worker.output = spec.output
     worker.log_fd = spec.log_fd
+    worker.error_log_fd = spec.error_log_fd
     worker.flags = (
         (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
         | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infini_run.attempt import Attempts
     from infini_run.group import Event
     from infini_run.options import Options
+    from infini_run.plan import Plan
     from infini_run.report import Exit, Report
     from infini_run.survey import Command
 
@@ -118,7 +120,7 @@ class ProcessLauncher:
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._options = _options(flags, self._command)
-        self._run: NodeRun | None = None
+        self._run: NodeRun | Attempts | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
@@ -151,7 +153,7 @@ class ProcessLauncher:
             )
             for notice in plan.nodes[0].notices:
                 warn(notice, RuntimeWarning, stacklevel=2)
-            run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
+            run = self._make_run(plan)
             try:
                 run.start()
                 self._run, self._untold = run, []
@@ -159,6 +161,13 @@ class ProcessLauncher:
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 run.close()
                 raise
+
+    def _make_run(self, plan: Plan) -> NodeRun | Attempts:
+        if not self._options.max_restarts:
+            return NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
+        from infini_run.attempt import Attempts
+
+        return Attempts(plan, self._options, environ=self._environ, cwd=self._cwd)
 
     def _find(self, words: tuple[str, ...]) -> Command:
         options = self._options
@@ -170,7 +179,8 @@ class ProcessLauncher:
 
     def events(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until
-        there is). Empty when the time is up, or when everything has ended. kind: started, ready, exited, ..."""
+        there is). Empty when the time is up, or when everything has ended. kind: started, ready, exited, ...;
+        restarting, where all ranks are to be started again (max_restarts): it is waiting here that does so."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._untold and self._poll(deadline):
             if deadline is not None and time.monotonic() >= deadline:
@@ -189,14 +199,15 @@ class ProcessLauncher:
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has said READY=1 to its NOTIFY_SOCKET (sd_notify(3)). False when the time is up
-        first, or as soon as a rank has ended without: then it never comes true, see `first_failure`."""
+        first, or as soon as a rank has ended without: then it never comes true, see `first_failure`. With
+        max_restarts one that failed may still come back."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         run = self._launched()
         waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakers.append(waker)
         try:
             while True:
-                answer = all_ready(run.outcome.exits())
+                answer = all_ready(run.outcome.exits(), may_restart=self._options.max_restarts > 0)
                 if answer is not None or run.ended or (deadline is not None and time.monotonic() >= deadline):
                     return bool(answer)
                 self._poll(deadline, also=(waker,))
@@ -252,7 +263,7 @@ class ProcessLauncher:
         run = self._launched()
         if run.ended:
             run.close()
-        return run.outcome.report()
+        return run.report()
 
     # ---- steering
 
@@ -289,7 +300,7 @@ class ProcessLauncher:
                 self._run.close()
                 self._wake()
 
-    def _launched(self) -> NodeRun:
+    def _launched(self) -> NodeRun | Attempts:
         if self._run is None:
             raise InfiniRunError("nothing was launched yet: call launch() first")
         return self._run

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
+_TORCHRUN = ("numa_binding", "virtual_local_rank")  # flags that stand for flags of ours
+_NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _BY_HAND = "run the same command on every node with its --node_rank"
 UNBUILT = {  # every value but the default is refused: what to do instead
     "engine": _BY_HAND,
     "hosts": _BY_HAND,
     "hostfile": _BY_HAND,
-    "max_restarts": "leave it at 0",
 }
 
 
@@ -55,10 +56,12 @@ class Options:
     ssh_config: str
     export: tuple[str, ...]
     gpus_per_proc: int
+    virtual_local_rank: bool
     bind: str
     check_gpus: str
     omp_num_threads: int  # 0: auto
     log_dir: str
+    log_layout: str
     console: str
     ranks_on_console: tuple[int, ...] | None
     local_ranks_filter: tuple[int, ...] | None
@@ -70,6 +73,8 @@ class Options:
     stop_scope: str
     isolate: bool
     max_restarts: int
+    restart_delay_s: float
+    restart_window_s: float  # 0: off
     ready_timeout_s: float  # 0: off
     hang_timeout_s: float  # 0: off
     on_hang: str
@@ -91,13 +96,18 @@ class Request:
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read the command line (without our own name) and the environment.
 
-    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME>, the default.
+    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME> (and torchrun's
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the default.
     Raises UsageError: one line saying what was given and what is allowed.
     """
     parsed = parse(argv, environ, TABLE, PREFIXES)
     if parsed.question:
         return Request(question=parsed.question, options=None)
     given = dict(parsed.settings)
+    if not given.keys().isdisjoint(_TORCHRUN):
+        from infini_run.torchrun import translate
+
+        translate(given)
     _refuse_unbuilt(given)
     _settle_standalone(given)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
@@ -105,13 +115,15 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    for name in ("grace", "ready_timeout", "hang_timeout"):
+    for name in ("grace", "restart_delay", "restart_window", "ready_timeout", "hang_timeout"):
         values[f"{name}_s"] = values[name]
-    if values["log_dir"] and "console" not in given:
+    if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
         values["console"] = "prefix"
     _check_job(given, values)
     _check_program(given, values)
     _check_output(given, values)
+    if values["log_dir"] == _NO_FILES:
+        values["log_dir"] = ""
     return Request(question="", options=Options(**{name: values[name] for name in fields(Options)}))
 
 
@@ -200,9 +212,15 @@ def _check_program(given: Given, values: Values) -> None:
 
 def _check_output(given: Given, values: Values) -> None:
     nproc = values["nproc_per_node"]
-    for name in ("redirects", "tee"):
-        if values[name] != DEFAULTS[name] and not values["log_dir"]:
-            raise UsageError(f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it")
+    if values["redirects"] != DEFAULTS["redirects"] and not values["log_dir"]:
+        raise UsageError(
+            f"{_said(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
+            "(--log_dir=/dev/null drops that output)"
+        )
+    if values["log_layout"] == "torchrun" and "/" in values["run_id"]:
+        raise UsageError(
+            f"{_said(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
+        )
     if not isinstance(nproc, int):
         return  # how many ranks there are is not known yet
     world = values["nnodes"] * nproc

@@ -46,7 +46,9 @@ class Outcome:
         host = os.uname().nodename
         self._host = host
         self._exits = {
-            worker.rank: Exit(rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.log)
+            worker.rank: Exit(
+                rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.error_log or worker.log
+            )
             for worker in plan.workers
         }
         self.first: int | None = None  # rank of the first failure
@@ -223,7 +225,17 @@ class Outcome:
             stuck=tuple(self._stuck),
             notices=tuple(self._notices),
             looks=tuple(self._looks),
+            taken_port=self._taken_port(),
         )
+
+    def _taken_port(self) -> int:
+        """The rendezvous port, where rank 0 failed and somebody else listens there, now that all of ours are gone."""
+        first, port = self.first_failure(), self._plan.master_port
+        if first is None or first.rank != 0 or not first.code or first.verdict:
+            return 0
+        from infini_run.survey import is_taken
+
+        return port if is_taken(port) else 0
 
 
 def describe_event(event: Event) -> str:

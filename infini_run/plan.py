@@ -56,7 +56,8 @@ class Output:
 
 @record
 class Worker:
-    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null."""
+    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null. `error_log`: of stderr alone;
+    empty: `log` has both."""
 
     rank: int
     local_rank: int
@@ -70,6 +71,7 @@ class Worker:
     stderr: Output
     label: str
     log: str
+    error_log: str
     error_file: str
     notify: str
 
@@ -217,16 +219,16 @@ def _worker(
 ) -> Worker:
     rank = node.index * node.nproc + local_rank
     text, local = str(rank), str(local_rank)
-    notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
+    notify = notify_address(launch_id, rank)
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
         ("RANK", text),
-        ("LOCAL_RANK", local),
+        ("LOCAL_RANK", "0" if options.virtual_local_rank else local),
         ("ROLE_RANK", text),
         ("NOTIFY_SOCKET", notify),
     ]
-    error_file = f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+    log, error_log, error_file = _files(options, launch_id, error_dir, rank, local_rank)
     if error_file:
         env.append(("TORCHELASTIC_ERROR_FILE", error_file))
     devices = node.devices[local_rank] if node.devices else ()
@@ -249,10 +251,29 @@ def _worker(
         stdout=_output(options, rank, local_rank, STDOUT),
         stderr=_output(options, rank, local_rank, STDERR),
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
-        log=f"{options.log_dir}/rank_{rank}.log" if options.log_dir else "",
+        log=log,
+        error_log=error_log,
         error_file=error_file,
         notify=notify,
     )
+
+
+def _files(options: Options, launch_id: str, error_dir: str, rank: int, local_rank: int) -> tuple[str, str, str]:
+    """The log, stderr's own log, the error file; empty: none. Only the error file's path must be absolute: its
+    program may go elsewhere."""
+    if options.log_dir and options.log_layout == "torchrun":
+        from infini_run.torchrun import log_folder
+
+        folder = log_folder(options.run_id, launch_id, 0, local_rank)
+        names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
+        return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
+    log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""
+    return log, "", f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+
+
+def notify_address(launch_id: str, rank: int) -> str:
+    """sd_notify(3): an abstract address; csrc/notify.c listens there."""
+    return f"@infini-run/{launch_id}/{rank}"
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:

@@ -236,6 +236,22 @@ def free_port() -> int:
     return port
 
 
+def is_taken(port: int) -> bool:
+    """Whether somebody listens on a port now; connections that were closed do not count."""
+    import errno
+    from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
+
+    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        probe.bind(("", port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    finally:
+        probe.close()
+    return False
+
+
 def new_launch_id() -> str:
     """Unique on this machine and all others: strays are told from strangers by it."""
     return f"ir-{os.urandom(6).hex()}"

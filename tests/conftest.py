@@ -24,7 +24,7 @@ import pytest
 
 pytest_plugins = ["shape", "nvml", "machine"]
 CHILDREN = Path(__file__).parent / "children"
-FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "FLAGS_")
+FOREIGN = ("INFINI_", "SLURM_", "PBS_", "OMPI_", "PMI_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "FLAGS_")
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 os.environ.update([OURS])
 os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="infini-run-tests-")  # what SIGKILLed launchers leave goes with it

@@ -119,6 +119,7 @@ static int spawn(struct ir_group *group, uint32_t more_flags, const char *script
             .stdio = {input >= 0 ? IR_FD_PIPE : IR_FD_INHERIT, IR_FD_PIPE, IR_FD_PIPE},
             .output = {IR_TO_CONSOLE | IR_TO_LOG, IR_TO_CONSOLE | IR_TO_LOG},
             .log_fd = logs[i],
+            .error_log_fd = -1,
         };
     }
     int r = ir_group_spawn(group, workers, WORKERS, &failure);
