@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-_KILL, _INTERRUPTS = 9, (2, 3)
+_KILL = 9
+_INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it
 _UNPLACED = {  # why a kernel takes no memory policy
     1: ": a container's seccomp profile, as Docker's default, wants CAP_SYS_NICE for it",
     22: ": of several NUMA nodes only from Linux 5.15 on",
@@ -219,7 +220,7 @@ class Outcome:
             exits=self.exits(),
             first_failure=first,
             told=self.told,
-            quiet=self._has_terminal and first is not None and first.signal in _INTERRUPTS,
+            quiet=self._has_terminal and first is not None and first.shell_code in _INTERRUPTED,
             strays=tuple(self._strays),
             stray_count=self._stray_count,
             stuck=tuple(self._stuck),

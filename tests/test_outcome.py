@@ -141,13 +141,13 @@ def test_strays_and_what_is_stuck_are_kept():
     assert report.exit_code == 1
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(number):
+@pytest.mark.parametrize("how", [{"signal": 2}, {"signal": 3}, {"code": 130}, {"code": 131}])
+def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(how):
     outcome = outcome_of(has_terminal=True)
-    outcome.note(event("exited", 0, signal=number))
+    outcome.note(event("exited", 0, **how))
     assert outcome.report().quiet
     other = outcome_of()
-    other.note(event("exited", 0, signal=number))
+    other.note(event("exited", 0, **how))
     assert not other.report().quiet
 
 

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, marked, play, processes, until
+from conftest import is_alive, marked, play, processes, state_of, until
 from shape import STUBBORN, as_root, pass_time
-from test_terminal import terminal  # noqa: F401
+from test_terminal import PROMPT, terminal  # noqa: F401
 
 NOW = "--restart_delay=0"
 NEVER = "--restart_delay=1000"  # a test that waited for it would not end
@@ -104,7 +104,7 @@ def test_the_delay_doubles(infini_run):
 # ---- what is a failure
 
 
-def test_all_ranks_are_started_again_when_one_has_failed(launch):
+def test_all_ranks_are_started_again_when_one_has_failed(launch, every_path):
     words = play("+0", "say=first", "@0", "exit=3", "@*", "wait", "+1", "say=second", "exit=0")
     command = launch("--max_restarts=1", NOW, *words)
     assert command.wait() == 0
@@ -396,8 +396,9 @@ def test_delay_of_an_isolated_job_ends_with_its_launcher(infini_run, name):
     assert not folders_left()
 
 
-def test_ctrl_c_ends_a_lone_rank_and_the_job(terminal):  # noqa: F811
-    terminal.run("--max_restarts=3", NOW, *play("say=ready", "wait"))
+@pytest.mark.parametrize("handled", [(), ("end=INT:130",)], ids=["killed by it", "says 130"])
+def test_ctrl_c_ends_a_lone_rank_and_the_job(terminal, handled):  # noqa: F811
+    terminal.run("--max_restarts=3", NOW, *play(*handled, "say=ready", "wait"))
     terminal.pids("ready")
     terminal.type("\x03")
     assert terminal.code() == 130
@@ -413,6 +414,18 @@ def test_ctrl_c_ends_the_delay_and_the_next_attempt_has_the_terminal(terminal): 
     terminal.see(rb"restart 2 of 2 in 2\.0 s")
     terminal.type("\x03")
     assert terminal.code() == 130
+
+
+def test_ctrl_z_stops_us_in_the_delay_and_fg_goes_on(terminal):  # noqa: F811
+    terminal.run("--max_restarts=1", "--restart_delay=2s", *play("+0", "exit=3", "+1", "say=again", "exit=4"))
+    terminal.see(rb"restart 1 of 1 in 2\.0 s")
+    pid = terminal.launcher()
+    terminal.type("\x1a")
+    until(lambda: state_of(pid) == "T")
+    terminal.see(PROMPT)
+    terminal.type("fg\n")
+    terminal.pids("again")
+    assert terminal.code() == 4
 
 
 # ---- what it costs
