@@ -254,6 +254,9 @@ class Attempts:
             if isinstance(error, StartError) and not self._stopped:
                 return self._take(spend(self._options, tally, 0.0, _chance()), None, str(error))
             self._over, self._why_not = True, str(error)
+        except BaseException:  # KeyboardInterrupt may come between any two steps
+            self._run.close()
+            raise
         if self._stopped:
             self._run.stop()
         return []

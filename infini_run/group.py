@@ -282,15 +282,26 @@ class Group:
 
     def step(self) -> list[Event]:
         """Do what is to be done now; never blocks. The events come once, in order."""
-        events: list[Event] = []
         with self._lock:
+            events = self._take()
             while not self._closed:
                 count = lib.ir_group_step(self._handle, self._events, 64)
-                events += [_event(self._events[i], self._ranks) for i in range(count)]
+                events += self._take()
                 if count < 64:
                     break
-            if events and events[-1].kind == "ended":
-                self.ended = True
+        return events
+
+    def _take(self) -> list[Event]:
+        """The events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may come at
+        any line: who waits for an end that was lost would wait for ever."""
+        count = 0
+        while count < 64 and self._events[count].kind:
+            count += 1
+        events = [_event(self._events[i], self._ranks) for i in range(count)]
+        self.ended = self.ended or (count > 0 and events[-1].kind == "ended")
+        while count > 0:  # from the last one on: what is left is whole, and is taken next time
+            count -= 1
+            self._events[count].kind = 0
         return events
 
     def signal(self, worker: int, number: int) -> int:

@@ -201,6 +201,7 @@ class NodeRun:
             events = self._group.step()
             for event in events:
                 self._follow(event)
+            self._ended = self._ended or self._group.ended  # an interrupt may have lost the event that says so
         return events
 
     def _follow(self, event: Event) -> None:
