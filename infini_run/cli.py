@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from infini_run.group import Entry
     from infini_run.options import Options
     from infini_run.plan import Plan
+    from infini_run.seeing import Seeing
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
@@ -48,7 +49,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     environ = dict(os.environ)
     request = resolve(argv, environ)
     if request.options is None:
-        return _answer(request.question, before)
+        return _answer(request.question, request.words, before)
     options = request.options
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
@@ -59,12 +60,17 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         os.set_inheritable(asks_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
+    seeing: Seeing | None = None
+    if (options.live != "off" or options.trace) and not options.dry_run:
+        from infini_run.seeing import open_seeing
+
+        seeing, options = open_seeing(options, environ, say=_say)
     plan = _make_plan(options, environ, launch_id)
     if options.dry_run:
         return _show(plan, options, before)
     if options.nnodes > 1 and not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
-    return _launch(plan, options, environ, before, asks_fd)
+    return _launch(plan, options, environ, before, asks_fd, seeing)
 
 
 def _take_entry(before: set[int] | None) -> Entry:
@@ -92,7 +98,14 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str) -> Pla
     )
 
 
-def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None, asks_fd: int) -> int:
+def _launch(
+    plan: Plan,
+    options: Options,
+    environ: dict[str, str],
+    before: set[int] | None,
+    asks_fd: int,
+    seeing: Seeing | None,
+) -> int:
     from infini_run.group import settle_entry
     from infini_run.node import NodeRun
     from infini_run.record import replace
@@ -100,12 +113,16 @@ def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[i
 
     entry = replace(_take_entry(before), asks_fd=asks_fd)
     report_path = absolute("report", options.report) if options.report else ""
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
-    run.start()
-    settle_entry()
-    while not run.ended:
-        run.poll()
-    run.close()
+    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+    try:
+        run.start()
+        settle_entry()
+        while not run.ended:
+            run.poll()
+        run.close()
+    finally:
+        if seeing is not None:
+            _say_problem(seeing.close())
     if run.went_well and not report_path:
         return 0
     report = run.outcome.report()
@@ -115,6 +132,11 @@ def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[i
     if text:
         _print(2, text, wait_s=_READER_S if report.told else None)
     return report.exit_code
+
+
+def _say_problem(problem: str) -> None:
+    if problem:
+        _say(f"infini-run: {printable(problem)}")
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:
@@ -148,8 +170,17 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
             remove_folder(error_folder(options, launch_id, environ))
 
 
-def _answer(question: str, before: set[int] | None) -> int:
+def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> int:
     _unblock(before)
+    if question == "plot":
+        from infini_run.plot import plot
+
+        plot(words[0], words[1:])
+        return 0
+    if question == "completion":
+        from infini_run.completion import script
+
+        return _print(1, script(words[0]).rstrip("\n"))
     if question == "version":
         from importlib.metadata import version
 
