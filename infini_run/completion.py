@@ -1,7 +1,7 @@
 """What makes bash and zsh complete our flags, out of the table of flags; the scripts stand alone.
 
-Names in both spellings, values where only some are allowed, files, folders, variables and signals where those are asked
-for; from the program on, whatever the shell would complete without us.
+Names in both spellings, values where only some are allowed, files, folders, variables and signals where those are
+asked for; from the program on, whatever the shell would complete without us.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ _infini_run_names() { # the flags of which `$1` is the beginning, as it is spell
 _infini_run_program() { # `$1` is where the program stands: from there on it is another command's line
     local complete
     if (($1 == COMP_CWORD)); then
-        mapfile -t COMPREPLY < <({ compgen -f -- "$cur"; [[ -z $cur || $cur == */* ]] || compgen -c -- "$cur"; } | sort -u)
+        mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+        if [[ -n $cur && $cur != */* ]]; then
+            mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -c -- "$cur" | sort -u)
+        fi
         compopt -o filenames 2>/dev/null
         return
     fi
@@ -133,8 +136,7 @@ def _bash() -> str:
         said = [f"echo '{words}'"] if words else []
         said += [f"kind={other}"] if other else []
         if said:
-            names = "|".join((flag.name, *flag.aliases))
-            cases.append(f"    {names}) {'; '.join(said)} ;;")
+            cases.append(f"    {'|'.join((flag.name, *flag.aliases))}) {'; '.join(said)} ;;")
     names = [name + ("" if flag.bare is not None else "=") for flag in flags for name in _spellings(flag)]
     negated = ["no" + name for flag in flags if flag.negated is not None for name in _spellings(flag)]
     valued = [name for flag in (*FLAGS, *GRAMMAR) if flag.bare is None for name in (flag.name, *flag.aliases)]
@@ -173,7 +175,7 @@ _infini_run() {
         '*::argument:_normal'
 }
 
-if [[ $funcstack[1] == _infini_run ]]; then
+if [[ $funcstack[1] == _infini-run ]]; then # autoloaded, by the name of its file
     _infini_run "$@"
 else # eval "$(infini-run --completion=zsh)"
     compdef _infini_run infini-run
@@ -196,7 +198,9 @@ def _zsh_specs(flag: Flag) -> list[str]:
         if flag.bare is None:
             specs.append(f"'*{dashes}{name}{'=' if len(name) > 1 else '+'}[{text}]{value}'")
         else:
-            specs.append(f"'*{dashes}{name}{'=-' if flag.metavar else ''}[{text}]{':' + value if flag.metavar else ''}'")
+            specs.append(
+                f"'*{dashes}{name}{'=-' if flag.metavar else ''}[{text}]{':' + value if flag.metavar else ''}'"
+            )
         if flag.negated is not None and len(name) > 1:
             specs.append(f"'*--no{name}[not\\: {text}]'")
     return specs

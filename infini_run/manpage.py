@@ -15,21 +15,22 @@ from infini_run.options import USAGE
 _WIDTH = 64  # of the source, before anything is escaped
 
 _DESCRIPTION = """\
-Starts the processes of a distributed training job, watches them, and takes them down: nothing that the job has started
-outlives it, and the first process to fail is named. Every process gets its ranks and the rendezvous endpoint in its
-environment, under the names of infini_run and of torchrun.
+Starts the processes of a distributed training job, watches them, and takes them down: nothing that the job has
+started outlives it, and the first process to fail is named. Every process gets its ranks and the rendezvous endpoint
+in its environment, under the names of infini_run and of torchrun.
 """
 
 _ENVIRONMENT = """\
-Each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and the others of
-torchrun(1); NNODES, NPROC_PER_NODE, GLOBAL_PROC_RANK, LOCAL_PROC_RANK and PROC_WORLD_SIZE; INFINI_RUN_ID, which is unique
-to the launch; NOTIFY_SOCKET, for sd_notify(3). INFINI_RUN_NAME and PET_NAME in our own environment stand for the flag
-NAME.
+Each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and the others
+of torchrun(1); NNODES, NPROC_PER_NODE, GLOBAL_PROC_RANK, LOCAL_PROC_RANK and PROC_WORLD_SIZE; INFINI_RUN_ID, which is
+unique to the launch; NOTIFY_SOCKET, for sd_notify(3). INFINI_RUN_NAME and PET_NAME in our own environment stand for
+the flag NAME.
 """
 
 _SIGNALS = """\
-INT, QUIT and TERM stop the job, and kill it the second time. HUP, WINCH and CONT go to every rank's process group, TSTP
-stops all, and every other signal goes to each rank's own process. When infini-run itself is killed, the job ends with it.
+INT, QUIT and TERM stop the job, and kill it the second time. HUP, WINCH and CONT go to every rank's process group,
+TSTP stops all, and every other signal goes to each rank's own process. When infini-run itself is killed, the job ends
+with it.
 """
 
 
@@ -46,7 +47,8 @@ def man_page(version: str) -> str:
         ("EXAMPLES", _examples()),
         ("SEE ALSO", ".BR srun (1),\n.BR mpirun (1),\n.BR sd_notify (3)\n"),
     ]
-    head = f'.\\" Made from the table of flags by share/generate.py.\n.TH INFINI\\-RUN 1 "" "infini\\-run {escape(version)}"\n'
+    head = '.\\" Made from the table of flags by share/generate.py.\n'
+    head += f'.TH INFINI\\-RUN 1 "" "infini\\-run {escape(version)}"\n'
     return head + "".join(f".SH {title}\n{text}" for title, text in sections)
 
 

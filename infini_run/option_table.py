@@ -205,7 +205,7 @@ FLAGS = (
          "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
          shown="none"),
     _row("seeing", "completion", _shell, "", "bash|zsh",
-         "start nothing: print what makes this shell complete our flags, as in eval \"$(infini-run --completion=bash)\"",
+         "start nothing: print what makes this shell complete our flags: eval \"$(infini-run --completion=bash)\"",
          shown="none"),
 
     _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",

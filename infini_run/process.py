@@ -22,7 +22,7 @@ _FRAMES = 24  # of a kernel stack
 
 @record
 class Process:
-    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped. memory: resident, in bytes."""
+    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped. memory: resident bytes."""
 
     pid: int
     parent: int

@@ -110,9 +110,7 @@ def open_seeing(
     return (None if trace is None and display is None else Seeing(trace, display)), options
 
 
-def _open_display(
-    options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None
-) -> Display | None:
+def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:
     """`auto` is silent about what it does without."""
     is_asked = options.live == "on"
     if not is_asked and not _is_screen(environ):

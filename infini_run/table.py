@@ -160,7 +160,9 @@ def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) ->
     while sum(width + 1 for _, width, _, _ in wanted) + _LINE > columns and max(column[2] for column in wanted):
         wanted.remove(max(wanted, key=lambda column: column[2]))
     rest = columns - sum(width + 1 for _, width, _, _ in wanted)
-    grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=columns, collapse_padding=True)
+    grid = Table(
+        box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=columns, collapse_padding=True
+    )
     for title, width, _, _ in wanted:
         left = title == "STATE"
         grid.add_column(title, width=width, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")

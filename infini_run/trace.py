@@ -253,7 +253,11 @@ class Trace:
 
 def _names(pid: int, name: str, order: int) -> list[dict[str, Any]]:
     """How the viewer calls a process, and where it puts it: ourselves first, then by rank."""
-    facts = {"process_name": {"name": name}, "process_sort_index": {"sort_index": order}, "thread_name": {"name": name}}
+    facts = {
+        "process_name": {"name": name},
+        "process_sort_index": {"sort_index": order},
+        "thread_name": {"name": name},
+    }
     return [{"name": fact, "ph": "M", "ts": 0, "pid": pid, "tid": pid, "args": args} for fact, args in facts.items()]
 
 

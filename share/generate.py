@@ -1,7 +1,7 @@
-"""Write what is made from the table of flags: the man page and the completions, in the folders where they are installed.
+"""Write what is made from the table of flags, the man page and the completions, as it lies where it is installed.
 
-    python share/generate.py            what `make generated` does
-    python share/generate.py --check    exit code 1, and the names, if one of them is out of date
+python share/generate.py            what `make generated` does
+python share/generate.py --check    exit code 1, and the names, if one of them is out of date
 """
 
 from __future__ import annotations
