@@ -196,7 +196,7 @@ def _zsh_specs(flag: Flag) -> list[str]:
     for name in (flag.name, *flag.aliases):
         dashes = "--" if len(name) > 1 else "-"
         if flag.bare is None:
-            specs.append(f"'*{dashes}{name}{'=' if len(name) > 1 else '+'}[{text}]{value}'")
+            specs.append(f"'*{dashes}{name}=[{text}]{value}'")
         else:
             specs.append(
                 f"'*{dashes}{name}{'=-' if flag.metavar else ''}[{text}]{':' + value if flag.metavar else ''}'"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FAILED, HUNG, LIVE, OVER = range(4)  # kinds of rows, in the order of what to see first
 _STYLES = {FAILED: "bold red", HUNG: "bold yellow", LIVE: "green", OVER: "dim"}
 _LINE = 16  # columns below which a last line says nothing
-_STEP = 0.25  # of a CPU: ranks as busy as one another do not change places
+_IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within a step do not change places
 
 
 @record
@@ -48,7 +48,8 @@ def choose(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
 
 def _urgency(row: Row) -> tuple[int, float, int]:
     if row.kind == LIVE:
-        return LIVE, -((row.cpu or 0.0) // _STEP), row.rank
+        cpu = row.cpu or 0.0
+        return LIVE, 0.0 if cpu < _IDLE else -1.0 - cpu // _STEP, row.rank
     return row.kind, row.since_s, row.rank
 
 
@@ -116,7 +117,7 @@ class Painter:
     def _text(self, text: str, style: str) -> Any:
         from rich.text import Text
 
-        return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+        return Text(text, style=style)
 
     def _render(self, parts: list[Any], columns: int) -> list[str]:
         from rich.console import Console
@@ -126,7 +127,7 @@ class Painter:
         )
         with console.capture() as capture:
             for part in parts:
-                console.print(part)
+                console.print(part, no_wrap=True, overflow="ellipsis", crop=True)
         return [line.rstrip() for line in capture.get().splitlines()]
 
 
