@@ -61,7 +61,8 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
     seeing: Seeing | None = None
-    if (options.live != "off" or options.trace) and not options.dry_run:
+    is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
+    if is_seen and not options.dry_run:
         from infini_run.seeing import open_seeing
 
         seeing, options = open_seeing(options, environ, say=_say)

@@ -54,6 +54,8 @@ class Seeing:
 
     def timeout_s(self, asked_s: float | None) -> float | None:
         """How long to wait at most. Only a table needs a clock."""
+        if self._trace is not None:
+            asked_s = self._trace.timeout_s(asked_s)
         return asked_s if self._display is None else self._display.timeout_s(asked_s)
 
     def act(self) -> None:

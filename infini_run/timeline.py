@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LARGEST = 1 << 28  # bytes of a report that are read
+_LATEST_S = 1e11  # of the epoch
 _HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch that has ended"
 
 
@@ -105,9 +106,9 @@ def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
 
 
 def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
-    start_s = float(rank["start"])
-    end_s = float(content["end"] if rank["end"] is None else rank["end"])
-    ready_s = None if rank.get("ready") is None else float(rank["ready"])
+    start_s = _seconds(rank["start"])
+    end_s = _seconds(content["end"] if rank["end"] is None else rank["end"])
+    ready_s = None if rank.get("ready") is None else _seconds(rank["ready"])
     failed, stopped = bool(rank["failed"]), bool(rank["stopped"])
     return Bar(
         rank=int(rank["rank"]),
@@ -118,6 +119,14 @@ def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
         end=printable(str(_end(rank))),
         is_first=content.get("first_failure") is not None and content["first_failure"] == rank["rank"],
     )
+
+
+def _seconds(value: Any) -> float:
+    """JSON as Python reads it has NaN and infinities."""
+    seconds = float(value)
+    if not 0 <= seconds < _LATEST_S:
+        raise ValueError
+    return seconds
 
 
 def _end(rank: Mapping[str, Any]) -> object:

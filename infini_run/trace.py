@@ -4,7 +4,8 @@ Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chro
 slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
 several nodes lie side by side. A process of the trace is a process: pids are the kernel's.
 
-Nothing wakes up for it: what ranks have written is looked at when something has happened anyway.
+No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second, and
+once more after the last thing that happened.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class Trace:
         self._most_samples = most_samples
         self._count = 0
         self._next_ns = 0
+        self._is_behind = False  # something has happened since the last look
+        self._carries = False  # any output
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
         self._begin_ns = time.monotonic_ns()
         self._plan: Plan | None = None
@@ -75,6 +78,7 @@ class Trace:
         if self._plan is None:
             self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.file})
         self._plan, self._group = plan, group
+        self._carries = any(worker.stdout.piped or worker.stderr.piped for worker in plan.workers)
         self._spawn_ns = self._spawned_ns = now_ns
         self._stop_ns = self._last_exit_ns = 0
 
@@ -96,7 +100,10 @@ class Trace:
     def act(self, *, at_once: bool = False) -> None:
         """See what ranks have written, if the last look was long enough ago."""
         now_ns = time.monotonic_ns()
-        if self._group is None or (now_ns < self._next_ns and not at_once):
+        if self._group is None or not self._carries:
+            return
+        self._is_behind = now_ns < self._next_ns and not at_once
+        if self._is_behind:
             return
         self._next_ns = now_ns + self._gap_ns
         for life in self._live.values():
@@ -104,13 +111,20 @@ class Trace:
         if self._count > self._most_samples:
             self._thin()
 
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """Until the look that is still to come, or what was asked for; None: for ever."""
+        if not self._is_behind:
+            return asked_s
+        wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
+        return wait_s if asked_s is None else min(wait_s, asked_s)
+
     def end(self) -> None:
         """The group is about to be closed."""
         if self._live:
             self.act(at_once=True)
         now_ns = time.monotonic_ns()
         self._live.clear()
-        self._group = None
+        self._group, self._is_behind = None, False
         if self._spawn_ns:
             self._close_attempt(now_ns)
 
@@ -225,7 +239,7 @@ class Trace:
         if life.ready_ns:
             ready_ns = min(life.ready_ns, stop_ns)
             events.append({**self._span("starting", life.pid, life.start_ns, ready_ns), "cat": "rank"})
-            at = {"ph": "i", "s": "t", "ts": self._us(life.ready_ns), "pid": life.pid, "tid": life.pid}
+            at = {"ph": "i", "s": "t", "ts": self._us(min(life.ready_ns, end_ns)), "pid": life.pid, "tid": life.pid}
             events.append({"name": "ready", "cat": "rank", **at})
         if life.end is not None:
             at = {"ph": "i", "s": "t", "ts": self._us(end_ns), "pid": life.pid, "tid": life.pid}
