@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 
 from infini_run.errors import UsageError, printable
 from infini_run.timeline import read_timeline
@@ -43,7 +44,9 @@ def plot(target: str, sources: Sequence[str]) -> None:
     if form not in known:
         raise UsageError(f"--plot={printable(target)}: a name that ends in .{', .'.join(sorted(known))} is allowed")
     picture = io.BytesIO()
-    canvas.print_figure(picture, format=form, dpi=_DPI)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that no font has: they are drawn as boxes
+        canvas.print_figure(picture, format=form, dpi=_DPI)
     _write(target, picture.getvalue())
 
 

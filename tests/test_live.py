@@ -49,7 +49,11 @@ def assert_in_order(window):
 
 
 def test_each_rank_has_a_line_with_what_it_is_and_what_it_wrote_last(window, bell):
-    ranks = ["sh", "-c", f'echo "first $RANK"; echo "rank $RANK says $((1 + 1))"; echo $RANK $$ > {bell.path}; exec cat']
+    ranks = [
+        "sh",
+        "-c",
+        f'echo "first $RANK"; echo "rank $RANK says $((1 + 1))"; echo $RANK $$ > {bell.path}; exec cat',
+    ]
     one = window(*LIVE, "--nproc_per_node=3", "--stdin=all", *ranks)
     pids = dict(line.split() for line in bell.hear(3))
     one.see(lambda: shows(one, "running", "running", "running") and all("says" in one.row(rank) for rank in range(3)))
@@ -58,7 +62,9 @@ def test_each_rank_has_a_line_with_what_it_is_and_what_it_wrote_last(window, bel
         words = one.row(rank)
         assert words[2] == pids[str(rank)]
         assert words[-4:] == ["rank", str(rank), "says", "2"]
-        assert words[3].startswith("0:") and words[4].endswith("%") and words[5].endswith(("K", "M"))
+        assert words[3].startswith("0:")
+        assert words[4].endswith("%")
+        assert words[5].endswith(("K", "M"))
     one.type("\x04")
     assert one.wait() == 0
     assert shows(one, "done", "done", "done")
@@ -186,7 +192,9 @@ def test_what_a_rank_writes_cannot_steer_the_terminal(window):
     evil = r"printf '\033[2J\033]0;owned\007\033[1mbold\033[0m [red]x[/red] \302\233 \377end\n'; exec cat"
     one = window(*LIVE, "--stdin=0", "--nproc_per_node=2", "sh", "-c", evil)
     one.see(lambda: "end" in " ".join(one.row(0)))
-    assert b"\x1b[2J" not in one.seen and b"\x1b]" not in one.seen and b"\x07" not in one.seen
+    assert b"\x1b[2J" not in one.seen
+    assert b"\x1b]" not in one.seen
+    assert b"\x07" not in one.seen
     assert "[red]x[/red]" in " ".join(one.row(0))
     one.type("\x04")
     assert one.wait() == 0
@@ -227,13 +235,18 @@ def test_without_a_terminal_it_says_so_and_goes_on(infini_run):
     command = infini_run(*LIVE, "--nproc_per_node=2", *play("say=hello", "exit=0"))
     assert command.wait() == 0
     assert command.out.count(b"hello") == 2
-    assert command.err == b"infini-run: --live: our stderr is no terminal that a table could be drawn on; going on without it\n"
+    assert (
+        command.err
+        == b"infini-run: --live: our stderr is no terminal that a table could be drawn on; going on without it\n"
+    )
 
 
 def test_a_dumb_terminal_is_none(window):
     one = window(*LIVE, *play("say=hello", "exit=0"), TERM="dumb")
     assert one.wait() == 0
-    assert b"no terminal" in one.seen and b"hello" in one.seen and not heads(one)
+    assert b"no terminal" in one.seen
+    assert b"hello" in one.seen
+    assert not heads(one)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +273,9 @@ def test_who_gets_a_table(window, flags, environ, drawn):
 def test_a_table_and_lines_on_one_screen_contradict_each_other(infini_run):
     command = infini_run("--live", "--console=prefix", "true")
     assert command.wait() == 2
-    assert command.err.startswith(b"infini-run: --live shows a table where --console=prefix would write lines: drop one")
+    assert command.err.startswith(
+        b"infini-run: --live shows a table where --console=prefix would write lines: drop one"
+    )
     assert command.err.count(b"\n") == 1
 
 
@@ -321,10 +336,13 @@ def test_in_the_background_nothing_is_drawn_until_fg(shell, bell):
 
 
 def test_a_program_may_show_the_table(window):
-    code = "import infini_run as ir, sys; print(ir.run(sys.argv[1:], nproc_per_node=2, live=True).world_size, 'ranks')"
+    code = (
+        "import infini_run as ir, sys; print(ir.run(sys.argv[1:], nproc_per_node=2, live=True).world_size, 'ranks')"
+    )
     one = window("-c", code, *play("say=hello", "exit=0"), program=[sys.executable])
     assert one.wait() == 0
-    assert shows(one, "done", "done") and one.row(1)[-3] == "hello"
+    assert shows(one, "done", "done")
+    assert one.row(1)[-3] == "hello"
     assert one.text[one.text.index(_head(one)) + 3] == "2 ranks"
 
 
@@ -409,4 +427,5 @@ cli.main()
     trace = [sys.executable, "-c", code, f"--trace={tmp_path}/t.json", "sleep", "0.1"]
     exit_code, waits, modules = json.loads(subprocess.run(trace, capture_output=True, text=True, check=True).stdout)
     assert exit_code == 0
-    assert "infini_run.trace" in modules and "infini_run.live" not in modules
+    assert "infini_run.trace" in modules
+    assert "infini_run.live" not in modules

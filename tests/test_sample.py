@@ -36,7 +36,8 @@ def test_cpu_and_memory_are_those_of_a_rank_and_its_children():
             until(lambda: Table().cpu_s(process.pid) > table_s + 0.1)
             second = sampler.take(ranks, time.monotonic())[process.pid]
             assert 0 < second.cpu < 1.5
-            assert second.gpu is None and not second.is_suspended
+            assert second.gpu is None
+            assert not second.is_suspended
             sampler.close()
         finally:
             os.killpg(process.pid, 9)

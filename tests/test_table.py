@@ -90,14 +90,16 @@ def test_every_frame_fits(columns, lines, count, text, has_gpu, is_coloured):
     frame = painter.frame(rows, "infini-run", (columns, lines), lambda rank: plain(text.encode("utf-8", "replace")))
     assert len(frame) <= lines
     for line in bare(frame):
-        assert "\x1b" not in line and cell_len(line) <= columns
+        assert "\x1b" not in line
+        assert cell_len(line) <= columns
         assert printable(line) == line
 
 
 @given(st.binary(max_size=600))
 def test_what_was_written_becomes_one_line_that_is_printable(data):
     line = plain(data)
-    assert line == printable(line) and "\n" not in line
+    assert line == printable(line)
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -123,4 +125,6 @@ def test_quantities():
     sizes = [size_text(n) for n in (None, 0, 5 << 10, 999 << 10, 1023 << 10, 12 << 20, 3 << 40)]
     assert sizes == ["", "0.0K", "5.0K", "999K", "1.0M", "12M", "3.0T"]
     assert [share_text(s) for s in (None, 0.0, 0.456, 12.0)] == ["", "0%", "46%", "1200%"]
-    assert count_text([row(0), row(1, FAILED, "exit 3"), row(2, OVER, "done"), row(3)]) == "1 failed, 2 running, 1 done"
+    assert (
+        count_text([row(0), row(1, FAILED, "exit 3"), row(2, OVER, "done"), row(3)]) == "1 failed, 2 running, 1 done"
+    )

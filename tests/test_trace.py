@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -28,7 +29,8 @@ def validate(content):
     named, open_slices = set(), {}
     for event in events:
         assert {"name", "ph", "ts", "pid", "tid"} | PHASES[event["ph"]] <= event.keys(), event
-        assert isinstance(event["name"], str) and event["name"]
+        assert isinstance(event["name"], str)
+        assert event["name"]
         assert all(type(event[field]) is int and event[field] >= 0 for field in ("ts", "pid", "tid")), event
         if event["ph"] == "M":
             assert METADATA[event["name"]] in event["args"]
@@ -38,7 +40,8 @@ def validate(content):
         last_ts = event["ts"]
         assert {(event["pid"], event["tid"], fact) for fact in METADATA} <= named, "a track without a name"
         if event["ph"] == "X":
-            assert type(event["dur"]) is int and event["dur"] >= 0
+            assert type(event["dur"]) is int
+            assert event["dur"] >= 0
             stack = open_slices.setdefault((event["pid"], event["tid"]), [])
             while stack and stack[-1] <= event["ts"]:
                 stack.pop()
@@ -48,7 +51,8 @@ def validate(content):
         elif event["ph"] == "i":
             assert event["s"] in ("g", "p", "t")
         elif event["ph"] == "C":
-            assert event["args"] and all(type(value) is int for value in event["args"].values())
+            assert event["args"]
+            assert all(type(value) is int for value in event["args"].values())
     return events
 
 
@@ -76,17 +80,19 @@ def test_a_launch_has_its_steps_one_after_the_other(infini_run, path):
     assert command.wait() == 0
     pids = command.pids_of(b"[rank", 3)
     events, other = read(path)
-    assert other["world_size"] == 3 and other["launch_id"].startswith("ir-")
+    assert other["world_size"] == 3
+    assert other["launch_id"].startswith("ir-")
     steps = [e for e in events if e["ph"] == "X" and e["pid"] == command.pid]
     assert [e["name"] for e in steps] == ["plan", "spawn", "run", "sweep"]
-    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in itertools.pairwise(steps))
     ranks = rank_slices(events)
     assert {rank: e["pid"] for rank, e in ranks.items()} == pids
     for rank, pid in pids.items():
         (starting,), (ready,), (ended,) = (of(events, n, pid) for n in ("starting", "ready", "exit: code 0"))
         assert ranks[rank]["ts"] == starting["ts"]
         assert starting["ts"] + starting["dur"] == ready["ts"] <= ended["ts"]
-        assert ranks[rank]["args"]["exit"] == "code 0" and ranks[rank]["cname"] == "good"
+        assert ranks[rank]["args"]["exit"] == "code 0"
+        assert ranks[rank]["cname"] == "good"
     names = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
     assert {name: pid for name, pid in names.items() if name.startswith("rank")} == {
         f"rank {rank}": pid for rank, pid in pids.items()
@@ -96,13 +102,17 @@ def test_a_launch_has_its_steps_one_after_the_other(infini_run, path):
 
 
 def test_what_ranks_wrote_is_counted(infini_run, path):
-    words = ["sh", "-c", "i=0; while [ $i -lt 500 ]; do echo 123456789; echo 1234 >&2; i=$((i+1)); done; sleep 0.3; echo ."]
+    words = [
+        "sh",
+        "-c",
+        "i=0; while [ $i -lt 500 ]; do echo 123456789; echo 1234 >&2; i=$((i+1)); done; sleep 0.3; echo .",
+    ]
     command = infini_run(f"--trace={path}", "--console=prefix", *words)
     assert command.wait() == 0
     counters = [e for e in read(path)[0] if e["ph"] == "C"]
     assert len(counters) >= 2
     assert counters[-1]["args"] == {"stdout": 5002, "stderr": 2500}
-    for before, after in zip(counters, counters[1:], strict=False):
+    for before, after in itertools.pairwise(counters):
         assert all(before["args"][name] <= after["args"][name] for name in before["args"])
 
 
@@ -148,10 +158,13 @@ def test_a_rank_that_could_not_be_executed_is_there(infini_run, path, tmp_path):
 
 
 def test_without_a_first_rank_the_trace_is_written_all_the_same(infini_run, path):
-    command = infini_run(f"--trace={path}", "--nproc_per_node=4", "sleep", "1000", under=("prlimit", "--nofile=12:12"))
+    command = infini_run(
+        f"--trace={path}", "--nproc_per_node=4", "sleep", "1000", under=("prlimit", "--nofile=12:12")
+    )
     assert command.wait() == 1
     events, _ = read(path)
-    assert of(events, "plan") and not rank_slices(events)
+    assert of(events, "plan")
+    assert not rank_slices(events)
 
 
 # ---- the file
@@ -168,7 +181,9 @@ def test_without_a_first_rank_the_trace_is_written_all_the_same(infini_run, path
 def test_a_file_that_cannot_be_made_is_refused_before_the_start(infini_run, tmp_path, name, reason):
     command = infini_run(f"--trace={tmp_path / name}", "touch", tmp_path / "started")
     assert command.wait() == 2
-    assert command.err.count(b"\n") == 1 and reason.encode() in command.err and b"--trace=" in command.err
+    assert command.err.count(b"\n") == 1
+    assert reason.encode() in command.err
+    assert b"--trace=" in command.err
     assert not (tmp_path / "started").exists()
 
 
@@ -184,7 +199,8 @@ def test_a_link_is_replaced_and_never_followed(infini_run, path, tmp_path):
     path.symlink_to(precious)
     assert infini_run(f"--trace={path}", "true").wait() == 0
     assert precious.read_text() == "mine"
-    assert not path.is_symlink() and read(path)
+    assert not path.is_symlink()
+    assert read(path)
 
 
 def test_an_earlier_trace_is_not_taken_for_this_one(infini_run, path):
@@ -202,7 +218,10 @@ def test_a_trace_that_cannot_be_written_at_the_end_is_told_and_changes_nothing(i
     folder.mkdir()
     command = infini_run(f"--trace={folder}/t.json", "rmdir", folder)
     assert command.wait() == 0
-    assert command.err == f"infini-run: the trace {folder}/t.json cannot be written: No such file or directory\n".encode()
+    assert (
+        command.err
+        == f"infini-run: the trace {folder}/t.json cannot be written: No such file or directory\n".encode()
+    )
 
 
 def test_a_relative_path_is_where_we_were_started(infini_run, tmp_path):
@@ -214,7 +233,8 @@ def test_a_program_may_ask_for_it(path):
     report = ir.run(play("exit=0"), nproc_per_node=2, trace=path)
     assert report.exit_code == 0
     events, other = read(path)
-    assert len(rank_slices(events)) == 2 and other["launch_id"] == report.launch_id
+    assert len(rank_slices(events)) == 2
+    assert other["launch_id"] == report.launch_id
 
 
 def test_a_program_is_told_in_the_report_when_it_cannot_be_written(tmp_path):
@@ -304,7 +324,8 @@ def test_several_attempts_are_one_trace(path):
     assert trace.write() == ""
     events, _ = read(path)
     assert len([e for e in events if e["name"] == "rank 0" and e["ph"] == "X"]) == 3
-    assert len(of(events, "plan")) == 1 and len(of(events, "spawn")) == 3
+    assert len(of(events, "plan")) == 1
+    assert len(of(events, "spawn")) == 3
 
 
 def test_the_validator_sees_what_is_wrong(path):
