@@ -4,8 +4,8 @@ Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chro
 slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
 several nodes lie side by side. A process of the trace is a process: pids are the kernel's.
 
-No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second, and
-once more after the last thing that happened.
+No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second,
+and once more after the last thing that happened.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ class Trace:
         if life is None:
             return
         life.end = event
+        life.stop_ns = life.stop_ns if event.after_stop else 0  # else it is why the others were stopped
         self._sample(life, event.time_ns)
         self._last_exit_ns = max(self._last_exit_ns, event.time_ns)
 

@@ -1,4 +1,4 @@
-"""--trace: a file that a viewer of Chrome traces opens, and that says what happened. Checked against the format's rules."""
+"""--trace: a file that a viewer of Chrome traces opens and that says what happened, by the rules of the format."""
 
 from __future__ import annotations
 
@@ -125,6 +125,7 @@ def test_a_failure_is_marked_and_what_it_stopped_too(infini_run, path):
     assert steps == ["plan", "spawn", "run", "stop", "sweep"]
     ranks = rank_slices(events)
     assert (ranks[1]["args"]["failed"], ranks[1]["cname"]) == (True, "terrible")
+    assert not of(events, "stopping", ranks[1]["pid"])
     for rank in (0, 2):
         assert (ranks[rank]["args"]["stopped"], ranks[rank]["cname"]) == (True, "grey")
         (stopping,) = of(events, "stopping", ranks[rank]["pid"])

@@ -73,7 +73,8 @@ class Window:
         """Read on until `what()` holds for the screen."""
         end = time.monotonic() + LIMIT_S
         while not what():
-            assert time.monotonic() < end and self.read(end - time.monotonic()), f"never seen: {self.text}"
+            came = self.read(end - time.monotonic())
+            assert came, f"never seen: {self.text}"
 
     def type(self, text):
         os.write(self.master, text.encode())
