@@ -115,17 +115,15 @@ def open_seeing(
 def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:
     """`auto` is silent about what it does without."""
     is_asked = options.live == "on"
-    if not is_asked and not _is_screen(environ):
+    if not _is_screen(environ):
+        if is_asked and say is not None:
+            say(f"infini-run: {_NO_TERMINAL}")
         return None
     try:
         import rich  # noqa: F401  light by itself; its parts are imported when the ranks run
     except ImportError:
         if is_asked:
             raise UsageError(_EXTRA) from None
-        return None
-    if not _is_screen(environ):
-        if say is not None:
-            say(f"infini-run: {_NO_TERMINAL}")
         return None
     from infini_run.live import Display
     from infini_run.screen import Screen
