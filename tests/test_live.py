@@ -429,3 +429,16 @@ cli.main()
     assert exit_code == 0
     assert "infini_run.trace" in modules
     assert "infini_run.live" not in modules
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
+def test_an_isolated_job_has_a_table_too(window):
+    one = window(*LIVE, "--isolate", "--nproc_per_node=2", *play("wait"))
+    one.see(lambda: shows(one, "running", "running"))
+    one.resize(70, 24)
+    one.see(lambda: len(one.seen.split(b"LAST LINE")) > 2 and heads(one) == 1)
+    one.type("\x03")
+    assert one.wait() == 130
+    assert shows(one, "stopped", "stopped")
+    assert_in_order(one)
