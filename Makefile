@@ -11,11 +11,12 @@ BENCH_ARGS ?=
 
 TORCH := .venv/torch-$(VERSION)
 
-.PHONY: help test torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
+.PHONY: help generated test torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python)"
 	@echo "make torch   the tests that need PyTorch, in an environment of their own (PYTHON of 3.10 to 3.13)"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
+	@echo "make generated  the man page and the completions, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
 	@echo "make coverage  lines and branches of the C core that the tests go through; fails below 90 %"
 	@echo "make walk    every system call of the core fails once, in every kind of launch (a sample is in the tests)"
@@ -56,6 +57,9 @@ lint: $(VENV)/made
 	csrc/check.sh "$(WARNINGS)"
 
 check: lint test
+
+generated: $(VENV)/made
+	$(BIN)/python share/generate.py
 
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.

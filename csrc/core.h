@@ -107,6 +107,8 @@ struct stream {
     bool more;       /* the last piece did not end its line */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
+    uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
+    uint64_t bytes;  /* that came in all */
     char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
     uint32_t label_size, label_more_size;
@@ -125,6 +127,7 @@ struct worker {
     bool log_lost;   /* told once */
     int log_open;    /* stream whose unended line is the log's last, or -1 */
     struct stream streams[2];
+    int wrote;       /* the stream that it wrote to last */
     char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
     int notify_fd;   /* -1: none, or closed at its end */

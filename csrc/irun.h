@@ -132,10 +132,11 @@ struct ir_event {
     char name[16];
 };
 
-/* When a worker last gave a sign of life; 0: never. */
+/* When a worker last gave a sign of life (0: never), and how many bytes it wrote to us so far. */
 struct ir_activity {
     int64_t said_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
     int64_t ping_ns; /* WATCHDOG=1 */
+    uint64_t bytes[2]; /* of stdout and stderr, where they are piped */
 };
 
 struct ir_group;
@@ -183,6 +184,10 @@ void ir_group_kill(struct ir_group *group);
 
 /* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
 int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Copies the line that a piped worker wrote last, on either stream: an unended one too, and from what is
+ * held for a full console the end. At most its last `size` bytes; returns how many. */
+int ir_group_line(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
 
 /* Copies the worker's last STATUS=, as it came, at most `size`; returns how many bytes. */
 int ir_group_status(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);

@@ -31,6 +31,21 @@ int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_
     return (int)n;
 }
 
+/* What was passed on stays in the buffer until the next read, so it need not be kept elsewhere. */
+int ir_group_line(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
+    if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
+    const struct stream *s = &g->workers[worker].streams[g->workers[worker].wrote];
+    bool is_unended = s->end > s->start;
+    uint32_t from = is_unended ? s->start : s->last;
+    uint32_t n = is_unended ? s->end - s->start : s->last_size;
+    if (n > size) {
+        from += n - size;
+        n = size;
+    }
+    if (n > 0) memcpy(ret_bytes, s->buffer + from, n);
+    return (int)n;
+}
+
 /* ---- the log */
 
 static bool shares_log(const struct worker *w) {
@@ -154,6 +169,8 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
         }
         if (marked) log_marked(g, index, &lines, bytes, size);
         s->more = !ends_line(bytes, size);
+        s->last = s->start;
+        s->last_size = size;
         s->start += size;
     }
     if (logged && !marked && s->start > from)
@@ -194,6 +211,8 @@ static uint32_t stream_read(struct ir_group *g, uint32_t index, int which) {
         return 0;
     }
     w->said_ns = clock_ns();
+    w->wrote = which;
+    s->bytes += (uint64_t)n;
     if (which == 1) tail_keep(w, s->buffer + s->end, (uint32_t)n);
     s->end += (uint32_t)n;
     if (!stream_pass(g, index, which)) {

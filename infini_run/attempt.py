@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
     from infini_run.report import Exit, Report
     from infini_run.restart import Decision, Tally
+    from infini_run.seeing import Seeing
 
 _KEPT = 100  # first failures, the last of them: a window may allow restarts without end
 
@@ -45,6 +46,7 @@ class Attempts:
         entry: Entry | None = None,
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
+        seeing: Seeing | None = None,
     ) -> None:
         log_dir = absolute("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)
@@ -52,6 +54,7 @@ class Attempts:
         self._entry = entry
         self._cwd = cwd if cwd or entry is not None else _here()
         self._say = say
+        self._seeing = seeing
         self._launch_id = plan.launch_id
         self._stdin_at = _stdin_offset(plan)
         self._lock = RLock()
@@ -74,6 +77,7 @@ class Attempts:
             cwd=self._cwd,
             say=self._say,
             heading=heading,
+            seeing=self._seeing,
         )
 
     # ---- as a NodeRun

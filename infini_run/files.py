@@ -157,12 +157,12 @@ def _forget_earlier(error_file: str, at: int) -> None:
         raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
 
-def check_report(path: str) -> None:
-    """By making the file that becomes the report. It is renamed, which must never replace a device."""
+def check_target(flag: str, path: str) -> None:
+    """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device."""
     if not path:
         return
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"--report={path} is not a regular file; give a file in a folder that is writable")
+        raise UsageError(f"--{flag}={path} is not a regular file; give a file in a folder that is writable")
     try:
         partial = _partial(os.path.abspath(path))
         os.close(os.open(partial, _NEW, 0o600))
@@ -170,18 +170,22 @@ def check_report(path: str) -> None:
         _forget(path)  # an earlier launch's, which would be taken for ours
     except OSError as error:
         hint = "give a file in a folder that is there and writable"
-        raise UsageError(f"--report={path} cannot be written: {error.strerror}; {hint}") from None
+        raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}; {hint}") from None
 
 
 def write_report(path: str, content: dict[str, object]) -> None:
-    """By rename, so that a reader finds the whole report or none. Raises OSError."""
+    """As `write_whole`. Raises OSError."""
     import json
 
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """By rename, so that a reader finds all of it or what was there before. Raises OSError."""
     partial = _partial(path)
     try:
-        with os.fdopen(os.open(partial, _NEW, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
+        with os.fdopen(os.open(partial, _NEW, 0o600), "wb") as file:
+            file.write(data)
         os.rename(partial, path)
     except OSError:
         _forget(partial)

@@ -348,6 +348,21 @@ class Group:
                 lib.ir_group_activity(self._handle, worker, activity)
         return activity.said_ns, activity.ping_ns
 
+    def volume(self, worker: int) -> tuple[int, int]:
+        """How many bytes a worker has written so far to stdout and to stderr, where we carry them."""
+        activity = ffi.new("struct ir_activity *")
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_activity(self._handle, worker, activity)
+        return int(activity.bytes[0]), int(activity.bytes[1])
+
+    def line(self, worker: int) -> bytes:
+        """The line that a worker wrote last, where we carry it; of a long one the end."""
+        buffer = ffi.new("char[512]")
+        with self._lock:
+            size = 0 if self._closed else lib.ir_group_line(self._handle, worker, buffer, 512)
+        return bytes(ffi.buffer(buffer, max(0, size)))
+
     def spare(self, pid: int, spared: bool = True) -> None:
         """A child that the caller started and ends itself is no stray of ours."""
         with self._lock:

@@ -20,6 +20,7 @@ from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
 from infini_run.ready import all_ready
+from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
 TYPE_CHECKING = False
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
     from infini_run.report import Exit, Report
+    from infini_run.seeing import Seeing
     from infini_run.survey import Command
 
 _NOT_HERE = ("dry_run", "isolate", "report", "verbose")
@@ -121,6 +123,7 @@ class ProcessLauncher:
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._options = _options(flags, self._command)
         self._run: NodeRun | Attempts | None = None
+        self._seeing: Seeing | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
@@ -139,35 +142,54 @@ class ProcessLauncher:
             words = self._command + _checked("args", args)
             if self._cwd is not None and not os.path.isdir(self._cwd):
                 raise UsageError(f"cwd={self._cwd} is not a directory")
-            launch_id = new_launch_id()
-            plan = make_plan(
-                self._options,
-                self._find(words),
-                [survey(self._options, self._environ)],
-                launch_id=launch_id,
-                master_port=self._options.master_port or free_port(),
-                environ=self._environ,
-                error_dir=error_folder(self._options, launch_id, self._environ),
-                stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
-                lends_terminal=False,
-            )
-            for notice in plan.nodes[0].notices:
-                warn(notice, RuntimeWarning, stacklevel=2)
-            run = self._make_run(plan)
+            seeing, options = self._open_seeing()
+            run: NodeRun | Attempts | None = None
             try:
+                plan = self._plan(options, words)
+                for notice in plan.nodes[0].notices:
+                    warn(notice, RuntimeWarning, stacklevel=2)
+                run = self._make_run(plan, options, seeing)
                 run.start()
-                self._run, self._untold = run, []
+                self._run, self._untold, self._seeing = run, [], seeing
                 _live.add(self)
             except BaseException:  # KeyboardInterrupt may come between any two steps
-                run.close()
+                if run is not None:
+                    run.close()
+                if seeing is not None:
+                    seeing.close()
                 raise
 
-    def _make_run(self, plan: Plan) -> NodeRun | Attempts:
-        if not self._options.max_restarts:
-            return NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
+    def _make_run(self, plan: Plan, options: Options, seeing: Seeing | None) -> NodeRun | Attempts:
+        if not options.max_restarts:
+            return NodeRun(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
         from infini_run.attempt import Attempts
 
-        return Attempts(plan, self._options, environ=self._environ, cwd=self._cwd)
+        return Attempts(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+
+    def _open_seeing(self) -> tuple[Seeing | None, Options]:
+        """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
+        options = self._options
+        if options.live != "on":
+            options = replace(options, live="off")
+        if options.live == "off" and not options.trace:
+            return None, options
+        from infini_run.seeing import open_seeing
+
+        return open_seeing(options, os.environ, say=None)
+
+    def _plan(self, options: Options, words: tuple[str, ...]) -> Plan:
+        launch_id = new_launch_id()
+        return make_plan(
+            options,
+            self._find(words),
+            [survey(options, self._environ)],
+            launch_id=launch_id,
+            master_port=options.master_port or free_port(),
+            environ=self._environ,
+            error_dir=error_folder(options, launch_id, self._environ),
+            stdin_is_terminal=options.stdin != "none" and os.isatty(0),
+            lends_terminal=False,
+        )
 
     def _find(self, words: tuple[str, ...]) -> Command:
         options = self._options
@@ -299,6 +321,10 @@ class ProcessLauncher:
             if self._run is not None:
                 self._run.close()
                 self._wake()
+            seeing, self._seeing = self._seeing, None
+            problem = "" if seeing is None else seeing.close()
+            if problem:
+                self._launched().outcome.notice(problem)
 
     def _launched(self) -> NodeRun | Attempts:
         if self._run is None:
@@ -311,10 +337,12 @@ class ProcessLauncher:
         if run is not None and not run.ended:
             warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
             run.close()
+            if self._seeing is not None:
+                self._seeing.close()
 
     def forget(self) -> None:
         """In a forked child: the launch is our parent's."""
-        run, self._run, self._lock = self._run, None, RLock()
+        run, self._run, self._lock, self._seeing = self._run, None, RLock(), None
         if run is not None:
             run.forget()
 

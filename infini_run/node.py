@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
     from infini_run.report import Report
+    from infini_run.seeing import Seeing
     from infini_run.watch import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
@@ -33,7 +34,8 @@ class NodeRun:
     """A plan's workers on this node, alive: start, poll until `ended`, close.
 
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
-    to tell while the job runs. cwd: where the workers start; None: where we are. heading: a line for the logs.
+    to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
+    None: where we are. heading: a line for the logs.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class NodeRun:
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
         heading: str = "",
+        seeing: Seeing | None = None,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -54,6 +57,7 @@ class NodeRun:
         self._cwd = cwd
         self._say = say
         self._heading = heading
+        self._seeing = seeing
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._scratch = Scratch()
@@ -78,6 +82,8 @@ class NodeRun:
             base = self.plan.base(self._environ) | dict(self.plan.env)
             if self.options.ready_timeout_s or self.options.hang_timeout_s:
                 self._watch = self._make_watch()
+            if self._seeing is not None:
+                self._seeing.begin(self.plan, self.group, lambda: self.outcome.exits())
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
@@ -165,11 +171,17 @@ class NodeRun:
             if self._watch is not None:
                 with self._lock:
                     timeout_s, also = self._watch.timeout_s(timeout_s), [*self._watch.fds(), *also]
+            if self._seeing is not None:
+                with self._lock:
+                    timeout_s = self._seeing.timeout_s(timeout_s)
             if self._wait(group, timeout_s, also):
                 events = self._step()
         if self._watch is not None:
             with self._lock:
                 events += self._act(self._watch)
+        if self._seeing is not None:
+            with self._lock:
+                self._seeing.act()
         return events
 
     def _act(self, watch: Watch) -> list[Event]:
@@ -182,6 +194,9 @@ class NodeRun:
             self._tell(self.outcome.notice(finding.problem))
         if finding.blamed:
             self.stop()
+        if self._seeing is not None:
+            for event in finding.events:
+                self._seeing.follow(event)
         return finding.events
 
     def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
@@ -214,6 +229,8 @@ class NodeRun:
             self._watch = self._make_watch()
         if self._watch is not None:
             self._watch.follow(event)
+        if self._seeing is not None:
+            self._seeing.follow(event)
         if self._outcome is None and event.is_plain and not self.options.verbose:
             self._history.append(event)
             return
@@ -272,6 +289,8 @@ class NodeRun:
         if self._say is None or not any(lines):
             return
         text = "infini-run: " + "\n".join(map(printable, lines))
+        if self._seeing is not None and self._seeing.say(text):
+            return
         if not self.ended:
             self.group.say(text)
         else:
@@ -289,6 +308,8 @@ class NodeRun:
         with self._lock:
             if self._watch is not None:
                 self._watch.stop()
+            if self._seeing is not None and not self.ended:
+                self._seeing.stop()
         group = self._group
         if group is not None:
             group.stop()
@@ -313,6 +334,8 @@ class NodeRun:
             if self._watch is not None:
                 self._watch.close()
             if self._group is not None:
+                if self._seeing is not None:
+                    self._seeing.end()
                 self._note_words()
                 self._group.close()
                 self._group = None
@@ -320,7 +343,7 @@ class NodeRun:
 
     def forget(self) -> None:
         """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
-        self._lock, self._watch = RLock(), None
+        self._lock, self._watch, self._seeing = RLock(), None, None
         self._scratch.forget()
         if self._group is not None:
             self._group.forget()

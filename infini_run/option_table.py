@@ -40,6 +40,27 @@ def _check_gpus(text: str) -> str:
         raise ValueError("off, warn or refuse is allowed") from None
 
 
+def _live(text: str) -> str:
+    if text in ("auto", "on", "off"):
+        return text
+    try:
+        return "on" if boolean(text) else "off"
+    except ValueError:
+        raise ValueError("on, off or auto is allowed") from None
+
+
+def _shell(text: str) -> str:
+    if text not in ("bash", "zsh"):
+        raise ValueError("bash or zsh is allowed")
+    return text
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise ValueError("the name of a file is allowed")
+    return text
+
+
 def _variable_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any("=" in name for name in names):
@@ -219,6 +240,17 @@ FLAGS = (
          negated="", shown="off",
          help="print the plan, every rank's environment and arguments, and start nothing"),
     switch("verbose", "seeing", "say what is done"),
+    Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
+         help="one table of all ranks, redrawn in place on the terminal that is our stderr, in place of --console; "
+         "needs rich; auto: with --console=none at a terminal, where rich is"),
+    _row("seeing", "trace", plain, "", "FILE",
+         "write the life of all ranks to FILE, as a Chrome trace: open it in ui.perfetto.dev", shown="none"),
+    _row("seeing", "plot", _file, "", "FILE.png",
+         "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
+         shown="none"),
+    _row("seeing", "completion", _shell, "", "bash|zsh",
+         "start nothing: print what makes this shell complete our flags: eval \"$(infini-run --completion=bash)\"",
+         shown="none"),
 
     _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port; etcd is refused"),

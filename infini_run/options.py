@@ -7,7 +7,7 @@ contradicts itself is refused where one authority said both; otherwise the highe
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.flags import parse
+from infini_run.flags import COMMAND_LINE, parse
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
@@ -26,6 +26,7 @@ USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank")  # flags that stand for flags of ours
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
+_QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _BY_HAND = "run the same command on every node with its --node_rank"
 UNBUILT = {  # every value but the default is refused: what to do instead
     "engine": _BY_HAND,
@@ -82,15 +83,19 @@ class Options:
     keep_going: bool
     dry_run: str  # "", text, json
     verbose: bool
+    live: str  # on, auto (where there is a terminal and rich), off
+    trace: str
     program: tuple[str, ...]
 
 
 @record
 class Request:
-    """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none."""
+    """What to do: run `options`, or answer `question` (help, helpfull, version, plot, completion) about `words`
+    where there are none."""
 
     question: str
     options: Options | None
+    words: tuple[str, ...] = ()
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -104,6 +109,10 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if parsed.question:
         return Request(question=parsed.question, options=None)
     given = dict(parsed.settings)
+    for question in _QUESTIONS:
+        asked = given.pop(question, None)
+        if asked is not None and asked.value and asked.level == COMMAND_LINE:
+            return Request(question=question, options=None, words=(asked.value, *parsed.program))
     if not given.keys().isdisjoint(_TORCHRUN):
         from infini_run.torchrun import translate
 
@@ -119,6 +128,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         values[f"{name}_s"] = values[name]
     if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
         values["console"] = "prefix"
+    _settle_live(given, values)
     _check_job(given, values)
     _check_program(given, values)
     _check_output(given, values)
@@ -181,6 +191,23 @@ def _meeting(given: Given, name: str, part: int) -> Any:
     if own.level == whole.level and own.value != whole.value[part]:
         raise UsageError(f"{whole.origin} and {own.origin} contradict each other: drop one of them")
     return own.value
+
+
+def _settle_live(given: Given, values: Values) -> None:
+    """A table and lines cannot share a screen: the higher authority has it. `auto` takes one that nobody uses.
+
+    Whether there is a screen is not known here: where there is none, the console is what it would be without."""
+    live, console = given.get("live"), given.get("console")
+    if values["live"] == "on" and console is not None and console.value != "none":
+        assert live is not None
+        if live.level == console.level:
+            raise UsageError(
+                f"{live.origin} shows a table where {console.origin} would write lines: drop one of them; with "
+                "--log_dir=DIR the lines are in files"
+            )
+        values["live"] = "on" if live.level < console.level else "off"
+    if values["live"] == "auto" and values["console"] != "none":
+        values["live"] = "off"
 
 
 def _check_job(given: Given, values: Values) -> None:

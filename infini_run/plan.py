@@ -288,8 +288,10 @@ def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> st
 
 def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output:
     """--console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
+    has_table = options.live == "on"  # which shows the last line of each rank
     shown = (
         options.console != "none"
+        and not has_table
         and (options.ranks_on_console is None or rank in options.ranks_on_console)
         and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
     )
@@ -298,4 +300,4 @@ def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output
     logged = bool(options.log_dir)
     labelled = shown and options.console == "prefix"
     last_words = stream == STDERR and not shown
-    return Output(console=shown, log=logged, piped=labelled or logged or last_words)
+    return Output(console=shown, log=logged, piped=labelled or logged or last_words or has_table)

@@ -28,9 +28,9 @@ class Scratch:
     def make(self, plan: Plan, options: Options, heading: str) -> None:
         """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
         if options.report or options.log_dir:
-            from infini_run.files import check_report, open_logs
+            from infini_run.files import check_target, open_logs
 
-            check_report(options.report)
+            check_target("report", options.report)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading)
         if not options.log_dir:
             self._make_error_folder(os.path.dirname(plan.workers[0].error_file))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infini_run
+from infini_run.errors import UsageError
 from infini_run.flags import GRAMMAR
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import FLAGS, GROUPS, PREFIXES, TABLE
@@ -46,7 +47,7 @@ DESIGN = [
         "report",
         "keep_going",
     ),
-    *("dry_run", "verbose"),
+    *("dry_run", "verbose", "live", "trace", "plot", "completion"),
 ]
 TORCHRUN = [
     *(
@@ -160,8 +161,47 @@ def test_the_defaults_are_complete():
         keep_going=False,
         dry_run="",
         verbose=False,
+        live="off",
+        trace="",
         program=("program",),
     )
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "live"),
+    [
+        (["--live"], {}, "on"),
+        (["--live=yes"], {}, "on"),
+        (["--nolive", "--console=none"], {}, "off"),
+        (["--live=auto"], {}, "off"),
+        (["--console=none"], {}, "auto"),
+        (["--live=auto", "--console=none", "--log_dir=x"], {}, "auto"),
+        (["--log_dir=x"], {}, "off"),
+        (["--live", "--log_dir=x"], {}, "on"),
+        (["--live", "--console=none"], {}, "on"),
+        (["--live"], {"INFINI_RUN_CONSOLE": "prefix"}, "on"),
+        (["--console=prefix"], {"INFINI_RUN_LIVE": "1"}, "off"),
+        ([], {"PET_LIVE": "1"}, "on"),
+    ],
+)
+def test_a_table_has_the_screen_that_nobody_of_higher_authority_wants(argv, environ, live):
+    assert options(*argv, **environ).live == live
+
+
+@pytest.mark.parametrize("origin", ["--live --console=inherit", "INFINI_RUN_LIVE=on INFINI_RUN_CONSOLE=prefix"])
+def test_a_table_and_lines_on_one_screen_are_refused(origin):
+    words = origin.split()
+    argv = words if words[0].startswith("-") else []
+    environ = {} if argv else dict(word.split("=") for word in words)
+    with pytest.raises(UsageError, match=f"^{words[0]} shows a table where {words[1]} would write lines"):
+        options(*argv, **environ)
+
+
+def test_plot_and_completion_are_questions_that_only_the_command_line_asks():
+    assert resolve(["--plot=o.png", "a.json", "b.json"], {}).words == ("o.png", "a.json", "b.json")
+    request = resolve(["--nnodes=2", "--completion", "zsh"], {})
+    assert (request.question, request.options, request.words) == ("completion", None, ("zsh",))
+    assert resolve(["x"], {"INFINI_RUN_PLOT": "o.png", "PET_COMPLETION": "zsh"}).question == ""
 
 
 def listed(ranks):
