@@ -9,10 +9,14 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help test check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
+TORCH := .venv/torch-$(VERSION)
+
+.PHONY: help generated test torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python)"
+	@echo "make torch   the tests that need PyTorch, in an environment of their own (PYTHON of 3.10 to 3.13)"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
+	@echo "make generated  the man page and the completions, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
 	@echo "make coverage  lines and branches of the C core that the tests go through; fails below 90 %"
 	@echo "make walk    every system call of the core fails once, in every kind of launch (a sample is in the tests)"
@@ -33,6 +37,18 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 test: $(VENV)/made
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
+# PyTorch is large, so it has an environment of its own, and a test that cannot find it there fails.
+$(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
+	$(PYTHON) -m venv $(TORCH)
+	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=70.1'
+	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check -e '.[test,torch]'
+	@touch $@
+
+torch-env: $(TORCH)/made
+
+torch: torch-env
+	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch tests/test_torch.py $(PYTEST_ARGS)
+
 lint: $(VENV)/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +57,9 @@ lint: $(VENV)/made
 	csrc/check.sh "$(WARNINGS)"
 
 check: lint test
+
+generated: $(VENV)/made
+	$(BIN)/python share/generate.py
 
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.
@@ -51,7 +70,7 @@ coverage:
 	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)
 
 walk: $(VENV)/made
-	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py $(PYTEST_ARGS)
+	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
 
 fuzz:
 	tests/fuzz.sh

@@ -26,6 +26,10 @@ BARS = {
     "whole": Bar("0 lines", lambda value, _: value == 0),
     "memory": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
     "idle": Bar("0", lambda value, _: value == 0),
+    "sooner": Bar("≥ 1.5 s or ≥ 1x", lambda value, ratio: value >= 1.5 or ratio >= 1),
+    "lighter": Bar("≥ 15x", lambda _, ratio: ratio >= 15),
+    "report": Bar("≤ 10 lines", lambda value, _: value <= 10),
+    "named": Bar("all", lambda _, ratio: ratio == 1),
 }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from provision import RESULTS, compile_programs
 
 # What the shell may carry that would change a start-up (no byte code, unbuffered output) or a plan.
-DROPPED = ("PYTHON", "VIRTUAL_ENV", "INFINI_", "PET_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
+DROPPED = ("PYTHON", "VIRTUAL_ENV", "INFINI_", "PET_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "TORCH_ELASTIC_")
 
 
 @dataclass(frozen=True, kw_only=True)

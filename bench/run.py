@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import core
+import ddp
 import idle
 import launch
 import memory
@@ -34,6 +35,7 @@ FIGURES = {
     "output": output.measure,
     "memory": memory.measure,
     "idle": idle.measure,
+    "ddp": ddp.measure,
 }
 
 

@@ -11,7 +11,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* set_mempolicy(2); of several nodes only from Linux 5.15 on */
+enum { PREFER_ONE = 1, PREFER_MANY = 5 };
+
 struct arena {
+    uint64_t *masks;
     char **pointers;
     char *strings;
 };
@@ -41,6 +45,13 @@ static char *arena_string(struct arena *arena, const char *string) {
     return copy;
 }
 
+static uint64_t *arena_mask(struct arena *arena, const uint64_t *mask, uint32_t words) {
+    if (mask == NULL) return NULL;
+    uint64_t *copy = memcpy(arena->masks, mask, words * sizeof *mask);
+    arena->masks += words;
+    return copy;
+}
+
 static char **arena_list(struct arena *arena, const char *const *list) {
     char **copy = arena->pointers;
     for (size_t i = 0; list[i] != NULL; i++) *arena->pointers++ = arena_string(arena, list[i]);
@@ -66,19 +77,21 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     size_t base = n > 0 ? list_length(workers[0].base_env) + 1 : 0;
     size_t pointers = base;
     size_t strings = n > 0 ? list_bytes(workers[0].base_env) : 0;
+    size_t masks = 0;
     for (uint32_t i = 0; i < n; i++) {
         if (workers[i].base_env != workers[0].base_env) return -EINVAL;
         pointers += list_length(workers[i].argv) + 1 + base + workers[i].env_count;
         strings +=
             list_bytes(workers[i].argv) + env_bytes(&workers[i]) + strlen(workers[i].program) + 1;
         if (workers[i].cwd != NULL) strings += strlen(workers[i].cwd) + 1;
+        masks += (size_t)workers[i].cpu_words + workers[i].node_words;
     }
     strings += 128;                           /* the maps of a user namespace */
     const char *const *guard = guard_argv(g); /* it comes after the workers */
     pointers += list_length(guard) + 2;
     strings += list_bytes(guard) + (g->guard.program != NULL ? strlen(g->guard.program) + 1 : 0);
     size_t slots = (n + 1) * sizeof(struct slot);
-    size_t head = slots + pointers * sizeof(char *) + strings;
+    size_t head = slots + masks * sizeof(uint64_t) + pointers * sizeof(char *) + strings;
     head = (head + 4095) & ~(size_t)4095;
     g->arena_size = head + (size_t)(n + 1) * STACK_SIZE;
     /* after a fork the child's failure must reach us; what clone(CLONE_VM) shares need not be */
@@ -88,7 +101,8 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
     if (memory == MAP_FAILED) return -ENOMEM;
     g->arena = memory;
     g->slots = memory;
-    ret_arena->pointers = (char **)(void *)((char *)memory + slots);
+    ret_arena->masks = (uint64_t *)(void *)((char *)memory + slots);
+    ret_arena->pointers = (char **)(void *)(ret_arena->masks + masks);
     ret_arena->strings = (char *)(ret_arena->pointers + pointers);
     return 0;
 }
@@ -110,6 +124,17 @@ static uint64_t signals_to_default(void) {
             defaults |= SIGNAL_BIT(sig);
     }
     return defaults;
+}
+
+static void slot_place(struct slot *slot, struct arena *arena, const struct ir_worker *worker) {
+    int nodes = 0;
+    for (uint32_t i = 0; i < worker->node_words; i++)
+        nodes += __builtin_popcountll(worker->nodes[i]);
+    slot->cpus = arena_mask(arena, worker->cpus, worker->cpu_words);
+    slot->nodes = arena_mask(arena, worker->nodes, worker->node_words);
+    slot->cpu_words = worker->cpu_words;
+    slot->node_words = worker->node_words;
+    slot->memory_policy = nodes == 1 ? PREFER_ONE : PREFER_MANY;
 }
 
 static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
@@ -138,6 +163,7 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
         };
+        slot_place(slot, arena, worker);
     }
 }
 

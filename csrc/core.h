@@ -82,12 +82,17 @@ struct slot {
     uint64_t blocked;    /* the mask it gets */
     uint64_t defaults;   /* signals put back to default */
     uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
+    const uint64_t *cpus; /* NULL: neither these nor nodes are set */
+    const uint64_t *nodes;
+    uint32_t cpu_words, node_words;
+    int memory_policy;
     pid_t parent;
     int stdio[3];        /* >= 3, or IR_FD_INHERIT */
     int terminal_fd;     /* -1: the foreground is not handed over */
     int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
     uint32_t flags;      /* ir_worker.flags */
     bool own_session;    /* a session of its own, not only a process group */
+    volatile int memory_error; /* out: of the memory policy, without which it goes on */
     volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
@@ -102,6 +107,8 @@ struct stream {
     bool more;       /* the last piece did not end its line */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
+    uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
+    uint64_t bytes;  /* that came in all */
     char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
     uint32_t label_size, label_more_size;
@@ -111,6 +118,7 @@ struct worker {
     pid_t pid;       /* 0: never started */
     int pidfd;       /* stays open after the reaping: it still names the process group */
     int log_fd;
+    int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
     bool told;       /* our stop signal was sent */
@@ -119,6 +127,7 @@ struct worker {
     bool log_lost;   /* told once */
     int log_open;    /* stream whose unended line is the log's last, or -1 */
     struct stream streams[2];
+    int wrote;       /* the stream that it wrote to last */
     char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
     int notify_fd;   /* -1: none, or closed at its end */
@@ -203,6 +212,7 @@ struct ir_group {
     bool hurry;                 /* a second stop came: no further grace */
     bool told;                  /* a signal from outside stopped us */
     bool console_told;
+    bool unplaced_told;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
     bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */

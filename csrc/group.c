@@ -41,6 +41,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     if (!g->workers || !g->events || !g->log_buffer || !g->mark) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         g->workers[i].pidfd = g->workers[i].log_fd = g->workers[i].log_open = -1;
+        g->workers[i].error_log_fd = -1;
         g->workers[i].notify_fd = -1;
         g->workers[i].streams[0].fd = g->workers[i].streams[1].fd = -1;
         for (int k = 0; k < 3; k++) g->workers[i].child_ends[k] = -1;

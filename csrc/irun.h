@@ -69,17 +69,22 @@ struct ir_worker {
     const char *label[2];        /* put before each line of stdout and stderr on the console */
     const char *label_more[2];   /* the same, before the further pieces of an overlong line */
     const char *notify;          /* its NOTIFY_SOCKET, an abstract address: "@..."; NULL: none */
+    const uint64_t *cpus;        /* what it is bound to: bit n is CPU n; NULL: as we are */
+    const uint64_t *nodes;       /* the NUMA nodes that its memory is to come from; NULL: as we are */
+    uint32_t cpu_words;          /* how many words in cpus, and in nodes */
+    uint32_t node_words;
     uint32_t env_count;          /* how many strings in env */
     uint32_t flags;
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE */
     int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
+    int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */
 };
 
 enum { /* ir_failure.step: what could not be done */
     IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
     IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
-    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY, IR_STEP_AFFINITY,
 };
 
 struct ir_failure {
@@ -103,6 +108,7 @@ enum { /* ir_event.kind */
     IR_UNGUARDED,     /* code: the step, signal: the errno; the guard could not be started, or (0) was killed */
     IR_READY,         /* worker, pid: it said READY=1; once */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
+    IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -126,10 +132,11 @@ struct ir_event {
     char name[16];
 };
 
-/* When a worker last gave a sign of life; 0: never. */
+/* When a worker last gave a sign of life (0: never), and how many bytes it wrote to us so far. */
 struct ir_activity {
     int64_t said_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
     int64_t ping_ns; /* WATCHDOG=1 */
+    uint64_t bytes[2]; /* of stdout and stderr, where they are piped */
 };
 
 struct ir_group;
@@ -177,6 +184,10 @@ void ir_group_kill(struct ir_group *group);
 
 /* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
 int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Copies the line that a piped worker wrote last, on either stream: an unended one too, and from what is
+ * held for a full console the end. At most its last `size` bytes; returns how many. */
+int ir_group_line(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
 
 /* Copies the worker's last STATUS=, as it came, at most `size`; returns how many bytes. */
 int ir_group_status(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);

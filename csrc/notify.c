@@ -162,6 +162,7 @@ int ir_group_activity(const struct ir_group *g, int worker, struct ir_activity *
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct worker *w = &g->workers[worker];
     *ret_activity = (struct ir_activity){.said_ns = w->said_ns, .ping_ns = w->ping_ns};
+    for (int which = 0; which < 2; which++) ret_activity->bytes[which] = w->streams[which].bytes;
     /* a full console: it is not the worker who keeps silent, it waits for us */
     if (w->streams[0].paused || w->streams[1].paused) ret_activity->said_ns = clock_ns();
     return 0;

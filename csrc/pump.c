@@ -1,9 +1,10 @@
 /* pump.c: from the workers' pipes to lines.
  *
  * A line ends with \n, \r\n or a lone \r (a progress bar's). Whole lines leave, with the worker's
- * label, for the console, and as they are for the log, where lines of stderr begin with a mark. No
- * byte is changed, lost or reordered within a stream; only labels, marks and missing newlines are
- * added. A stream whose console is full is not read: its worker waits, as it would on any pipe. */
+ * label, for the console, and as they are for the log, where lines of stderr begin with a mark
+ * unless they have a log of their own. No byte is changed, lost or reordered within a stream; only
+ * labels, marks and missing newlines are added. A stream whose console is full is not read: its
+ * worker waits, as it would on any pipe. */
 #include "core.h"
 
 #include <errno.h>
@@ -30,13 +31,36 @@ int ir_group_tail(const struct ir_group *g, int worker, char *ret_bytes, uint32_
     return (int)n;
 }
 
+/* What was passed on stays in the buffer until the next read, so it need not be kept elsewhere. */
+int ir_group_line(const struct ir_group *g, int worker, char *ret_bytes, uint32_t size) {
+    if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
+    const struct stream *s = &g->workers[worker].streams[g->workers[worker].wrote];
+    bool is_unended = s->end > s->start;
+    uint32_t from = is_unended ? s->start : s->last;
+    uint32_t n = is_unended ? s->end - s->start : s->last_size;
+    if (n > size) {
+        from += n - size;
+        n = size;
+    }
+    if (n > 0) memcpy(ret_bytes, s->buffer + from, n);
+    return (int)n;
+}
+
 /* ---- the log */
+
+static bool shares_log(const struct worker *w) {
+    return w->error_log_fd < 0;
+}
+
+static int log_of(const struct worker *w, int which) {
+    return which == 0 || shares_log(w) ? w->log_fd : w->error_log_fd;
+}
 
 static void log_write(struct ir_group *g, uint32_t index, int which, const char *bytes,
                       uint32_t size) {
     struct worker *w = &g->workers[index];
     while (size > 0) {
-        ssize_t n = fd_write(w->log_fd, bytes, size);
+        ssize_t n = fd_write(log_of(w, which), bytes, size);
         if (n == -EINTR) continue;
         if (n < 0) {
             if (w->log_lost) return;
@@ -63,10 +87,12 @@ static void log_begin(struct ir_group *g, uint32_t index, int which) {
     w->log_open = -1;
 }
 
-static void log_stdout(struct ir_group *g, uint32_t index, const char *bytes, uint32_t size) {
-    log_begin(g, index, 0);
-    log_write(g, index, 0, bytes, size);
-    if (!ends_line(bytes, size)) g->workers[index].log_open = 0;
+static void log_plain(struct ir_group *g, uint32_t index, int which, const char *bytes,
+                      uint32_t size) {
+    struct worker *w = &g->workers[index];
+    if (shares_log(w)) log_begin(g, index, which);
+    log_write(g, index, which, bytes, size);
+    if (shares_log(w) && !ends_line(bytes, size)) w->log_open = which;
 }
 
 /* Marked lines are gathered, so that a traceback is one write and not one per line. */
@@ -84,7 +110,7 @@ static void gather(struct ir_group *g, uint32_t index, struct gathered *lines, c
     lines->size += size;
 }
 
-static void log_stderr(struct ir_group *g, uint32_t index, struct gathered *lines,
+static void log_marked(struct ir_group *g, uint32_t index, struct gathered *lines,
                        const char *bytes, uint32_t size) {
     struct worker *w = &g->workers[index];
     bool goes_on = w->log_open == 1;
@@ -130,7 +156,8 @@ static bool console_put(struct ir_group *g, struct stream *s, struct sink *sink,
 static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     struct stream *s = &g->workers[index].streams[which];
     struct sink *sink = (s->to & IR_TO_CONSOLE) ? sink_of(g, which) : NULL;
-    bool logged = (s->to & IR_TO_LOG) && g->workers[index].log_fd >= 0;
+    bool logged = (s->to & IR_TO_LOG) && log_of(&g->workers[index], which) >= 0;
+    bool marked = logged && which == 1 && shares_log(&g->workers[index]);
     struct gathered lines = {0};
     uint32_t from = s->start, size;
     bool all = true;
@@ -140,12 +167,14 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
             all = false;
             break;
         }
-        if (logged && which == 1) log_stderr(g, index, &lines, bytes, size);
+        if (marked) log_marked(g, index, &lines, bytes, size);
         s->more = !ends_line(bytes, size);
+        s->last = s->start;
+        s->last_size = size;
         s->start += size;
     }
-    if (logged && which == 0 && s->start > from)
-        log_stdout(g, index, s->buffer + from, s->start - from);
+    if (logged && !marked && s->start > from)
+        log_plain(g, index, which, s->buffer + from, s->start - from);
     if (lines.size > 0) log_write(g, index, 1, g->log_buffer, lines.size);
     if (s->start == s->end) s->start = s->end = 0;
     return all;
@@ -182,6 +211,8 @@ static uint32_t stream_read(struct ir_group *g, uint32_t index, int which) {
         return 0;
     }
     w->said_ns = clock_ns();
+    w->wrote = which;
+    s->bytes += (uint64_t)n;
     if (which == 1) tail_keep(w, s->buffer + s->end, (uint32_t)n);
     s->end += (uint32_t)n;
     if (!stream_pass(g, index, which)) {

@@ -77,6 +77,7 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
     for (uint32_t i = 0; r == 0 && i < n; i++) {
         int fds[2];
         g->workers[i].log_fd = workers[i].log_fd;
+        g->workers[i].error_log_fd = workers[i].error_log_fd;
         if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
             g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
             target_fds[targets++] = fds[1];

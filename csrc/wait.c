@@ -25,11 +25,20 @@ int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rus
     }
 }
 
+/* Once: what is refused to one is refused to all. */
+static void worker_tell_unplaced(struct ir_group *g, uint32_t index) {
+    int error = g->slots[index].memory_error;
+    if (error == 0 || g->unplaced_told) return;
+    g->unplaced_told = true;
+    event_push(g, IR_UNPLACED, (int)index, g->workers[index].pid)->signal = error;
+}
+
 static void worker_tell_start_failure(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     if (g->slots != NULL) {
         w->failed_step = g->slots[index].step;
         w->failed_errno = g->slots[index].error;
+        worker_tell_unplaced(g, index);
     }
     if (w->failed_step == 0) return;
     struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
@@ -128,6 +137,7 @@ void wait_execs(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         g->workers[i].failed_step = g->slots[i].step;
         g->workers[i].failed_errno = g->slots[i].error;
+        worker_tell_unplaced(g, i);
     }
     guard_note(g);
     arena_free(g);

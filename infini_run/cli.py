@@ -11,9 +11,12 @@ from infini_run.errors import InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run.attempt import Attempts
     from infini_run.group import Entry
+    from infini_run.node import NodeRun
     from infini_run.options import Options
     from infini_run.plan import Plan
+    from infini_run.seeing import Seeing
     from infini_run.site import Site
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
@@ -50,7 +53,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     environ = dict(os.environ)
     request = resolve(argv, environ)
     if request.options is None:
-        return _answer(request.question, before)
+        return _answer(request.question, request.words, before)
     options = request.options
     if request.roster is not None:
         from infini_run.many import run_many, show_many
@@ -73,7 +76,15 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         return _run_isolated(options, environ, before)
     if options.engine == "auto":
         environ = _settle_in(request.site, options, environ)
+    seeing: Seeing | None = None
+    is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
+    if is_seen and not options.dry_run:
+        from infini_run.seeing import open_seeing
+
+        seeing, options = open_seeing(options, environ, say=_say)
     plan = _make_plan(options, environ, launch_id, request.site)
+    for notice in plan.nodes[0].notices:
+        _say(f"infini-run: {notice}")
     if options.dry_run:
         return _show(plan, options, before, request.site)
     if options.nnodes > 1 and not (request.site and request.site.rank > 0):
@@ -83,7 +94,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
 
         _unblock(before)
         become_rank(plan, environ)
-    return _launch(plan, options, environ, before, asks_fd)
+    return _launch(plan, options, environ, before, asks_fd, seeing)
 
 
 def _take_entry(before: set[int] | None) -> Entry:
@@ -143,29 +154,61 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: 
     )
 
 
-def _launch(plan: Plan, options: Options, environ: dict[str, str], before: set[int] | None, asks_fd: int) -> int:
-    from infini_run.group import settle_entry
-    from infini_run.node import NodeRun
+def _launch(
+    plan: Plan,
+    options: Options,
+    environ: dict[str, str],
+    before: set[int] | None,
+    asks_fd: int,
+    seeing: Seeing | None,
+) -> int:
     from infini_run.record import replace
     from infini_run.survey import absolute
 
     entry = replace(_take_entry(before), asks_fd=asks_fd)
     report_path = absolute("report", options.report) if options.report else ""
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say)
-    run.start()
-    settle_entry()
-    while not run.ended:
-        run.poll()
-    run.close()
+    try:
+        run = _start(plan, options, environ, entry, seeing)
+        while not run.ended:
+            run.poll()
+        run.close()
+    finally:
+        if seeing is not None:
+            _say_problem(seeing.close())
     if run.went_well and not report_path:
         return 0
-    report = run.outcome.report()
+    report = run.report()
     if report_path:
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
         _print(2, text, wait_s=_READER_S if report.told else None)
     return report.exit_code
+
+
+def _start(
+    plan: Plan, options: Options, environ: dict[str, str], entry: Entry, seeing: Seeing | None
+) -> NodeRun | Attempts:
+    """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
+    run: NodeRun | Attempts
+    if options.max_restarts:
+        from infini_run.attempt import Attempts
+
+        run = Attempts(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+        run.start()
+        return run
+    from infini_run.group import settle_entry
+    from infini_run.node import NodeRun
+
+    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+    run.start()
+    settle_entry()
+    return run
+
+
+def _say_problem(problem: str) -> None:
+    if problem:
+        _say(f"infini-run: {printable(problem)}")
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:
@@ -199,8 +242,17 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
             remove_folder(error_folder(options, launch_id, environ))
 
 
-def _answer(question: str, before: set[int] | None) -> int:
+def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> int:
     _unblock(before)
+    if question == "plot":
+        from infini_run.plot import plot
+
+        plot(words[0], words[1:])
+        return 0
+    if question == "completion":
+        from infini_run.completion import script
+
+        return _print(1, script(words[0]).rstrip("\n"))
     if question == "version":
         from importlib.metadata import version
 

@@ -35,7 +35,8 @@ def _worker_text(plan: Plan, worker: Worker) -> str:
     import shlex
 
     words = worker.argv if plan.file == worker.argv[0] else (plan.file, *worker.argv[1:])
-    return f"  rank {worker.rank}: {_assignments(worker.env)} {shlex.join(words)}"
+    bound = f"  # {worker.place}" if worker.place else ""  # a comment to a shell, too
+    return f"  rank {worker.rank}: {_assignments(worker.env)} {shlex.join(words)}{bound}"
 
 
 def _assignments(env: tuple[tuple[str, str], ...]) -> str:
@@ -67,8 +68,11 @@ def render_json(plan: Plan, site: Site | None = None) -> str:
                     "argv": list(worker.argv),
                     "env": dict(plan.env) | dict(worker.env),
                     "devices": list(worker.devices),
+                    "cpus": list(worker.place.cpus) if worker.place else None,
+                    "memory_nodes": list(worker.place.nodes) if worker.place else None,
                     "stdin": worker.stdin,
                     "log": worker.log or None,
+                    "error_log": worker.error_log or None,
                 }
                 for worker in plan.workers
             ],

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 
-from infini_run.errors import StartError, UsageError
+from infini_run.errors import StartError, UsageError, printable
 from infini_run.shortage import LIMITS
 
 TYPE_CHECKING = False
@@ -25,8 +25,16 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
-def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> None:
-    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes.
+def open_logs(
+    folder: str,
+    workers: Sequence[Worker],
+    logs: dict[int, int],
+    error_logs: dict[int, int],
+    heading: str = "",
+) -> None:
+    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes, and those of
+    stderr alone into `error_logs`. heading: a line that is written first, but for files that every attempt has of
+    its own.
 
     Raises UsageError: one cannot be written; StartError: there are too many for a limit.
     """
@@ -39,10 +47,47 @@ def open_logs(folder: str, workers: Sequence[Worker], logs: dict[int, int]) -> N
         raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
     try:
         for worker in workers:
+            if worker.error_log:
+                _open_pair(worker, at, logs, error_logs)
+                continue
             logs[worker.rank] = _open_log(worker.log, at)
+            if heading:
+                _head(logs[worker.rank], worker.log, at, heading)
             _forget_earlier(worker.error_file, at)
     finally:
         os.close(at)
+
+
+def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int]) -> None:
+    """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
+    inner = _open_inner(worker.log.split("/")[-4:-1], at)
+    try:
+        logs[worker.rank] = _open_log(worker.log, inner)
+        error_logs[worker.rank] = _open_log(worker.error_log, inner)
+        _forget_earlier(worker.error_file, inner)
+    finally:
+        os.close(inner)
+
+
+def _open_inner(names: Sequence[str], at: int) -> int:
+    """A folder some way below `at`, made as far as it is not there; nothing on the way may be a link."""
+    here = os.dup(at)
+    try:
+        for name in names:
+            _make_in(here, name)
+            above, here = here, os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(above)
+    except OSError as error:
+        os.close(here)
+        raise UsageError(f"--log_dir: the folder {'/'.join(names)} cannot be made in it: {error.strerror}") from None
+    return here
+
+
+def _make_in(at: int, name: str) -> None:
+    try:
+        os.mkdir(name, 0o700, dir_fd=at)
+    except FileExistsError:
+        return
 
 
 def _make_folder(path: str) -> None:
@@ -74,6 +119,24 @@ def _open_log(path: str, at: int) -> int:
     return fd
 
 
+def _head(fd: int, path: str, at: int, heading: str) -> None:
+    """On a line of its own, though the last one before it may have no end. Who writes next tells of a full disk."""
+    try:
+        size = os.fstat(fd).st_size
+        is_whole = size == 0 or _byte_at(os.path.basename(path), at, size - 1) == b"\n"
+        os.write(fd, os.fsencode(("" if is_whole else "\n") + f"infini-run: {printable(heading)}\n"))
+    except OSError:
+        return
+
+
+def _byte_at(name: str, at: int, offset: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=at)
+    try:
+        return os.pread(fd, 1, offset)
+    finally:
+        os.close(fd)
+
+
 def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
     """What a stranger may have put there to have our output, or to have it in a file of ours (fs.protected_regular
     and protected_hardlinks of proc_sys_fs(5) do so in sticky folders, where they are on)."""
@@ -94,12 +157,12 @@ def _forget_earlier(error_file: str, at: int) -> None:
         raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
 
-def check_report(path: str) -> None:
-    """By making the file that becomes the report. It is renamed, which must never replace a device."""
+def check_target(flag: str, path: str) -> None:
+    """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device."""
     if not path:
         return
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UsageError(f"--report={path} is not a regular file; give a file in a folder that is writable")
+        raise UsageError(f"--{flag}={path} is not a regular file; give a file in a folder that is writable")
     try:
         partial = _partial(os.path.abspath(path))
         os.close(os.open(partial, _NEW, 0o600))
@@ -107,18 +170,22 @@ def check_report(path: str) -> None:
         _forget(path)  # an earlier launch's, which would be taken for ours
     except OSError as error:
         hint = "give a file in a folder that is there and writable"
-        raise UsageError(f"--report={path} cannot be written: {error.strerror}; {hint}") from None
+        raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}; {hint}") from None
 
 
 def write_report(path: str, content: dict[str, object]) -> None:
-    """By rename, so that a reader finds the whole report or none. Raises OSError."""
+    """As `write_whole`. Raises OSError."""
     import json
 
+    write_whole(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """By rename, so that a reader finds all of it or what was there before. Raises OSError."""
     partial = _partial(path)
     try:
-        with os.fdopen(os.open(partial, _NEW, 0o600), "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
+        with os.fdopen(os.open(partial, _NEW, 0o600), "wb") as file:
+            file.write(data)
         os.rename(partial, path)
     except OSError:
         _forget(partial)

@@ -41,6 +41,7 @@ KINDS = {
     lib.IR_UNGUARDED: "unguarded",
     lib.IR_READY: "ready",
     lib.IR_TRIGGERED: "triggered",
+    lib.IR_UNPLACED: "unplaced",
     lib.IR_ENDED: "ended",
 }
 
@@ -61,6 +62,7 @@ STEPS = {
     lib.IR_STEP_SIGNALS: "restoring its signals",
     lib.IR_STEP_EXEC: "executing the program",
     lib.IR_STEP_NOTIFY: "making its notify socket",
+    lib.IR_STEP_AFFINITY: "binding it to its CPUs",
 }
 
 
@@ -81,9 +83,11 @@ class Event:
     """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
 
     kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
-    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, ended.
+    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), restarting (in
+    place of the ended of an attempt that another one follows; code: how many restarts there were), ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
-    start_failed; the stream and errno of an output_lost. time_ns: CLOCK_MONOTONIC. name: of a stray or stuck process.
+    start_failed; the stream and errno of an output_lost; the errno of an unplaced. time_ns: CLOCK_MONOTONIC.
+    name: of a stray or stuck process.
     """
 
     kind: str
@@ -120,13 +124,16 @@ class Spec:
 
     __slots__ = (
         "argv",
+        "cpus",
         "cwd",
         "dies_with_us",
         "env",
+        "error_log_fd",
         "foreground",
         "isolate",
         "label",
         "log_fd",
+        "nodes",
         "notify",
         "output",
         "program",
@@ -144,7 +151,9 @@ class Spec:
         self.stdio = [INHERIT, INHERIT, INHERIT]
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
-        self.log_fd = -1
+        self.log_fd = self.error_log_fd = -1
+        self.cpus: Sequence[int] = ()  # empty: as we are
+        self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
 
 
@@ -273,15 +282,26 @@ class Group:
 
     def step(self) -> list[Event]:
         """Do what is to be done now; never blocks. The events come once, in order."""
-        events: list[Event] = []
         with self._lock:
+            events = self._take()
             while not self._closed:
                 count = lib.ir_group_step(self._handle, self._events, 64)
-                events += [_event(self._events[i], self._ranks) for i in range(count)]
+                events += self._take()
                 if count < 64:
                     break
-            if events and events[-1].kind == "ended":
-                self.ended = True
+        return events
+
+    def _take(self) -> list[Event]:
+        """The events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may come at
+        any line: who waits for an end that was lost would wait for ever."""
+        count = 0
+        while count < 64 and self._events[count].kind:
+            count += 1
+        events = [_event(self._events[i], self._ranks) for i in range(count)]
+        self.ended = self.ended or (count > 0 and events[-1].kind == "ended")
+        while count > 0:  # from the last one on: what is left is whole, and is taken next time
+            count -= 1
+            self._events[count].kind = 0
         return events
 
     def signal(self, worker: int, number: int) -> int:
@@ -327,6 +347,21 @@ class Group:
             if not self._closed:
                 lib.ir_group_activity(self._handle, worker, activity)
         return activity.said_ns, activity.ping_ns
+
+    def volume(self, worker: int) -> tuple[int, int]:
+        """How many bytes a worker has written so far to stdout and to stderr, where we carry them."""
+        activity = ffi.new("struct ir_activity *")
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_activity(self._handle, worker, activity)
+        return int(activity.bytes[0]), int(activity.bytes[1])
+
+    def line(self, worker: int) -> bytes:
+        """The line that a worker wrote last, where we carry it; of a long one the end."""
+        buffer = ffi.new("char[512]")
+        with self._lock:
+            size = 0 if self._closed else lib.ir_group_line(self._handle, worker, buffer, 512)
+        return bytes(ffi.buffer(buffer, max(0, size)))
 
     def spare(self, pid: int, spared: bool = True) -> None:
         """A child that the caller started and ends itself is no stray of ours."""
@@ -385,6 +420,14 @@ def _string(string: bytes, kept: list[Any]) -> Any:
     return kept[-1]
 
 
+def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
+    words = [0] * (max(numbers) // 64 + 1)
+    for number in numbers:
+        words[number // 64] |= 1 << number % 64
+    kept.append(ffi.new("uint64_t[]", words))
+    return kept[-1], len(words)
+
+
 def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> None:
     worker.program = _string(spec.program, kept)
     worker.argv = argv
@@ -395,12 +438,17 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
         worker.cwd = _string(spec.cwd, kept)
     if spec.notify is not None:
         worker.notify = _string(spec.notify, kept)
+    if spec.cpus:
+        worker.cpus, worker.cpu_words = _mask(spec.cpus, kept)
+        if spec.nodes:
+            worker.nodes, worker.node_words = _mask(spec.nodes, kept)
     for i in range(2):
         worker.label[i] = _string(spec.label[i][0], kept)
         worker.label_more[i] = _string(spec.label[i][1], kept)
     worker.stdio = spec.stdio
     worker.output = spec.output
     worker.log_fd = spec.log_fd
+    worker.error_log_fd = spec.error_log_fd
     worker.flags = (
         (lib.IR_WORKER_FOREGROUND if spec.foreground else 0)
         | (lib.IR_WORKER_ISOLATE if spec.isolate else 0)

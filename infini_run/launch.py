@@ -12,6 +12,7 @@ import atexit
 import os
 import time
 from _thread import RLock
+from warnings import warn
 from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
@@ -19,6 +20,7 @@ from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import make_plan
 from infini_run.ready import all_ready
+from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
 TYPE_CHECKING = False
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infini_run.attempt import Attempts
     from infini_run.group import Event
-    from infini_run.options import Request
+    from infini_run.options import Options, Request
+    from infini_run.plan import Plan
     from infini_run.report import Exit, Report
+    from infini_run.seeing import Seeing
     from infini_run.survey import Command
 
 _ON_NODES = ("hosts", "hostfile", "engine")
@@ -87,11 +92,11 @@ def launch_local(
     flags: as for `run`; gpus_per_proc=0 leaves CUDA_VISIBLE_DEVICES alone.
     """
     if "gpus_per_proc" not in flags:
-        from infini_run.devices import find_gpus
+        from infini_run.devices import find
         from infini_run.errors import DeviceError
 
         try:
-            enough = len(find_gpus(os.environ if env is None else env)) >= num_processes
+            enough = len(find(os.environ if env is None else env).gpus) >= num_processes
         except DeviceError:
             enough = False
         flags["gpus_per_proc"] = 1 if enough else 0
@@ -184,7 +189,8 @@ class ProcessLauncher:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
         self._options = request.options
-        self._run: NodeRun | None = None
+        self._run: NodeRun | Attempts | None = None
+        self._seeing: Seeing | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
@@ -203,26 +209,54 @@ class ProcessLauncher:
             words = self._command + _checked("args", args)
             if self._cwd is not None and not os.path.isdir(self._cwd):
                 raise UsageError(f"cwd={self._cwd} is not a directory")
-            launch_id = new_launch_id()
-            plan = make_plan(
-                self._options,
-                self._find(words),
-                [survey(self._options, self._environ)],
-                launch_id=launch_id,
-                master_port=self._options.master_port or free_port(),
-                environ=self._environ,
-                error_dir=error_folder(self._options, launch_id, self._environ),
-                stdin_is_terminal=self._options.stdin != "none" and os.isatty(0),
-                lends_terminal=False,
-            )
-            run = NodeRun(plan, self._options, environ=self._environ, cwd=self._cwd)
+            seeing, options = self._open_seeing()
+            run: NodeRun | Attempts | None = None
             try:
+                plan = self._plan(options, words)
+                for notice in plan.nodes[0].notices:
+                    warn(notice, RuntimeWarning, stacklevel=2)
+                run = self._make_run(plan, options, seeing)
                 run.start()
-                self._run, self._untold = run, []
+                self._run, self._untold, self._seeing = run, [], seeing
                 _live.add(self)
             except BaseException:  # KeyboardInterrupt may come between any two steps
-                run.close()
+                if run is not None:
+                    run.close()
+                if seeing is not None:
+                    seeing.close()
                 raise
+
+    def _make_run(self, plan: Plan, options: Options, seeing: Seeing | None) -> NodeRun | Attempts:
+        if not options.max_restarts:
+            return NodeRun(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+        from infini_run.attempt import Attempts
+
+        return Attempts(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+
+    def _open_seeing(self) -> tuple[Seeing | None, Options]:
+        """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
+        options = self._options
+        if options.live != "on":
+            options = replace(options, live="off")
+        if options.live == "off" and not options.trace:
+            return None, options
+        from infini_run.seeing import open_seeing
+
+        return open_seeing(options, os.environ, say=None)
+
+    def _plan(self, options: Options, words: tuple[str, ...]) -> Plan:
+        launch_id = new_launch_id()
+        return make_plan(
+            options,
+            self._find(words),
+            [survey(options, self._environ)],
+            launch_id=launch_id,
+            master_port=options.master_port or free_port(),
+            environ=self._environ,
+            error_dir=error_folder(options, launch_id, self._environ),
+            stdin_is_terminal=options.stdin != "none" and os.isatty(0),
+            lends_terminal=False,
+        )
 
     def _find(self, words: tuple[str, ...]) -> Command:
         options = self._options
@@ -234,7 +268,8 @@ class ProcessLauncher:
 
     def events(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until
-        there is). Empty when the time is up, or when everything has ended. kind: started, ready, exited, ..."""
+        there is). Empty when the time is up, or when everything has ended. kind: started, ready, exited, ...;
+        restarting, where all ranks are to be started again (max_restarts): it is waiting here that does so."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._untold and self._poll(deadline):
             if deadline is not None and time.monotonic() >= deadline:
@@ -253,14 +288,15 @@ class ProcessLauncher:
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has said READY=1 to its NOTIFY_SOCKET (sd_notify(3)). False when the time is up
-        first, or as soon as a rank has ended without: then it never comes true, see `first_failure`."""
+        first, or as soon as a rank has ended without: then it never comes true, see `first_failure`. With
+        max_restarts one that failed may still come back."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         run = self._launched()
         waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakers.append(waker)
         try:
             while True:
-                answer = all_ready(run.outcome.exits())
+                answer = all_ready(run.outcome.exits(), may_restart=self._options.max_restarts > 0)
                 if answer is not None or run.ended or (deadline is not None and time.monotonic() >= deadline):
                     return bool(answer)
                 self._poll(deadline, also=(waker,))
@@ -316,7 +352,7 @@ class ProcessLauncher:
         run = self._launched()
         if run.ended:
             run.close()
-        return run.outcome.report()
+        return run.report()
 
     # ---- steering
 
@@ -352,8 +388,12 @@ class ProcessLauncher:
             if self._run is not None:
                 self._run.close()
                 self._wake()
+            seeing, self._seeing = self._seeing, None
+            problem = "" if seeing is None else seeing.close()
+            if problem:
+                self._launched().outcome.notice(problem)
 
-    def _launched(self) -> NodeRun:
+    def _launched(self) -> NodeRun | Attempts:
         if self._run is None:
             raise InfiniRunError("nothing was launched yet: call launch() first")
         return self._run
@@ -362,14 +402,14 @@ class ProcessLauncher:
         """A launcher that was dropped takes its ranks with it, at once and with a warning."""
         run = self.__dict__.get("_run")
         if run is not None and not run.ended:
-            import warnings
-
-            warnings.warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
+            warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
             run.close()
+            if self._seeing is not None:
+                self._seeing.close()
 
     def forget(self) -> None:
         """In a forked child: the launch is our parent's."""
-        run, self._run, self._lock = self._run, None, RLock()
+        run, self._run, self._lock, self._seeing = self._run, None, RLock(), None
         if run is not None:
             run.forget()
 

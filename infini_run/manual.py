@@ -9,12 +9,12 @@ import textwrap
 
 from infini_run.flags import GRAMMAR, Flag, metavar
 from infini_run.option_table import FLAGS, GROUPS
-from infini_run.options import UNBUILT, USAGE
+from infini_run.options import USAGE
 
 WIDTH = 79
 COLUMN = 28
 
-_TITLES = {
+TITLES = {
     "job": "Job",
     "program": "Program",
     "where": "Where",
@@ -26,14 +26,14 @@ _TITLES = {
     "flags": "Flags about flags",
 }
 
-_GRAMMAR = """\
+GRAMMAR_TEXT = """\
 --name=value and --name value, --name and --noname, one dash or two, - and _
 are the same. -- or the first word that is not a flag ends the flags; nothing
 after the program is read. A flag NAME that is not given is taken from the
 variable INFINI_RUN_NAME, then PET_NAME. --helpfull adds torchrun's flags.
 """
 
-_EXIT_CODES = """\
+EXIT_CODES = """\
 Exit code: 0 when every process exited 0; else that of the first one to fail,
 128+N if signal N ended it; 126 or 127 when the program cannot be executed or
 is not there; 128+N when we were told to stop by signal N; 2 for a request that
@@ -41,7 +41,7 @@ makes no sense; 1 for a failure of our own, and for a job that we stopped for
 --ready_timeout or --hang_timeout.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 Examples:
   infini-run --nproc_per_node=8 train.py --lr=1e-3
   infini-run --standalone --nproc_per_node=gpu -m package.train
@@ -60,27 +60,27 @@ def help_text(full: bool) -> str:
         "Starts the processes of a distributed training job, watches them, and takes\nthem down.\n",
         *(_section(name, [flag for flag in FLAGS if flag.group == name], full) for name in groups),
         _section("flags", GRAMMAR, full),
-        _GRAMMAR,
-        _EXIT_CODES,
-        _EXAMPLES,
+        GRAMMAR_TEXT,
+        EXIT_CODES,
+        EXAMPLES,
     ]
     return "\n".join(parts)
 
 
 def _section(group: str, flags: list[Flag] | tuple[Flag, ...], full: bool) -> str:
-    return f"{_TITLES[group]}:\n" + "".join(_entry(flag, full) for flag in flags)
+    return f"{TITLES[group]}:\n" + "".join(_entry(flag, full) for flag in flags)
 
 
 def _entry(flag: Flag, full: bool) -> str:
-    left = "  " + _usage(flag, full)
-    lines = textwrap.wrap(_explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
+    left = "  " + usage(flag, full)
+    lines = textwrap.wrap(explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
     if len(left) > COLUMN - 2:
         lines = ["", *lines]
     firsts = [left] + [""] * (len(lines) - 1)
     return "".join(f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True))
 
 
-def _usage(flag: Flag, full: bool) -> str:
+def usage(flag: Flag, full: bool) -> str:
     """How the flag is written: its short name, its own, and with --helpfull torchrun's."""
     short = "".join(f"-{name}, " for name in flag.aliases if len(name) == 1)
     long = "".join(f", --{name}" for name in flag.aliases if len(name) > 1 and full)
@@ -90,8 +90,7 @@ def _usage(flag: Flag, full: bool) -> str:
     return f"{short}--[no]{flag.name}{value}{long}"
 
 
-def _explain(flag: Flag) -> str:
+def explain(flag: Flag) -> str:
     if flag.group in ("flags", "torchrun") and not flag.help.startswith("honoured"):
         return flag.help
-    unbuilt = "; not built yet" if flag.name in UNBUILT else ""
-    return f"{flag.help} (default: {flag.shown or flag.default}{unbuilt})"
+    return f"{flag.help} (default: {flag.shown or flag.default})"

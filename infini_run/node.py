@@ -12,6 +12,7 @@ from _thread import RLock
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags
 from infini_run.plan import MARK
+from infini_run.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
+    from infini_run.report import Report
+    from infini_run.seeing import Seeing
     from infini_run.watch import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
@@ -31,7 +34,8 @@ class NodeRun:
     """A plan's workers on this node, alive: start, poll until `ended`, close.
 
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
-    to tell while the job runs. cwd: where the workers start; None: where we are.
+    to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
+    None: where we are. heading: a line for the logs.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class NodeRun:
         entry: Entry | None = None,
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
+        heading: str = "",
+        seeing: Seeing | None = None,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -50,11 +56,11 @@ class NodeRun:
         self._entry = entry
         self._cwd = cwd
         self._say = say
+        self._heading = heading
+        self._seeing = seeing
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
-        self._logs: dict[int, int] = {}
-        self._error_folder = ""
-        self._null = -1
+        self._scratch = Scratch()
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
@@ -76,6 +82,8 @@ class NodeRun:
             base = self.plan.base(self._environ) | dict(self.plan.env)
             if self.options.ready_timeout_s or self.options.hang_timeout_s:
                 self._watch = self._make_watch()
+            if self._seeing is not None:
+                self._seeing.begin(self.plan, self.group, lambda: self.outcome.exits())
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
@@ -84,9 +92,10 @@ class NodeRun:
             self.close()
             raise
         finally:
-            self._close_null()
+            self._scratch.close_null()
         if self.options.verbose:
-            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}")
+            bound = [f"  rank {worker.rank}: {worker.place}" for worker in self.plan.workers if worker.place]
+            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
 
     def _explained(self, error: StartError) -> StartError:
         from infini_run.shortage import explain
@@ -105,14 +114,7 @@ class NodeRun:
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
-        if self.options.report or self.options.log_dir:
-            from infini_run.files import check_report, open_logs
-
-            check_report(self.options.report)
-            open_logs(self.options.log_dir, self.plan.workers, self._logs)
-        if not self.options.log_dir:
-            self._make_error_folder()
-        self._open_null()
+        self._scratch.make(self.plan, self.options, self._heading)
         self._group = Group(
             len(self.plan.workers),
             mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
@@ -123,37 +125,20 @@ class NodeRun:
             say_fd=2,
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
             guard=_GUARD,
-            folder=os.fsencode(self._error_folder),
+            folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
             debug=debug_flags(self._environ),
         )
-
-    def _open_null(self) -> None:
-        try:
-            self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-            if self._null < 3:  # the host program has closed its stdio
-                low, self._null = self._null, _above_stdio(self._null)
-                os.close(low)
-        except OSError as error:
-            raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
-
-    def _make_error_folder(self) -> None:
-        folder = os.path.dirname(self.plan.workers[0].error_file)
-        if not folder:
-            return
-        try:
-            os.mkdir(folder, 0o700)
-            self._error_folder = folder
-        except OSError:
-            return  # a read-only container: an error file is a convenience, and its writer says so itself
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
         spec = Spec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.notify = os.fsencode(worker.notify)
+        if worker.place is not None:
+            spec.cpus, spec.nodes = worker.place.cpus, worker.place.nodes
         spec.dies_with_us = self._entry is not None or _is_main_thread()
-        spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._null}[worker.stdin]
+        spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._scratch.null}[worker.stdin]
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = self._has_terminal = os.isatty(0)
         for i, output in enumerate((worker.stdout, worker.stderr)):
@@ -161,7 +146,8 @@ class NodeRun:
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
         if self.options.console == "prefix":
             spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
-        spec.log_fd = self._logs.get(worker.rank, -1)
+        spec.log_fd = self._scratch.logs.get(worker.rank, -1)
+        spec.error_log_fd = self._scratch.error_logs.get(worker.rank, -1)
         return spec
 
     def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
@@ -173,7 +159,7 @@ class NodeRun:
     def _target(self, output: Output) -> int:
         if output.piped:
             return PIPE
-        return INHERIT if output.console else self._null
+        return INHERIT if output.console else self._scratch.null
 
     # ---- following
 
@@ -185,11 +171,17 @@ class NodeRun:
             if self._watch is not None:
                 with self._lock:
                     timeout_s, also = self._watch.timeout_s(timeout_s), [*self._watch.fds(), *also]
+            if self._seeing is not None:
+                with self._lock:
+                    timeout_s = self._seeing.timeout_s(timeout_s)
             if self._wait(group, timeout_s, also):
                 events = self._step()
         if self._watch is not None:
             with self._lock:
                 events += self._act(self._watch)
+        if self._seeing is not None:
+            with self._lock:
+                self._seeing.act()
         return events
 
     def _act(self, watch: Watch) -> list[Event]:
@@ -202,6 +194,9 @@ class NodeRun:
             self._tell(self.outcome.notice(finding.problem))
         if finding.blamed:
             self.stop()
+        if self._seeing is not None:
+            for event in finding.events:
+                self._seeing.follow(event)
         return finding.events
 
     def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
@@ -221,6 +216,7 @@ class NodeRun:
             events = self._group.step()
             for event in events:
                 self._follow(event)
+            self._ended = self._ended or self._group.ended  # an interrupt may have lost the event that says so
         return events
 
     def _follow(self, event: Event) -> None:
@@ -233,6 +229,8 @@ class NodeRun:
             self._watch = self._make_watch()
         if self._watch is not None:
             self._watch.follow(event)
+        if self._seeing is not None:
+            self._seeing.follow(event)
         if self._outcome is None and event.is_plain and not self.options.verbose:
             self._history.append(event)
             return
@@ -296,6 +294,8 @@ class NodeRun:
         if self._say is None or not any(lines):
             return
         text = "infini-run: " + "\n".join(map(printable, lines))
+        if self._seeing is not None and self._seeing.say(text):
+            return
         if not self.ended:
             self.group.say(text)
         else:
@@ -313,6 +313,8 @@ class NodeRun:
         with self._lock:
             if self._watch is not None:
                 self._watch.stop()
+            if self._seeing is not None and not self.ended:
+                self._seeing.stop()
         group = self._group
         if group is not None:
             group.stop(number)
@@ -345,65 +347,43 @@ class NodeRun:
             if self._watch is not None:
                 self._watch.close()
             if self._group is not None:
+                if self._seeing is not None:
+                    self._seeing.end()
                 self._note_words()
                 self._group.close()
                 self._group = None
-            self._close_null()
-            while self._logs:
-                os.close(self._logs.popitem()[1])
-            self._remove_error_folder()
+            self._scratch.clear()
 
     def forget(self) -> None:
         """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
-        self._lock, self._error_folder, self._watch = RLock(), "", None
+        self._lock, self._watch, self._seeing = RLock(), None, None
+        self._scratch.forget()
         if self._group is not None:
             self._group.forget()
         self.close()
 
     def note_statuses(self) -> None:
         """What each rank last said in STATUS=, into the outcome."""
-        from infini_run.words import statuses
+        from infini_run.words import note_statuses
 
         with self._lock:
             if self._group is not None:
-                self.outcome.add_statuses(statuses(self._group, self.plan.workers))
+                note_statuses(self.outcome, self._group, self.plan.workers)
 
     def _note_words(self) -> None:
         """What is gone with the group, where there is, or will be, something to tell."""
         if self._outcome is not None or self.options.report:
-            self.note_statuses()
-        if self._outcome is not None and self._outcome.first is not None:
-            from infini_run.words import last_words
+            from infini_run.words import note_all
 
-            index = self._index(self._outcome.first)
-            self._outcome.add_words(*last_words(self.group, index, self.plan.workers[index]))
+            note_all(self.outcome, self.group, self.plan.workers)
 
-    def _remove_error_folder(self) -> None:
-        """With all that ranks made in it."""
-        folder, self._error_folder = self._error_folder, ""
-        if not folder:
-            return
-        try:
-            os.rmdir(folder)
-        except OSError:
-            from infini_run.files import remove_folder
-
-            remove_folder(folder)
-
-    def _close_null(self) -> None:
-        null, self._null = self._null, -1  # first forgotten, then closed: never closed twice
-        if null >= 0:
-            os.close(null)
+    def report(self) -> Report:
+        """How it ended, or how far it has come."""
+        return self.outcome.report()
 
 
 def _labels(name: str) -> tuple[bytes, bytes]:
     return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
-
-
-def _above_stdio(fd: int) -> int:
-    import fcntl
-
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def _is_main_thread() -> bool:

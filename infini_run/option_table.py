@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUPS = ("job", "program", "where", "devices", "output", "ending", "seeing", "torchrun")
-PREFIXES = (Prefix(text="INFINI_RUN_"), Prefix(text="PET_", is_binary=True))
+PREFIXES = (
+    Prefix(text="INFINI_RUN_"),
+    Prefix(text="PET_", is_binary=True),
+    Prefix(text="TORCH_ELASTIC_"),  # for SHUTDOWN_TIMEOUT (torch/distributed/launcher/api.py)
+)
 TERM = 15
 
 
@@ -25,6 +29,36 @@ def _dry_run(text: str) -> str:
         return "text" if boolean(text) else ""
     except ValueError:
         raise ValueError("text or json is allowed") from None
+
+
+def _check_gpus(text: str) -> str:
+    if text in ("off", "warn", "refuse"):
+        return text
+    try:
+        return "warn" if boolean(text) else "off"
+    except ValueError:
+        raise ValueError("off, warn or refuse is allowed") from None
+
+
+def _live(text: str) -> str:
+    if text in ("auto", "on", "off"):
+        return text
+    try:
+        return "on" if boolean(text) else "off"
+    except ValueError:
+        raise ValueError("on, off or auto is allowed") from None
+
+
+def _shell(text: str) -> str:
+    if text not in ("bash", "zsh"):
+        raise ValueError("bash or zsh is allowed")
+    return text
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise ValueError("the name of a file is allowed")
+    return text
 
 
 def _variable_names(text: str) -> tuple[str, ...]:
@@ -67,8 +101,23 @@ def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: s
     return Flag(group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown)
 
 
-def _ignored(name: str, metavar: str, why: str) -> Flag:
-    return _row("torchrun", name, plain, "", metavar, f"ignored: {why}")
+def _ignored(
+    name: str, metavar: str, why: str, read: Callable[[str], object] = plain, choices: tuple[str, ...] = ()
+) -> Flag:
+    return Flag(
+        group="torchrun", name=name, kind=read, default="", metavar=metavar, choices=choices, help=f"ignored: {why}"
+    )
+
+
+def _foreign(name: str) -> Callable[[str], object]:
+    """A kind that is imported only when somebody gives the flag."""
+
+    def read(text: str) -> object:
+        from infini_run.torchrun import KINDS
+
+        return KINDS[name](text)
+
+    return read
 
 
 def _refused(name: str, metavar: str, use: str) -> Flag:
@@ -137,21 +186,31 @@ FLAGS = (
          "that ranks keep", shown="none"),
 
     _row("devices", "gpus_per_proc", kind.whole(0), 0, "N",
-         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES alone"),
-    _choice("devices", "bind", ("none", "numa", "cores"), "what each process is bound to"),
+         "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
+         "ASCEND_RT_VISIBLE_DEVICES) alone"),
+    _choice("devices", "bind", ("none", "numa", "socket", "cores"),
+            "the CPUs that each process is bound to, with the memory beside them: those of its GPU's NUMA node, of "
+            "that node's socket, or whole cores of its own"),
+    Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
+         negated="off", help="look first who has memory on the GPUs of this job: tell it, or start nothing then"),
     _row("devices", "omp_num_threads", kind.thread_count, 0, "N|auto",
-         "OMP_NUM_THREADS where it is not set; auto: cores / processes, with more than one process",
+         "OMP_NUM_THREADS where it is not set; auto: cores / processes, or those that a process is bound to, "
+         "with more than one process",
          shown="auto"),
 
     _row("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
+    _choice("output", "log_layout", ("flat", "torchrun"),
+            "flat: as above; torchrun: DIR/<run id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, "
+            "stderr.log and error.json"),
     _choice("output", "console", ("inherit", "prefix", "none"),
             "where output goes: straight to this terminal, through us in lines marked [rank 3], or nowhere",
-            shown="inherit; prefix with --log_dir"),
+            shown="inherit; prefix with --log_dir or --tee"),
     _row("output", "ranks_on_console", kind.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
     _row("output", "stdin", kind.stdin_reader, 0, "rank0|all|none|N",
          "who reads this terminal's input; the others read /dev/null", shown="rank0"),
     _row("output", "redirects", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
-         "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only",
+         "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only; "
+         "--log_dir=/dev/null drops them",
          shown="0", aliases=("r",)),
     _row("output", "tee", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
          "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
@@ -167,7 +226,13 @@ FLAGS = (
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
-    _row("ending", "max_restarts", kind.whole(0), 0, "N", "start the job again so many times when it fails"),
+    _row("ending", "max_restarts", kind.whole(0), 0, "N",
+         "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
+         "exit code is 126 or 127"),
+    _row("ending", "restart_delay", kind.duration, 1.0, "TIME",
+         "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
+    _row("ending", "restart_window", kind.timeout, 0.0, "TIME|off",
+         "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
     _row("ending", "ready_timeout", kind.timeout, 0.0, "TIME|off",
          "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
     _row("ending", "hang_timeout", kind.timeout, 0.0, "TIME|off",
@@ -184,22 +249,36 @@ FLAGS = (
          negated="", shown="off",
          help="print the plan, every rank's environment and arguments, and start nothing"),
     switch("verbose", "seeing", "say what is done"),
+    Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
+         help="one table of all ranks, redrawn in place on the terminal that is our stderr, in place of --console; "
+         "needs rich; auto: with --console=none at a terminal, where rich is"),
+    _row("seeing", "trace", plain, "", "FILE",
+         "write the life of all ranks to FILE, as a Chrome trace: open it in ui.perfetto.dev", shown="none"),
+    _row("seeing", "plot", _file, "", "FILE.png",
+         "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
+         shown="none"),
+    _row("seeing", "completion", _shell, "", "bash|zsh",
+         "start nothing: print what makes this shell complete our flags: eval \"$(infini-run --completion=bash)\"",
+         shown="none"),
 
     _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port; etcd is refused"),
     _row("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
-    _ignored("rdzv_conf", "K=V,...", "nobody meets before the program starts"),
-    _ignored("monitor_interval", "TIME", "nothing is polled"),
-    _ignored("start_method", "NAME", "the program is always executed"),
+    Flag(group="torchrun", name="numa_binding", kind=plain, default="",
+         choices=("node", "socket", "exclusive", "core-complex"),
+         help="honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
+    switch("virtual_local_rank", "torchrun",
+           "honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)"),
+    _ignored("rdzv_conf", "K=V,...", "nobody meets before the program starts", _foreign("rdzv_conf")),
+    _ignored("monitor_interval", "TIME", "nothing is polled", _foreign("monitor_interval")),
+    _ignored("start_method", "", "the program is always executed", choices=("spawn", "fork", "forkserver")),
     _ignored("event_log_handler", "NAME", "see --report"),
-    _ignored("local_addr", "HOST", "no address is published"),
-    _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on"),
+    _ignored("local_addr", "HOST", "no address is published", _foreign("local_addr")),
+    _ignored("signals_to_handle", "NAMES", "every signal is handled or passed on", _foreign("signals_to_handle")),
     _refused_switch("run_path", "give the script as the program"),
     _refused("logs_specs", "NAME", "use --log_dir, --console and --report"),
     _refused("duplicate_stdout_filters", "TEXT,...", "search the files of --log_dir"),
     _refused("duplicate_stderr_filters", "TEXT,...", "search the files of --log_dir"),
-    _refused_switch("virtual_local_rank", "use --gpus_per_proc=1: each process sees its own GPUs only"),
-    _refused("numa_binding", "KIND", "put numactl in front of the program; --bind will do this"),
 )
 # fmt: on
 

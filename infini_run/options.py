@@ -7,7 +7,7 @@ contradicts itself is refused where one authority said both; otherwise the highe
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.flags import parse
+from infini_run.flags import COMMAND_LINE, parse
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
@@ -26,11 +26,18 @@ if TYPE_CHECKING:
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
-_BY_HAND = "run the same command on every node with its --node_rank"
-UNBUILT = {  # every value but the default is refused: what to do instead
-    "max_restarts": "leave it at 0",
-    "bind": "leave it at none",
-}
+_TORCHRUN = ("numa_binding", "virtual_local_rank")  # flags that stand for flags of ours
+_NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
+_QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
+_SECONDS = (
+    "grace",
+    "restart_delay",
+    "restart_window",
+    "ready_timeout",
+    "hang_timeout",
+    "join_timeout",
+    "node_timeout",
+)
 
 
 @record
@@ -59,9 +66,12 @@ class Options:
     node_timeout_s: float
     export: tuple[str, ...]
     gpus_per_proc: int
+    virtual_local_rank: bool
     bind: str
+    check_gpus: str
     omp_num_threads: int  # 0: auto
     log_dir: str
+    log_layout: str
     console: str
     ranks_on_console: tuple[int, ...] | None
     local_ranks_filter: tuple[int, ...] | None
@@ -73,6 +83,8 @@ class Options:
     stop_scope: str
     isolate: bool
     max_restarts: int
+    restart_delay_s: float
+    restart_window_s: float  # 0: off
     ready_timeout_s: float  # 0: off
     hang_timeout_s: float  # 0: off
     on_hang: str
@@ -80,12 +92,15 @@ class Options:
     keep_going: bool
     dry_run: str  # "", text, json
     verbose: bool
+    live: str  # on, auto (where there is a terminal and rich), off
+    trace: str
     program: tuple[str, ...]
 
 
 @record
 class Request:
-    """What to do: run `options`, or answer `question` (help, helpfull, version) where there are none.
+    """What to do: run `options`, or answer `question` (help, helpfull, version, plot, completion) about `words`
+    where there are none.
 
     site: what --engine=auto found; None without it. roster: the nodes that are to be reached from here; None: we are
     one of them.
@@ -93,6 +108,7 @@ class Request:
 
     question: str
     options: Options | None
+    words: tuple[str, ...] = ()
     site: Site | None = None
     roster: Roster | None = None
 
@@ -100,15 +116,22 @@ class Request:
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read the command line (without our own name) and the environment.
 
-    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME>, the Site with
-    --engine=auto, the default.
+    Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME> (and torchrun's
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the Site with --engine=auto, the default.
     Raises UsageError: one line saying what was given and what is allowed.
     """
     parsed = parse(argv, environ, TABLE, PREFIXES)
     if parsed.question:
         return Request(question=parsed.question, options=None)
     given = dict(parsed.settings)
-    _refuse_unbuilt(given)
+    for question in _QUESTIONS:
+        asked = given.pop(question, None)
+        if asked is not None and asked.value and asked.level == COMMAND_LINE:
+            return Request(question=question, options=None, words=(asked.value, *parsed.program))
+    if not given.keys().isdisjoint(_TORCHRUN):
+        from infini_run.torchrun import translate
+
+        translate(given)
     _settle_standalone(given)
     site = _find_site(given, environ)
     roster = _find_roster(given, environ)
@@ -117,13 +140,16 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    for name in ("grace", "ready_timeout", "hang_timeout", "join_timeout", "node_timeout"):
+    for name in _SECONDS:
         values[f"{name}_s"] = values[name]
-    if values["log_dir"] and "console" not in given:
+    if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
         values["console"] = "prefix"
+    _settle_live(given, values)
     _check_job(given, values, roster is not None)
     _check_program(given, values)
     _check_output(given, values, site)
+    if values["log_dir"] == _NO_FILES:
+        values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
     return Request(question="", options=options, site=site, roster=roster)
 
@@ -131,12 +157,6 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 def _said(given: Given, name: str) -> str:
     """A flag as somebody gave it, or its default."""
     return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
-
-
-def _refuse_unbuilt(given: Given) -> None:
-    for name, instead in UNBUILT.items():
-        if name in given and given[name].value != DEFAULTS[name]:
-            raise UsageError(f"{given[name].origin} is not built yet; {instead}")
 
 
 def _find_site(given: Given, environ: Mapping[str, str]) -> Site | None:
@@ -204,6 +224,23 @@ def _meeting(given: Given, name: str, part: int) -> Any:
     return own.value
 
 
+def _settle_live(given: Given, values: Values) -> None:
+    """A table and lines cannot share a screen: the higher authority has it. `auto` takes one that nobody uses.
+
+    Whether there is a screen is not known here: where there is none, the console is what it would be without."""
+    live, console = given.get("live"), given.get("console")
+    if values["live"] == "on" and console is not None and console.value != "none":
+        assert live is not None
+        if live.level == console.level:
+            raise UsageError(
+                f"{live.origin} shows a table where {console.origin} would write lines: drop one of them; with "
+                "--log_dir=DIR the lines are in files"
+            )
+        values["live"] = "on" if live.level < console.level else "off"
+    if values["live"] == "auto" and values["console"] != "none":
+        values["live"] = "off"
+
+
 def _check_job(given: Given, values: Values, is_ours: bool) -> None:
     """is_ours: all nodes are started from here."""
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
@@ -234,9 +271,15 @@ def _check_program(given: Given, values: Values) -> None:
 
 def _check_output(given: Given, values: Values, site: Site | None) -> None:
     nproc = values["nproc_per_node"]
-    for name in ("redirects", "tee"):
-        if values[name] != DEFAULTS[name] and not values["log_dir"]:
-            raise UsageError(f"{_said(given, name)} needs --log_dir=DIR: there is no file to write to without it")
+    if values["redirects"] != DEFAULTS["redirects"] and not values["log_dir"]:
+        raise UsageError(
+            f"{_said(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
+            "(--log_dir=/dev/null drops that output)"
+        )
+    if values["log_layout"] == "torchrun" and "/" in values["run_id"]:
+        raise UsageError(
+            f"{_said(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
+        )
     if not isinstance(nproc, int):
         return  # how many ranks there are is not known yet
     world = site.world_size if site is not None and site.is_task else values["nnodes"] * nproc

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan
 
-_KILL, _INTERRUPTS = 9, (2, 3)
+_KILL = 9
+_INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it
+_UNPLACED = {  # why a kernel takes no memory policy
+    1: ": a container's seccomp profile, as Docker's default, wants CAP_SYS_NICE for it",
+    22: ": of several NUMA nodes only from Linux 5.15 on",
+    38: ": a kernel without NUMA",
+}
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
 _IGNORED = frozenset(("passed", "triggered"))
 _LOOKS = 256  # kept: of a job that hangs again and again the first ones
@@ -41,7 +47,9 @@ class Outcome:
         host = os.uname().nodename
         self._host = host
         self._exits = {
-            worker.rank: Exit(rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.log)
+            worker.rank: Exit(
+                rank=worker.rank, local_rank=worker.local_rank, host=host, log=worker.error_log or worker.log
+            )
             for worker in plan.workers
         }
         self.first: int | None = None  # rank of the first failure
@@ -135,6 +143,12 @@ class Outcome:
             f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
         )
 
+    def _note_unplaced(self, event: Event) -> str:
+        return self.notice(
+            f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"
+            f"{_UNPLACED.get(event.signal, '')}); the kernel takes memory beside those while there is some"
+        )
+
     def _note_ended(self, event: Event) -> None:
         self._end_s = self._epoch_s + event.time_ns / 1e9
         self._stray_count = event.code
@@ -206,13 +220,23 @@ class Outcome:
             exits=self.exits(),
             first_failure=first,
             told=self.told,
-            quiet=self._has_terminal and first is not None and first.signal in _INTERRUPTS,
+            quiet=self._has_terminal and first is not None and first.shell_code in _INTERRUPTED,
             strays=tuple(self._strays),
             stray_count=self._stray_count,
             stuck=tuple(self._stuck),
             notices=tuple(self._notices),
             looks=tuple(self._looks),
+            taken_port=self._taken_port(),
         )
+
+    def _taken_port(self) -> int:
+        """The rendezvous port, where rank 0 failed and somebody else listens there, now that all of ours are gone."""
+        first, port = self.first_failure(), self._plan.master_port
+        if first is None or first.rank != 0 or not first.code or first.verdict:
+            return 0
+        from infini_run.survey import is_taken
+
+        return port if is_taken(port) else 0
 
 
 def describe_event(event: Event) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.options import Options
+    from infini_run.placement import Place
     from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"
@@ -29,7 +30,8 @@ class Node:
     """One machine of the launch, as it was found.
 
     index: its node rank. nproc: workers on it. cpus: CPUs that they share. devices: the GPU names of each
-    local rank; empty where --gpus_per_proc leaves them alone.
+    local rank, for the variable `shown_by`; empty where --gpus_per_proc leaves them alone. places: what each
+    local rank is bound to; empty without --bind. notices: what the user is to be told of it.
     """
 
     index: int
@@ -37,6 +39,9 @@ class Node:
     nproc: int
     cpus: int = 0
     devices: tuple[tuple[str, ...], ...] = ()
+    shown_by: str = "CUDA_VISIBLE_DEVICES"
+    places: tuple[Place, ...] = ()
+    notices: tuple[str, ...] = ()
 
 
 @record
@@ -60,7 +65,8 @@ class Output:
 
 @record
 class Worker:
-    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null."""
+    """One process of the plan. `stdin`: inherit, pipe (copied from ours) or null. `error_log`: of stderr alone;
+    empty: `log` has both."""
 
     rank: int
     local_rank: int
@@ -68,11 +74,13 @@ class Worker:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
+    place: Place | None
     stdin: str
     stdout: Output
     stderr: Output
     label: str
     log: str
+    error_log: str
     error_file: str
     notify: str
 
@@ -122,7 +130,8 @@ def make_plan(
     nproc = nodes[0].nproc
     world_size = task.world_size if task else options.nnodes * nproc
     _check_world(options, nproc, world_size)
-    common = _common_env(options, nodes[0], world_size, master_port, launch_id, environ)
+    threads = _omp_threads(options, nodes[0], environ)
+    common = _common_env(options, nodes[0], world_size, master_port, launch_id, threads)
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
     places = [
@@ -131,7 +140,8 @@ def make_plan(
     if task:
         places = [(nodes[0], task.rank, task.local_rank)]
     workers = tuple(
-        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal) for place in places
+        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads)
+        for place in places
     )
     if task:
         workers = tuple(_unwatched(worker) for worker in workers)
@@ -169,7 +179,7 @@ def _common_env(
     world_size: int,
     master_port: int,
     launch_id: str,
-    environ: Mapping[str, str],
+    threads: Sequence[int],
 ) -> tuple[tuple[str, str], ...]:
     nproc, nnodes = str(node.nproc), str(options.nnodes)
     world, port = str(world_size), str(master_port)
@@ -192,21 +202,24 @@ def _common_env(
         ("TORCHELASTIC_RESTART_COUNT", "0"),
         ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
     ]
-    threads = _omp_threads(options, node, environ)
-    if threads:
-        env.append(("OMP_NUM_THREADS", str(threads)))
+    if len(threads) == 1:
+        env.append(("OMP_NUM_THREADS", str(threads[0])))
     if options.hang_timeout_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the rank may ping
         env.append(("WATCHDOG_USEC", str(max(1, round(options.hang_timeout_s * 1e6)))))
     return tuple(env)
 
 
-def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> int:
-    """Threads for each worker: what was asked for; else a fair share of the CPUs, where nobody said."""
+def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Threads for all workers alike, or for each: what was asked for; else, where nobody said, a fair share of the
+    CPUs, or of those that a worker is bound to."""
     if options.omp_num_threads:
-        return options.omp_num_threads
+        return (options.omp_num_threads,)
     if node.nproc == 1 or "OMP_NUM_THREADS" in environ:
-        return 0
-    return max(1, node.cpus // node.nproc)
+        return ()
+    if node.places:
+        each = tuple(place.threads for place in node.places)
+        return each if len(set(each)) > 1 else each[:1]
+    return (max(1, node.cpus // node.nproc),)
 
 
 def _worker(
@@ -219,24 +232,27 @@ def _worker(
     launch_id: str,
     error_dir: str,
     copies_terminal: bool,
+    threads: Sequence[int],
 ) -> Worker:
     text, local = str(rank), str(local_rank)
-    notify = f"@infini-run/{launch_id}/{rank}"  # sd_notify(3): an abstract address, csrc/notify.c listens there
+    notify = notify_address(launch_id, rank)
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
         ("RANK", text),
-        ("LOCAL_RANK", local),
+        ("LOCAL_RANK", "0" if options.virtual_local_rank else local),
         ("ROLE_RANK", text),
         ("GROUP_RANK", str(node.index)),
         ("NOTIFY_SOCKET", notify),
     ]
-    error_file = f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+    log, error_log, error_file = _files(options, launch_id, error_dir, rank, local_rank)
     if error_file:
         env.append(("TORCHELASTIC_ERROR_FILE", error_file))
     devices = node.devices[local_rank] if node.devices else ()
     if devices:
-        env.append(("CUDA_VISIBLE_DEVICES", ",".join(devices)))
+        env.append((node.shown_by, ",".join(devices)))
+    if len(threads) > 1:
+        env.append(("OMP_NUM_THREADS", str(threads[local_rank])))
     extra: tuple[str, ...] = ()
     if options.distributed_args:
         extra = (f"--distributed-rank={rank}", f"--distributed-world-size={world_size}")
@@ -247,11 +263,13 @@ def _worker(
         argv=command.argv + extra if extra else command.argv,
         env=tuple(env),
         devices=devices,
+        place=node.places[local_rank] if node.places else None,
         stdin=_stdin(options, rank, node.nproc, copies_terminal),
         stdout=_output(options, rank, local_rank, STDOUT),
         stderr=_output(options, rank, local_rank, STDERR),
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
-        log=f"{options.log_dir}/rank_{rank}.log" if options.log_dir else "",
+        log=log,
+        error_log=error_log,
         error_file=error_file,
         notify=notify,
     )
@@ -261,6 +279,24 @@ def _unwatched(worker: Worker) -> Worker:
     """A worker without a launcher: nobody listens to it."""
     env = tuple((name, value) for name, value in worker.env if name != "NOTIFY_SOCKET")
     return replace(worker, env=env, notify="")
+
+
+def _files(options: Options, launch_id: str, error_dir: str, rank: int, local_rank: int) -> tuple[str, str, str]:
+    """The log, stderr's own log, the error file; empty: none. Only the error file's path must be absolute: its
+    program may go elsewhere."""
+    if options.log_dir and options.log_layout == "torchrun":
+        from infini_run.torchrun import log_folder
+
+        folder = log_folder(options.run_id, launch_id, 0, local_rank)
+        names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
+        return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
+    log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""
+    return log, "", f"{error_dir}/rank_{rank}.error.json" if error_dir else ""
+
+
+def notify_address(launch_id: str, rank: int) -> str:
+    """sd_notify(3): an abstract address; csrc/notify.c listens there."""
+    return f"@infini-run/{launch_id}/{rank}"
 
 
 def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> str:
@@ -275,8 +311,10 @@ def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> st
 
 def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output:
     """--console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
+    has_table = options.live == "on"  # which shows the last line of each rank
     shown = (
         options.console != "none"
+        and not has_table
         and (options.ranks_on_console is None or rank in options.ranks_on_console)
         and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
     )
@@ -285,4 +323,4 @@ def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output
     logged = bool(options.log_dir)
     labelled = shown and options.console == "prefix"
     last_words = stream == STDERR and not shown
-    return Output(console=shown, log=logged, piped=labelled or logged or last_words)
+    return Output(console=shown, log=logged, piped=labelled or logged or last_words or has_table)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES, _THREADS = 16, 96  # of a rank that are described
 _MAPS = 1 << 18  # bytes of what a process has mapped
 _FRAMES = 24  # of a kernel stack
@@ -21,7 +22,7 @@ _FRAMES = 24  # of a kernel stack
 
 @record
 class Process:
-    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped."""
+    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped. memory: resident bytes."""
 
     pid: int
     parent: int
@@ -29,6 +30,7 @@ class Process:
     state: str
     name: str
     cpu_s: float
+    memory: int
 
 
 @record
@@ -86,6 +88,11 @@ class Table:
         members = self.tree(pid)
         return sum(process.cpu_s for process in members) if members else None
 
+    def memory(self, pid: int) -> int | None:
+        """What they hold in memory, in bytes; pages that they share count once for each. None: there is nobody."""
+        members = self.tree(pid)
+        return sum(process.memory for process in members) if members else None
+
 
 def _scan() -> list[Process]:
     try:
@@ -102,7 +109,7 @@ def _process(pid: int, stat: str) -> Process | None:
     """proc_pid_stat(5); the name stands in parentheses and may itself hold any."""
     head, _, tail = stat.rpartition(")")
     words = tail.split()
-    if len(words) < 15:
+    if len(words) < 22:
         return None
     return Process(
         pid=pid,
@@ -111,6 +118,7 @@ def _process(pid: int, stat: str) -> Process | None:
         state=words[0],
         name=head.partition("(")[2],
         cpu_s=sum(map(int, words[11:15])) * _TICK_S,
+        memory=int(words[21]) * _PAGE,
     )
 
 

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from infini_run.report import Exit
 
 
-def all_ready(exits: Iterable[Exit]) -> bool | None:
-    """True: every rank has said READY=1. False: one ended without. None: that is still open."""
+def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | None:
+    """True: every rank has said READY=1. False: one ended without. None: that is still open. may_restart: one that
+    has failed, or was stopped, may come back."""
     answer: bool | None = True
     for exit_ in exits:
         if exit_.ready_s is None:
-            if exit_.end_s is not None:
+            if exit_.end_s is not None and not (may_restart and exit_.shell_code):
                 return False
             answer = None
     return answer

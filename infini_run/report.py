@@ -87,7 +87,10 @@ class Stray:
 @record
 class Report:
     """The end of a launch. `told`: the signal from outside that ended it, else 0. `strays`: the first few of
-    `stray_count`."""
+    `stray_count`. taken_port: the rendezvous port, if it was somebody else's, else 0. restarts: how often all ranks
+    were started again; all else is of the last attempt, but for `earlier_failures`: each restarted attempt's first
+    one, the last hundred. not_restarted: why the last failure was not followed by a restart, where that is not
+    plain."""
 
     launch_id: str
     run_id: str
@@ -104,6 +107,10 @@ class Report:
     stuck: tuple[Stray, ...] = ()
     notices: tuple[str, ...] = ()
     looks: tuple[Look, ...] = ()
+    taken_port: int = 0
+    restarts: int = 0
+    earlier_failures: tuple[Exit, ...] = ()
+    not_restarted: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -121,16 +128,29 @@ class Report:
         first = self.first_failure
         lines = []
         if first is not None and not self.quiet:
-            lines.append(f"infini-run: {_headline(first)}{self._others(first)}")
+            lines.append(f"infini-run: {self.headline()}{self._restarted()}")
             lines += self._details(first)
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
             lines.append(
                 f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
             )
         if self.strays and len(lines) < TEXT_LINES:
-            count = _count(self.stray_count, self.strays)
-            lines.append(f"infini-run: stopped {count} left behind: {_names(self.strays)}")
+            lines.append(f"infini-run: {self.left_behind()}")
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
+
+    def headline(self) -> str:
+        """The first failure in a sentence; empty: there is none."""
+        first = self.first_failure
+        return "" if first is None else f"{_headline(first)}{self._others(first)}"
+
+    def left_behind(self) -> str:
+        """What outlived the workers, in a sentence; empty: nothing did."""
+        count = _count(self.stray_count, self.strays)
+        return f"stopped {count} left behind: {_names(self.strays)}" if self.strays else ""
+
+    def _restarted(self) -> str:
+        after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""
+        return after + (f"; not restarted: {self.not_restarted}" if self.not_restarted else "")
 
     def _details(self, first: Exit) -> list[str]:
         """What it said and was doing, as much as there is room for; where there is more to read, last."""
@@ -141,12 +161,22 @@ class Report:
         last = [f"  log: {first.log}"] if first.log else []
         if look and look.file and first.verdict:
             last.append(f"  all of it: {look.file}")
-        hint = _hint(first)
+        hint = _hint(first) or self._port_hint(first)
         if hint:
             last.append(f"  {hint}")
         room = max(0, TEXT_LINES - 1 - len(last) - len(lines))
         words = first.last_lines[-min(_WORDS, room) :] if room else ()
         return [*lines[: TEXT_LINES - 1 - len(last)], *(f"  | {line}" for line in words), *last]
+
+    def _port_hint(self, first: Exit) -> str:
+        if not self.taken_port or first.start_failure:
+            return ""
+        way = (
+            "--standalone takes a free one"
+            if self.world_size == len(self.exits)
+            else "give every node another --rdzv_endpoint=HOST:PORT"
+        )
+        return f"next: port {self.taken_port} is in use by another program; {way}"
 
     def _others(self, first: Exit) -> str:
         stopped = sum(e.stopped and not e.verdict for e in self.exits)
@@ -172,6 +202,9 @@ class Report:
             "told": signal_name(self.told) if self.told else None,
             "first_failure": self.first_failure.rank if self.first_failure else None,
             "ranks": [_exit_json(e) for e in self.exits],
+            "restarts": self.restarts,
+            "earlier_failures": [_exit_json(e) for e in self.earlier_failures],
+            "not_restarted": self.not_restarted or None,
             "strays": [{"pid": stray.pid, "name": stray.name} for stray in self.strays],
             "stray_count": max(self.stray_count, len(self.strays)),
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],

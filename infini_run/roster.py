@@ -117,4 +117,5 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str) -> None:
 def options_of_agents(options: Options) -> Options:
     """What a node is told: its own part. Output is labelled where it meets that of others."""
     console = "prefix" if options.console == "inherit" else options.console
-    return replace(options, console=console, engine="local", hosts="", hostfile="", report="", export=())
+    ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "live": "off", "trace": ""}
+    return replace(options, console=console, max_restarts=0, **ours)

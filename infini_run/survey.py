@@ -11,14 +11,16 @@ import os
 import stat
 import sys
 
-from infini_run.errors import NotExecutable, ProgramMissing, UsageError
+from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
 from infini_run.plan import Node
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from infini_run.devices import Found
+    from infini_run.gpu import Gpu
     from infini_run.options import Options
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -158,27 +160,67 @@ def _has_binfmt_rules() -> bool:
 
 
 def survey(options: Options, environ: Mapping[str, str]) -> Node:
-    """What this machine is for the job: how many workers, their GPUs, the CPUs they share.
+    """What this machine is for the job: how many workers, their GPUs, the CPUs they share or are bound to.
 
-    Raises DeviceError: the GPUs asked for are not there.
+    Raises DeviceError: the GPUs asked for are not there, or not free. UsageError: fewer cores than workers.
     """
     nproc, cpus = options.nproc_per_node, 0
-    devices: tuple[tuple[str, ...], ...] = ()
     wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
-    if isinstance(nproc, str) or options.gpus_per_proc:
-        from infini_run.devices import VISIBLE, assign, find_gpus, resolve_nproc
+    if isinstance(nproc, str):
+        from infini_run.devices import resolve_nproc
 
-        if isinstance(nproc, str):
-            nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
-        if options.gpus_per_proc:
-            devices = assign(find_gpus(environ), nproc, options.gpus_per_proc, environ.get(VISIBLE))
+        nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
     if wants_cpus:
         cpus = len(os.sched_getaffinity(0))
         if cpus >= 2 * nproc:  # else it is one thread each, whatever the cgroup's quota
             from infini_run.cgroup import count_cpus
 
             cpus = count_cpus()
-    return Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus, devices=devices)
+    node = Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus)
+    if options.gpus_per_proc or options.check_gpus != "off" or options.bind != "none":
+        return _with_devices(node, options, environ)
+    return node
+
+
+def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> Node:
+    """Which GPUs each worker gets, and what it is bound to beside them."""
+    shares: tuple[tuple[Gpu, ...], ...] = ()
+    if options.gpus_per_proc or options.check_gpus != "off":
+        from infini_run.devices import find, likely_shares, share
+
+        found = find(environ)
+        shares = likely_shares(found, node.nproc)
+        if options.gpus_per_proc:
+            shares = share(found, node.nproc, options.gpus_per_proc)
+            names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
+            node = replace(node, devices=names, shown_by=found.variable)
+        if options.check_gpus != "off":
+            node = replace(node, notices=_notices(found, shares, options.check_gpus))
+    elif options.bind != "none":
+        shares = _shares_if_any(node.nproc, environ)
+    if options.bind != "none":
+        from infini_run.placement import find_places
+
+        buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
+        node = replace(node, places=find_places(options.bind, node.nproc, buses))
+    return node
+
+
+def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:
+    from infini_run.occupancy import check_gpus
+
+    notice = check_gpus(found, [gpu for gpus in shares for gpu in gpus] or found.gpus, mode)
+    return (notice,) if notice else ()
+
+
+def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], ...]:
+    """For a job that has not asked for GPUs: what its ranks will probably use, where that can be known."""
+    from infini_run.devices import find, likely_shares, may_have_gpus
+
+    try:
+        return likely_shares(find(environ), nproc) if may_have_gpus() else ()
+    except DeviceError:
+        return ()
 
 
 def free_port() -> int:
@@ -192,6 +234,22 @@ def free_port() -> int:
     finally:
         probe.close()
     return port
+
+
+def is_taken(port: int) -> bool:
+    """Whether somebody listens on a port now; connections that were closed do not count."""
+    import errno
+    from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket
+
+    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        probe.bind(("", port))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    finally:
+        probe.close()
+    return False
 
 
 def new_launch_id() -> str:

@@ -9,23 +9,32 @@ from infini_run.error_file import read_error_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from infini_run.group import Group
+    from infini_run.outcome import Outcome
     from infini_run.plan import Worker
 
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
-def last_words(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
+def note_all(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
+    """What is gone with the group, into the outcome: what every rank said last, and the first failure's words."""
+    note_statuses(outcome, group, workers)
+    for index, worker in enumerate(workers):
+        if worker.rank == outcome.first:
+            outcome.add_words(*_last_words(group, index, worker))
+
+
+def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
+    """The last STATUS= of each rank that told one."""
+    found = {worker.rank: group.status(index).decode("utf-8", "replace") for index, worker in enumerate(workers)}
+    outcome.add_statuses({rank: text for rank, text in found.items() if text})
+
+
+def _last_words(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
     """The message in a worker's error file, its last lines of stderr."""
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     message = read_error_file(worker.error_file) if worker.error_file else ""
     return message, tuple(line for line in lines if line)[-_LAST_LINES:]
-
-
-def statuses(group: Group, workers: Iterable[Worker]) -> dict[int, str]:
-    """The last STATUS= of each rank that told one."""
-    found = {worker.rank: group.status(index).decode("utf-8", "replace") for index, worker in enumerate(workers)}
-    return {rank: text for rank, text in found.items() if text}

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["shape"]
+pytest_plugins = ["shape", "nvml", "machine"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = (
     "INFINI_",
@@ -32,6 +32,7 @@ FOREIGN = (
     "PMI",
     "PET_",
     "TORCHELASTIC_",
+    "TORCH_ELASTIC_",
     "FLAGS_",
     "PALS_",
     "MPI_LOCAL",
@@ -125,6 +126,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name in (
             "CUDA_VISIBLE_DEVICES",
+            "ROCR_VISIBLE_DEVICES",
+            "HIP_VISIBLE_DEVICES",
+            "ASCEND_RT_VISIBLE_DEVICES",
             "OMP_NUM_THREADS",
             "PYTHONUNBUFFERED",
             "NOTIFY_SOCKET",

@@ -73,6 +73,8 @@ int __wrap_epoll_ctl(int fd, int op, int on, struct epoll_event *event) {
 static const char *const base_env[] = {"PATH=/usr/bin:/bin", "MARK=driver", NULL};
 static const char *argv[] = {"sh", "-c", NULL, NULL};
 static int console[2], logs[WORKERS], input = -1;
+static const uint64_t every[] = {~UINT64_C(0), ~UINT64_C(0)}; /* the kernel takes what it has of it */
+static const uint64_t first[] = {1};
 static const char *cwd;
 static const char *guard; /* irun-guard; NULL: none */
 
@@ -109,10 +111,15 @@ static int spawn(struct ir_group *group, uint32_t more_flags, const char *script
             .cwd = cwd,
             .label = {"[out] ", "[err] "},
             .label_more = {"[out +] ", "[err +] "},
+            .cpus = every,
+            .nodes = i == 0 ? first : NULL,
+            .cpu_words = 2,
+            .node_words = i == 0 ? 1 : 0,
             .env_count = 2,
             .stdio = {input >= 0 ? IR_FD_PIPE : IR_FD_INHERIT, IR_FD_PIPE, IR_FD_PIPE},
             .output = {IR_TO_CONSOLE | IR_TO_LOG, IR_TO_CONSOLE | IR_TO_LOG},
             .log_fd = logs[i],
+            .error_log_fd = -1,
         };
     }
     int r = ir_group_spawn(group, workers, WORKERS, &failure);

@@ -1,5 +1,5 @@
 /* faulty.c: makes one call of the core fail: an LD_PRELOAD shim. The rule: only calls that come from the core's
- * own code (by return address) are counted and can fail; the interpreter's and every rank's go their way.
+ * own code, or the guard's (by return address), are counted and can fail; the interpreter's and every rank's go their way.
  *
  * FAULTY        function:k:errno: the k-th call fails with that errno, the calls before and after it work;
  *               "syscall434" is syscall(2) of that number; function:k:errno:+ fails from the k-th on
@@ -67,7 +67,8 @@ static uintptr_t core_start, core_end;
 
 static int find_core(struct dl_phdr_info *info, size_t size, void *unused) {
     (void)size, (void)unused;
-    if (strstr(info->dlpi_name, "_irun.") == NULL) return 0;
+    int is_guard = info->dlpi_name[0] == '\0' && strcmp(program_invocation_short_name, "irun-guard") == 0;
+    if (!is_guard && strstr(info->dlpi_name, "_irun.") == NULL) return 0;
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) *part = &info->dlpi_phdr[i];
         if (part->p_type != PT_LOAD || !(part->p_flags & PF_X)) continue;

@@ -11,8 +11,25 @@ from pathlib import Path
 
 import pytest
 
+import infini_run
+
 HERE = Path(__file__).parent
 CORE = HERE.parent / "csrc"
+
+
+@functools.cache
+def build_guard() -> str:
+    """The guard as its sources are, linked so that a library can be loaded before it; the one under test, where it
+    was built so."""
+    installed = Path(infini_run.__file__).parent / "irun-guard"
+    if b"/ld-" in installed.read_bytes():
+        return str(installed)
+    made = build(
+        "../csrc/guard/main.c", "../csrc/guard/hunt.c", "../csrc/chase.c", "../csrc/process.c", instead_of="*"
+    )
+    named = Path(made).with_name("irun-guard")
+    os.rename(made, named)
+    return str(named)
 
 
 @functools.cache

@@ -4,6 +4,7 @@
  *                  mig: - (cannot), off, or on: and its instances uuid;gi;ci;MiB joined by commas (none: a gap)
  *                  code: what asking for its handle returns, 0 if left out
  * NVML_STUB_CUDA   the driver's CUDA version (12080)
+ * NVML_STUB_HELD   who has memory, one a line: uuid|pid|MiB or -; pid 0: memory in use of a process that is not listed
  * NVML_STUB_FAIL   function=code ...: what these return instead of working
  * NVML_STUB_LOG    a file that gets one line per init and shutdown
  */
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, MAX_GPUS = 64, MAX_MIG = 8 };
+enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, MAX_GPUS = 64, MAX_MIG = 8 };
 
 struct unit {
     char *uuid, *product, *memory, *mig;
@@ -230,5 +231,88 @@ NVML(nvmlDeviceGetPciInfo_v3, struct unit *gpu, struct pci *ret_pci)
     MAY_FAIL;
     memset(ret_pci, 0, sizeof *ret_pci);
     (void)snprintf(ret_pci->bus_id, sizeof ret_pci->bus_id, "00000000:%02X:00.0", 0x10 + gpu->index);
+    return OK;
+}
+
+NVML(nvmlDeviceGetHandleByUUID, const char *uuid, struct unit **ret_unit)
+{
+    MAY_FAIL;
+    for (unsigned i = 0; i < gpu_count; i++) {
+        *ret_unit = &gpus[i];
+        if (strcmp(gpus[i].uuid, uuid) == 0)
+            return OK;
+        for (unsigned k = 0; k < gpus[i].mig_count; k++) {
+            *ret_unit = &gpus[i].instances[k];
+            if (strcmp((*ret_unit)->uuid, uuid) == 0)
+                return OK;
+        }
+    }
+    return NOT_FOUND;
+}
+
+struct holder {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gi, ci;
+};
+
+/* The lines of NVML_STUB_HELD that are about one unit: all its processes, and what they have in sum. */
+static unsigned holders_of(const struct unit *unit, struct holder *ret_holders, unsigned size, unsigned long long *ret_sum)
+{
+    const char *given = getenv("NVML_STUB_HELD");
+    char *all = strdup(given != NULL ? given : ""), *rest = all;
+    unsigned count = 0;
+
+    *ret_sum = 0;
+    while (rest != NULL && *rest != '\0') {
+        char *line = field(&rest, "\n");
+        const char *uuid = field(&line, "|");
+        unsigned pid = (unsigned)atoi(field(&line, "|"));
+        const char *mib = field(&line, "|");
+        unsigned long long bytes = *mib == '-' ? ~0ULL : strtoull(mib, NULL, 10) << 20;
+
+        if (strcmp(uuid, unit->uuid) != 0)
+            continue;
+        *ret_sum += *mib == '-' ? 0 : bytes;
+        if (pid == 0)
+            continue;
+        if (count < size)
+            ret_holders[count] = (struct holder){.pid = pid, .bytes = bytes};
+        count++;
+    }
+    free(all);
+    return count;
+}
+
+static int running(const struct unit *unit, unsigned *count, struct holder *ret_holders)
+{
+    unsigned room = ret_holders != NULL ? *count : 0;
+    unsigned long long sum;
+
+    *count = holders_of(unit, ret_holders, room, &sum);
+    return *count > room ? INSUFFICIENT_SIZE : OK;
+}
+
+NVML(nvmlDeviceGetComputeRunningProcesses_v3, struct unit *unit, unsigned *count, struct holder *ret_holders)
+{
+    MAY_FAIL;
+    return running(unit, count, ret_holders);
+}
+
+NVML(nvmlDeviceGetComputeRunningProcesses_v2, struct unit *unit, unsigned *count, struct holder *ret_holders)
+{
+    MAY_FAIL;
+    return running(unit, count, ret_holders);
+}
+
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+NVML(nvmlDeviceGetMemoryInfo_v2, struct unit *unit, struct memory_v2 *ret_memory)
+{
+    MAY_FAIL;
+    (void)holders_of(unit, NULL, 0, &ret_memory->used);
     return OK;
 }

@@ -32,13 +32,16 @@ def look() -> dict[str, int]:
 
 
 def launch(number: int) -> None:
-    """In turn with its stdio as ours, through pipes, failing, and stopped before its end."""
-    how = number % 4
+    """In turn with its stdio as ours, through pipes, failing, restarted, and stopped before its end."""
+    how = number % 5
     if how < 2:
         ir.run(["true"], console="none" if how else "inherit")
     elif how == 2:
         report = ir.run(["sh", "-c", "echo last words >&2; exit 3"], console="none", check=False)
         assert report.exit_code == 3, report
+    elif how == 3:
+        report = ir.run(["false"], max_restarts=2, restart_delay=0, check=False)
+        assert (report.exit_code, report.restarts) == (1, 2), report
     else:
         with ir.ProcessLauncher(["sleep", "1000"]) as launcher:
             launcher.launch()

@@ -50,6 +50,18 @@ def leaves(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("rank-*"))
 
 
+def test_restarted_ranks_have_leaves_of_their_own_and_find_no_others(infini_run, delegated):
+    script = f"cat {delegated}/infini-run-*/rank-*/cgroup.procs | wc -l; ls -d {delegated}/infini-run-* | wc -l; "
+    script += HIDDEN + "[ $TORCHELASTIC_RESTART_COUNT = 1 ]"
+    flags = ("--max_restarts=1", "--restart_delay=0", "--grace=0.2", "--console=prefix")
+    command = infini_run(*flags, "sh", "-c", script, preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    told = [line.split()[-1] for line in command.out.decode().splitlines() if "hidden" not in line]
+    assert len(told) == 4
+    assert told[1] == told[3] == "1"  # one launch's folder, its own
+    assert not leaves(delegated)
+
+
 def test_each_rank_is_born_into_a_leaf_of_its_own(infini_run, delegated):
     command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
     assert command.wait() == 0

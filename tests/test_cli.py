@@ -298,6 +298,7 @@ PLAIN = {
             "options",
             "plan",
             "record",
+            "scratch",
             "survey",
         )
     ),

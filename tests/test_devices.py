@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import json
 import os
 import shutil
 import subprocess
@@ -13,21 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
-from infini_run.devices import Card, Gpu, assign, count_cpus, resolve_nproc, visible
+from infini_run.devices import VENDORS, Found, count_cpus, resolve_nproc, share
 from infini_run.errors import DeviceError
+from infini_run.gpu import Gpu
+from infini_run.nvidia import Card, visible
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-
-UUIDS = ("GPU-5a88edbe-90c4", "GPU-5a88ffff-0001", "GPU-7d1a2244-0002", "GPU-c08d91cb-e324")
-FOUR = [f"{uuid}|NVIDIA H200|143771|off" for uuid in UUIDS]
-UNEQUAL = [f"{UUIDS[0]}|NVIDIA T4|15360|-", f"{UUIDS[1]}|NVIDIA H200|143771|off"]
-MIG = [  # a whole board; one of two GPU instances, the first cut in two, with a gap; one not cut yet
-    f"{UUIDS[0]}|NVIDIA H100|81559|off",
-    f"{UUIDS[1]}|NVIDIA H100|81559|on:MIG-aaaa;1;0;40000,,MIG-bbbb;1;1;40000,MIG-cccc;2;0;20000",
-    f"{UUIDS[2]}|NVIDIA H100|81559|on:",
-]
 ENTRY_POINTS = (
     "nvmlInitWithFlags",
     "nvmlShutdown",
@@ -47,62 +38,8 @@ ENTRY_POINTS = (
 CODES = (*range(1, 31), 777, 999)
 
 
-def environment(**extra: str) -> dict[str, str]:
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "NVML_STUB_"))}
-    return ours | {"PYTHONPATH": str(ROOT)} | extra
-
-
-def ask_all(library_path: Path | None, questions: list[dict]) -> list[dict]:
-    """The answers of one child: a process loads libnvidia-ml.so.1 once, and pytest's should not."""
-    extra = {"LD_LIBRARY_PATH": str(library_path)} if library_path else {}
-    child = subprocess.run(
-        [sys.executable, HERE / "children" / "ask_devices.py"],
-        input="".join(json.dumps({"set": {}, **question}) + "\n" for question in questions),
-        env=environment(**extra),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return [json.loads(line) for line in child.stdout.splitlines()]
-
-
-class Driver:
-    """The stand-in driver: boards as lines of NVML_STUB_GPUS, see nvml_stub.c."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        self.folder = folder
-        self.log = log
-
-    def settings(self, boards: list[str], fail: str = "", cuda: int = 12080) -> dict[str, str]:
-        return {
-            "NVML_STUB_GPUS": "\n".join(boards),
-            "NVML_STUB_FAIL": fail,
-            "NVML_STUB_CUDA": str(cuda),
-            "NVML_STUB_LOG": str(self.log),
-        }
-
-    def ask(self, boards: list[str], call: str, *args: object, fail: str = "", cuda: int = 12080) -> dict:
-        question = {"set": self.settings(boards, fail, cuda), "call": call, "args": args}
-        return ask_all(self.folder, [question])[0]
-
-    def names(self, boards: list[str], **environ: str) -> list[str]:
-        return [gpu["name"] for gpu in self.ask(boards, "find_gpus", environ)["is"]]
-
-
-@pytest.fixture(scope="session")
-def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("nvml")
-    compiler = os.environ.get("CC", "cc")
-    library = folder / "libnvidia-ml.so.1"
-    source = HERE / "nvml_stub.c"
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*compiler.split(), *flags, "-o", library, source], check=True)
-    return folder
-
-
-@pytest.fixture
-def driver(stub_folder: Path, tmp_path: Path) -> Driver:
-    return Driver(stub_folder, tmp_path / "nvml.log")
+def found(gpus: tuple[Gpu, ...], inherited: str | None = None) -> Found:
+    return Found(vendor=VENDORS[0], variable="CUDA_VISIBLE_DEVICES", inherited=inherited, gpus=gpus)
 
 
 # Which GPUs there are.
@@ -118,6 +55,7 @@ def test_every_gpu_is_found_with_what_the_driver_says_of_it(driver: Driver) -> N
         "bus_id": "00000000:10:00.0",
         "old_name": None,
         "one_of": None,
+        "kfd_id": None,
     }
     assert (second["name"], second["bus_id"]) == ("1", "00000000:11:00.0")
 
@@ -247,9 +185,9 @@ def test_mig_instances_that_cuda_would_not_show_together_are_refused_for_a_proce
 
 def test_no_rank_gets_two_mig_instances_of_which_cuda_shows_it_one() -> None:
     gpus = tuple(Gpu(name=f"MIG-{n}", one_of="MIG-GPU-0/1") for n in range(2))
-    assert assign(gpus, 2, 1) == (("MIG-0",), ("MIG-1",))
+    assert share(found(gpus), 2, 1) == ((gpus[0],), (gpus[1],))
     with pytest.raises(DeviceError, match="only 1 of these 2 MIG instances"):
-        assign(gpus, 1, 2)
+        share(found(gpus), 1, 2)
 
 
 # How many ranks.
@@ -386,19 +324,19 @@ def test_each_rank_gets_its_number_of_gpus_in_order_and_no_gpu_goes_to_two(
 ) -> None:
     if nproc * gpus_per_proc > len(gpus):
         with pytest.raises(DeviceError) as refusal:
-            assign(gpus, nproc, gpus_per_proc, "0,1")
+            share(found(gpus, "0,1"), nproc, gpus_per_proc)
         assert f"need {nproc * gpus_per_proc} GPU(s), and {len(gpus)} can" in str(refusal.value)
         assert "CUDA_VISIBLE_DEVICES is '0,1'" in str(refusal.value)
         return
-    shares = assign(gpus, nproc, gpus_per_proc)
-    assert [len(share) for share in shares] == [gpus_per_proc] * nproc
-    handed_out = [name for share in shares for name in share]
-    assert handed_out == [gpu.name for gpu in gpus[: len(handed_out)]]
+    shares = share(found(gpus), nproc, gpus_per_proc)
+    assert [len(theirs) for theirs in shares] == [gpus_per_proc] * nproc
+    handed_out = tuple(gpu for theirs in shares for gpu in theirs)
+    assert handed_out == gpus[: len(handed_out)]
 
 
 def test_refusal_says_when_no_list_was_inherited() -> None:
     with pytest.raises(DeviceError, match=r"CUDA_VISIBLE_DEVICES is not set"):
-        assign((), 1, 1)
+        share(found(()), 1, 1)
 
 
 # Lists of every kind against what they were made to mean: text, and the GPU that it names or None.
@@ -434,8 +372,8 @@ def test_any_list_shows_what_its_entries_mean_up_to_the_first_that_means_nothing
     shown = meant[: meant.index(None)] if None in meant else meant
     if len(set(shown)) < len(shown):
         shown = []
-    found = visible(CARDS, {"CUDA_VISIBLE_DEVICES": ",".join(text for text, _ in entries)})
-    assert [gpu.uuid for gpu in found] == [UUIDS[number] for number in shown]
+    gpus = visible(CARDS, {"CUDA_VISIBLE_DEVICES": ",".join(text for text, _ in entries)})
+    assert [gpu.uuid for gpu in gpus] == [UUIDS[number] for number in shown]
 
 
 # CPUs, from trees of plain files.
@@ -578,7 +516,7 @@ def test_devices_bring_no_heavy_module_and_counting_cpus_not_pynvml() -> None:
         " resolve_nproc('cpu', {}, 0); print(*sorted(set(sys.modules) - before))"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], env=environment(), text=True).split()
-    ours = {f"infini_run.{name}" for name in ("cgroup", "devices", "errors", "record")}
+    ours = {f"infini_run.{name}" for name in ("cgroup", "devices", "errors", "gpu", "record")}
     assert set(loaded) <= {"__future__"} | ours
 
 

@@ -367,6 +367,39 @@ def test_tail_is_the_last_of_stderr(debug):
     assert text == whole[-4096:]
 
 
+def test_the_last_line_is_that_of_the_stream_that_wrote_last_whole_or_not(debug):
+    steps = [
+        ("printf 'one\\ntwo\\n'", b"two\n"),
+        ("printf 'ten\\neleven\\n' >&2", b"eleven\n"),
+        ("printf 'unended'", b"unended"),
+        ("printf ' line\\n'", b"unended line\n"),
+        ("printf ' 10%%\\r 20%%\\r'", b" 20%\r"),
+        ("printf '%0600d\\n' 7", b"0" * 510 + b"7\n"),
+        ("printf '%070000d' 8", (b"0" * 511 + b"8")),
+    ]
+    reader, writer = os.pipe()
+    sizes = [0, 0]
+    script = "; ".join(f"read x; {step}" for step, _ in steps)
+    worker = shell(0, script, stdio=(reader, PIPE, PIPE))
+    with Live(worker, shell(1, "exit 0"), debug=debug) as live:
+        os.close(reader)
+        assert live.group.line(0) == b""
+        assert live.group.volume(0) == (0, 0)
+        for step, line in steps:
+            os.write(writer, b"go\n")
+            live.until(lambda line=line: live.group.line(0) == line)
+            sizes["2" in step[-3:]] += len(
+                subprocess.run(["sh", "-c", step.replace(" >&2", "")], capture_output=True).stdout
+            )
+            live.until(lambda: live.group.volume(0) == tuple(sizes))
+        os.close(writer)
+        live.end()
+        assert live.group.line(0).endswith(b"08")  # kept after its end
+        assert live.group.line(1) == b""
+        assert live.group.volume(1) == (0, 0)
+        assert live.group.line(7) == b""
+
+
 def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_console():
     """A console that nobody reads fills up: then a line of ours is dropped, not written past its buffer."""
     reader, writer = os.pipe()

@@ -151,7 +151,7 @@ def test_a_look_at_what_is_gone_finds_nothing():
         launcher.launch()
         launcher.wait()
         pid = launcher.status()[0].pid
-    gone = process.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0)
+    gone = process.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0, memory=0)
     assert process.Table().tree(pid) == []
     assert process.pictures([gone])[0].threads == ()
 

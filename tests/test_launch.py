@@ -560,10 +560,10 @@ def test_a_grandchild_that_left_the_process_group_ends_with_the_block(bell):
         assert pid in [stray.pid for stray in launcher.report().strays]
 
 
-def test_an_interrupt_at_any_line_of_a_launch_leaves_no_rank():
-    done = subprocess.run(
-        [sys.executable, CHILDREN / "interrupt_launch.py"], capture_output=True, text=True, timeout=LIMIT_S
-    )
+@pytest.mark.parametrize(("what", "steps"), [("start", 10000), ("end", 150), ("restart", 100)])
+def test_an_interrupt_at_any_line_of_a_launch_leaves_no_rank_and_does_not_hang(what, steps):
+    words = [sys.executable, CHILDREN / "interrupt_launch.py", what, str(steps)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * LIMIT_S)
     assert done.stderr == ""
     assert int(done.stdout.split()[0]) > 100
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infini_run
+from infini_run.errors import UsageError
 from infini_run.flags import GRAMMAR
 from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import FLAGS, GROUPS, PREFIXES, TABLE
@@ -30,21 +31,23 @@ DESIGN = [
     ),
     *("module", "no_python", "distributed_args"),
     *("engine", "hosts", "hostfile", "ssh_config", "export"),
-    *("gpus_per_proc", "bind", "omp_num_threads"),
-    *("log_dir", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
+    *("gpus_per_proc", "bind", "check_gpus", "omp_num_threads"),
+    *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
     *(
         "grace",
         "stop_signal",
         "stop_scope",
         "isolate",
         "max_restarts",
+        "restart_delay",
+        "restart_window",
         "ready_timeout",
         "hang_timeout",
         "on_hang",
         "report",
         "keep_going",
     ),
-    *("dry_run", "verbose"),
+    *("dry_run", "verbose", "live", "trace", "plot", "completion"),
 ]
 TORCHRUN = [
     *(
@@ -132,9 +135,12 @@ def test_the_defaults_are_complete():
         ssh_config="",
         export=(),
         gpus_per_proc=0,
+        virtual_local_rank=False,
         bind="none",
+        check_gpus="off",
         omp_num_threads=0,
         log_dir="",
+        log_layout="flat",
         console="inherit",
         ranks_on_console=None,
         local_ranks_filter=None,
@@ -146,6 +152,8 @@ def test_the_defaults_are_complete():
         stop_scope="group",
         isolate=False,
         max_restarts=0,
+        restart_delay_s=1.0,
+        restart_window_s=0.0,
         ready_timeout_s=0.0,
         hang_timeout_s=0.0,
         on_hang="report",
@@ -153,8 +161,47 @@ def test_the_defaults_are_complete():
         keep_going=False,
         dry_run="",
         verbose=False,
+        live="off",
+        trace="",
         program=("program",),
     )
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "live"),
+    [
+        (["--live"], {}, "on"),
+        (["--live=yes"], {}, "on"),
+        (["--nolive", "--console=none"], {}, "off"),
+        (["--live=auto"], {}, "off"),
+        (["--console=none"], {}, "auto"),
+        (["--live=auto", "--console=none", "--log_dir=x"], {}, "auto"),
+        (["--log_dir=x"], {}, "off"),
+        (["--live", "--log_dir=x"], {}, "on"),
+        (["--live", "--console=none"], {}, "on"),
+        (["--live"], {"INFINI_RUN_CONSOLE": "prefix"}, "on"),
+        (["--console=prefix"], {"INFINI_RUN_LIVE": "1"}, "off"),
+        ([], {"PET_LIVE": "1"}, "on"),
+    ],
+)
+def test_a_table_has_the_screen_that_nobody_of_higher_authority_wants(argv, environ, live):
+    assert options(*argv, **environ).live == live
+
+
+@pytest.mark.parametrize("origin", ["--live --console=inherit", "INFINI_RUN_LIVE=on INFINI_RUN_CONSOLE=prefix"])
+def test_a_table_and_lines_on_one_screen_are_refused(origin):
+    words = origin.split()
+    argv = words if words[0].startswith("-") else []
+    environ = {} if argv else dict(word.split("=") for word in words)
+    with pytest.raises(UsageError, match=f"^{words[0]} shows a table where {words[1]} would write lines"):
+        options(*argv, **environ)
+
+
+def test_plot_and_completion_are_questions_that_only_the_command_line_asks():
+    assert resolve(["--plot=o.png", "a.json", "b.json"], {}).words == ("o.png", "a.json", "b.json")
+    request = resolve(["--nnodes=2", "--completion", "zsh"], {})
+    assert (request.question, request.options, request.words) == ("completion", None, ("zsh",))
+    assert resolve(["x"], {"INFINI_RUN_PLOT": "o.png", "PET_COMPLETION": "zsh"}).question == ""
 
 
 def listed(ranks):
@@ -199,6 +246,7 @@ def every_option(draw):
     ).map(lambda ranks: StreamMap(ranks=tuple(sorted(ranks.items()))))
     some = lambda count: st.none() | st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple)  # noqa: E731
     module, standalone = draw(st.booleans()), nnodes == 1 and draw(st.booleans())
+    gpus, run_id = draw(st.integers(0, 16)), draw(names)
     port = 0 if standalone else draw(st.integers(1 if nnodes > 1 else 0, 65535))
     return replace(
         options(),
@@ -209,16 +257,20 @@ def every_option(draw):
         master_port=port,
         rdzv_explicit=True,
         standalone=standalone,
-        run_id=draw(names),
+        run_id=run_id,
         role=draw(names),
         module=module,
         no_python=not module and draw(st.booleans()),
         distributed_args=draw(st.booleans()),
         ssh_config=draw(names),
         export=tuple(draw(st.lists(st.from_regex(r"[A-Z_]+", fullmatch=True)))),
-        gpus_per_proc=draw(st.integers(0, 16)),
+        gpus_per_proc=gpus,
+        virtual_local_rank=gpus > 0 and draw(st.booleans()),
+        bind=draw(st.sampled_from(["none", "numa", "socket", "cores"])),
+        check_gpus=draw(st.sampled_from(["off", "warn", "refuse"])),
         omp_num_threads=draw(st.integers(0, 512)),
         log_dir="logs" + draw(names),
+        log_layout="flat" if "/" in run_id else draw(st.sampled_from(["flat", "torchrun"])),
         console=draw(st.sampled_from(["inherit", "prefix", "none"])),
         ranks_on_console=draw(some(nnodes * local)),
         local_ranks_filter=draw(some(local)),
@@ -229,6 +281,9 @@ def every_option(draw):
         stop_signal=draw(st.integers(1, 31).filter(lambda number: number not in (9, 19)) | st.integers(35, 64)),
         stop_scope=draw(st.sampled_from(["group", "leader", "mixed"])),
         isolate=draw(st.booleans()),
+        max_restarts=draw(st.integers(0, MAX_INT)),
+        restart_delay_s=draw(st.floats(0, MAX_INT)),
+        restart_window_s=draw(st.floats(0, MAX_INT)),
         ready_timeout_s=draw(st.floats(0, MAX_INT)),
         hang_timeout_s=draw(st.floats(0, MAX_INT)),
         on_hang=draw(st.sampled_from(["report", "stop"])),

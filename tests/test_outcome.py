@@ -31,7 +31,7 @@ def event(kind, rank=-1, **fields):
 def test_every_kind_of_event_is_understood():
     outcome = outcome_of()
     for kind in KINDS.values():
-        rank = 0 if kind in ("started", "ready", "start_failed", "exited", "output_held") else -1
+        rank = 0 if kind in ("unplaced", "started", "ready", "start_failed", "exited", "output_held") else -1
         is_step = kind in ("start_failed", "unguarded")
         code = next(iter(STEPS)) if is_step else 1 if kind == "output_held" else ord("D")
         assert isinstance(outcome.note(event(kind, rank, signal=5, code=code, name="x", pid=1)), str)
@@ -141,13 +141,13 @@ def test_strays_and_what_is_stuck_are_kept():
     assert report.exit_code == 1
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(number):
+@pytest.mark.parametrize("how", [{"signal": 2}, {"signal": 3}, {"code": 130}, {"code": 131}])
+def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(how):
     outcome = outcome_of(has_terminal=True)
-    outcome.note(event("exited", 0, signal=number))
+    outcome.note(event("exited", 0, **how))
     assert outcome.report().quiet
     other = outcome_of()
-    other.note(event("exited", 0, signal=number))
+    other.note(event("exited", 0, **how))
     assert not other.report().quiet
 
 

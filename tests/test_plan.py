@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.options import resolve
+from infini_run.placement import Place
 from infini_run.plan import STDERR, STDOUT, Node, make_plan
 from infini_run.survey import Command
 
 COMMAND = Command(file="/bin/prog", argv=("prog", "--lr=1"))
 
 
-def plan_of(*flags, environ=None, error_dir="", cpus=8, devices=(), nproc=None, is_terminal=False):
+def plan_of(*flags, environ=None, error_dir="", cpus=8, devices=(), nproc=None, is_terminal=False, **found):
     options = resolve([*flags, "prog"], {}).options
     node = Node(
         index=options.node_rank,
@@ -24,6 +25,7 @@ def plan_of(*flags, environ=None, error_dir="", cpus=8, devices=(), nproc=None, 
         nproc=nproc or options.nproc_per_node,
         cpus=cpus,
         devices=devices,
+        **found,
     )
     return make_plan(
         options,
@@ -233,6 +235,35 @@ def test_omp_num_threads_is_a_fair_share_unless_somebody_said(flags, cpus, inher
     environ = {} if inherited is None else {"OMP_NUM_THREADS": inherited}
     plan = plan_of(*flags, environ=environ, cpus=cpus)
     assert plan.environ(plan.workers[0], environ).get("OMP_NUM_THREADS") == seen
+
+
+def places_of(*threads):
+    return tuple(Place(cpus=tuple(range(count)), nodes=(), threads=count) for count in threads)
+
+
+@pytest.mark.parametrize(
+    ("flags", "places", "inherited", "seen"),
+    [
+        ((), places_of(4, 4), None, ["4", "4"]),
+        ((), places_of(3, 2), None, ["3", "2"]),
+        ((), places_of(3, 2), "5", ["5", "5"]),
+        (("--omp_num_threads=6",), places_of(3, 2), None, ["6", "6"]),
+        ((), places_of(4), None, [None]),
+    ],
+)
+def test_omp_num_threads_follows_the_cpus_that_each_rank_is_bound_to(flags, places, inherited, seen):
+    environ = {} if inherited is None else {"OMP_NUM_THREADS": inherited}
+    plan = plan_of(f"--nproc_per_node={len(places)}", *flags, environ=environ, places=places)
+    assert [plan.environ(worker, environ).get("OMP_NUM_THREADS") for worker in plan.workers] == seen
+    assert [worker.place for worker in plan.workers] == list(places)
+
+
+def test_each_ranks_devices_are_shown_by_the_variable_of_their_vendor():
+    inherited = {"ROCR_VISIBLE_DEVICES": "3,4", "CUDA_VISIBLE_DEVICES": "kept"}
+    devices, variable = (("3",), ("4",)), "ROCR_VISIBLE_DEVICES"
+    plan = plan_of("--nproc_per_node=2", "--gpus_per_proc=1", environ=inherited, devices=devices, shown_by=variable)
+    seen = [plan.environ(worker, inherited) for worker in plan.workers]
+    assert [(one[variable], one["CUDA_VISIBLE_DEVICES"]) for one in seen] == [("3", "kept"), ("4", "kept")]
 
 
 # ---- what they are told, and where they speak

@@ -68,11 +68,15 @@ REFUSALS = [
     ),
     ("--hosts=a,b", "--hosts=a,b is not built yet"),
     ("--hostfile=f", "--hostfile=f is not built yet"),
-    ("--max_restarts=1", "--max_restarts=1 is not built yet; leave it at 0"),
+    ("--max_restarts=-1", "--max_restarts=-1: a whole number from 0"),
+    ("--restart_delay=-1", "--restart_delay=-1: a time from 0 to"),
+    ("--restart_delay=off", "--restart_delay=off: a time from 0 to"),
+    ("--restart_window=x", "--restart_window=x: a time from 0 to"),
     ("--hang_timeout=soon", "--hang_timeout=soon: a time from 0 to"),
     ("--ready_timeout=-1", "--ready_timeout=-1: a time from 0 to"),
     ("--on_hang=kill", "--on_hang=kill: report or stop is allowed"),
-    ("--bind=numa", "--bind=numa is not built yet; leave it at none"),
+    ("--bind=core", "--bind=core"),
+    ("--check_gpus=always", "--check_gpus=always: off, warn or refuse is allowed"),
     ("--export=A=1", "--export=A=1: names of variables are allowed, not values"),
     ("--gpus_per_proc=-1", "a whole number from 0"),
     ("--omp_num_threads=x", "auto or a whole number from 1 to"),
@@ -85,7 +89,7 @@ REFUSALS = [
     ("--stdin=1", "--stdin=1: there is no rank 1, ranks from 0 to 0 are allowed"),
     ("--stdin=rank1", "--stdin=rank1: rank0, all, none or a rank is allowed"),
     ("--redirects=3", "--redirects=3 needs --log_dir=DIR"),
-    ("-t 0:1", "-t=0:1 needs --log_dir=DIR"),
+    ("-r 0:1", "--log_dir=DIR: there is no file to write to without it (--log_dir=/dev/null drops that output)"),
     ("--tee=4", "--tee=4: 0 (none), 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:0-3,... is allowed"),
     ("--tee=0:3,", "LOCAL_RANK:0-3,... is allowed"),
     ("--log_dir=x --tee=1:3", "--tee=1:3: there is no rank 1, local ranks from 0 to 0 are allowed"),
@@ -121,10 +125,13 @@ REFUSALS = [
     ("--logs_specs=x", "--logs_specs=x: this cannot be honoured; use --log_dir"),
     ("--duplicate_stdout_filters=x", "this cannot be honoured; search the files of --log_dir"),
     ("--duplicate_stderr_filters=x", "this cannot be honoured; search the files of --log_dir"),
-    ("--virtual_local_rank", "--virtual_local_rank: this cannot be honoured; use --gpus_per_proc=1"),
     (
-        "--numa_binding=node",
-        "--numa_binding=node: this cannot be honoured; put numactl in front of the program",
+        "--virtual_local_rank --gpus_per_proc=0",
+        "--gpus_per_proc=0 and --virtual_local_rank contradict each other: drop one of them",
+    ),
+    (
+        "--numa_binding=nodes",
+        "node, socket, exclusive or core-complex is allowed (the nearest is node)",
     ),
     ("--nproc-per-nod=2", "there is no flag --nproc-per-nod; the nearest is --nproc_per_node"),
     ("--nproc 2", "there is no flag --nproc; the nearest is --nproc_per_node"),
@@ -139,7 +146,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(argv, message):
 def test_a_bad_variable_is_named():
     assert refused(PET_NNODES="1:4").startswith("PET_NNODES=1:4: ")
     assert refused(PET_STANDALONE="true") == "PET_STANDALONE=true: 0 or 1 is allowed"
-    assert refused(INFINI_RUN_BIND="numa").startswith("INFINI_RUN_BIND=numa is not built yet")
+    assert refused(INFINI_RUN_BIND="core").startswith("INFINI_RUN_BIND=core: ")
     assert refused(PET_NODE_RANK="2", INFINI_RUN_NNODES="2").startswith("PET_NODE_RANK=2: with INFINI_RUN_NNODES=2 ")
 
 

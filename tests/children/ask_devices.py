@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from infini_run import devices
+from infini_run import devices, nvidia
 from infini_run.errors import DeviceError
 
 
@@ -19,8 +19,9 @@ def fields(record):
 for line in sys.stdin:
     question = json.loads(line)
     os.environ.update(question["set"])
+    call = getattr(nvidia, question["call"], None) or getattr(devices, question["call"])
     try:
-        answer = {"is": getattr(devices, question["call"])(*question["args"])}
+        answer = {"is": call(*question["args"])}
     except DeviceError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer, default=fields), flush=True)

@@ -22,6 +22,7 @@ reaped            wait until nothing in /proc is a zombie
 wait              until a signal ends us
 exit=3, die=SEGV  the end
 @1 ... @*         the words between are rank 1's only
++0 ... +*         they are for the first attempt only (+1: the one after the first restart, ...)
 """
 
 import os
@@ -31,6 +32,7 @@ import sys
 import time
 
 RANK = os.environ.get("RANK", "-1")
+ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")
 waited_for = []  # of a stray: what its rank reads until the stray has said something
 wake = []  # a pipe that a signal writes to: one that comes just before we wait must not wait with us
 
@@ -182,6 +184,10 @@ SEEN = {
     "cwd": os.getcwd,
     "foreground": lambda: os.tcgetpgrp(0) == os.getpgrp(),
     "parent": os.getppid,
+    "parents_descriptors": lambda: len(os.listdir(f"/proc/{os.getppid()}/fd")),
+    "attempt": lambda: os.environ["TORCHELASTIC_RESTART_COUNT"] + "/" + os.environ["TORCHELASTIC_MAX_RESTARTS"],
+    "port": lambda: os.environ["MASTER_PORT"],
+    "mark": lambda: os.environ["INFINI_RUN_ID"],
     "pids": lambda: len(states()),
 }
 STEPS = {
@@ -219,16 +225,18 @@ def take_block(words):
 
 
 def play(words):
-    words, mine = iter(words), True
+    words, mine, now = iter(words), True, True
     for word in words:
         verb, _, argument = word.partition("=")
         if word.startswith("@"):
             mine = word[1:] in ("*", RANK)
+        elif word.startswith("+"):
+            now = word[1:] in ("*", ATTEMPT)
         elif word in BLOCKS:
             inner = take_block(words)
-            if mine:
+            if mine and now:
                 BLOCKS[word](inner)
-        elif mine:
+        elif mine and now:
             STEPS[verb](argument)
 
 

@@ -1,0 +1,51 @@
+"""Huawei's Ascend NPUs: which there are, and which of them ASCEND_RT_VISIBLE_DEVICES shows.
+
+A process counts the devices that it is given from 0, also where a container has davinci4 and davinci5 alone: an id is
+a place in the sorted list of /dev/davinci<N>. The list is read as CANN's reference says of ASCEND_RT_VISIBLE_DEVICES:
+ids and commas, in rising order; whatever else is in it ends it. Which NUMA node one is at is not told without CANN.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import DeviceError
+from infini_run.gpu import Gpu, Holder, NoGpus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
+_DEVICE = "davinci"
+
+
+def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
+    """The NPUs that a program started with `environ` could use, in its order. root: before /dev.
+
+    Raises NoGpus: there is none.
+    """
+    try:
+        names = os.listdir(f"{root}/dev")
+    except OSError:
+        names = []
+    count = sum(name.startswith(_DEVICE) and name[len(_DEVICE) :].isdecimal() for name in names)
+    if count == 0:
+        raise NoGpus("no Ascend NPU: there is no /dev/davinci0")
+    listed = environ.get(VISIBLE)
+    return tuple(Gpu(name=str(index)) for index in (range(count) if listed is None else _listed(listed, count)))
+
+
+def _listed(listed: str, count: int) -> list[int]:
+    found: list[int] = []
+    for entry in listed.split(","):
+        is_id = entry.isascii() and entry.isdecimal() and len(entry) < 10 and int(entry) < count
+        if not is_id or int(entry) in found:
+            break
+        found.append(int(entry))
+    return found
+
+
+def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
+    """Raises DeviceError: nothing but CANN's own tools can tell."""
+    raise DeviceError("--check_gpus cannot tell who holds Ascend NPUs: see npu-smi info, and leave the flag away")

@@ -1,0 +1,79 @@
+"""The man page infini-run(1), out of the table of flags: the same words as --help, in man(7)'s language.
+
+The rule: no word of the text can be a request of roff; escape() says how.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from infini_run.flags import GRAMMAR, Flag
+from infini_run.manual import EXAMPLES, EXIT_CODES, GRAMMAR_TEXT, TITLES, explain, usage
+from infini_run.option_table import FLAGS, GROUPS
+from infini_run.options import USAGE
+
+_WIDTH = 64  # of the source, before anything is escaped
+
+_DESCRIPTION = """\
+Starts the processes of a distributed training job, watches them, and takes them down: nothing that the job has
+started outlives it, and the first process to fail is named. Every process gets its ranks and the rendezvous endpoint
+in its environment, under the names of infini_run and of torchrun.
+"""
+
+_ENVIRONMENT = """\
+Each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT and the others
+of torchrun(1); NNODES, NPROC_PER_NODE, GLOBAL_PROC_RANK, LOCAL_PROC_RANK and PROC_WORLD_SIZE; INFINI_RUN_ID, which is
+unique to the launch; NOTIFY_SOCKET, for sd_notify(3). INFINI_RUN_NAME and PET_NAME in our own environment stand for
+the flag NAME.
+"""
+
+_SIGNALS = """\
+INT, QUIT and TERM stop the job, and kill it the second time. HUP, WINCH and CONT go to every rank's process group,
+TSTP stops all, and every other signal goes to each rank's own process. When infini-run itself is killed, the job ends
+with it.
+"""
+
+
+def man_page(version: str) -> str:
+    """The whole page as roff. version: of infini-run."""
+    sections = [
+        ("NAME", "infini\\-run \\- launches, watches and takes down a distributed training job\n"),
+        ("SYNOPSIS", f".B infini\\-run\n{escape(USAGE.partition(' ')[2])}\n"),
+        ("DESCRIPTION", _paragraph(_DESCRIPTION) + ".PP\n" + _paragraph(GRAMMAR_TEXT)),
+        ("OPTIONS", "".join(_group(name) for name in (*GROUPS, "flags"))),
+        ("ENVIRONMENT", _paragraph(_ENVIRONMENT)),
+        ("SIGNALS", _paragraph(_SIGNALS)),
+        ("EXIT STATUS", _paragraph(EXIT_CODES.partition(": ")[2])),
+        ("EXAMPLES", _examples()),
+        ("SEE ALSO", ".BR srun (1),\n.BR mpirun (1),\n.BR sd_notify (3)\n"),
+    ]
+    head = '.\\" Made from the table of flags by share/generate.py.\n'
+    head += f'.TH INFINI\\-RUN 1 "" "infini\\-run {escape(version)}"\n'
+    return head + "".join(f".SH {title}\n{text}" for title, text in sections)
+
+
+def escape(text: str) -> str:
+    """Text as roff shows it: its backslash and its four ASCII letters that would become others (groff_char(7)), and
+    no line that begins with a control character."""
+    for letter, name in (("\\", "\\e"), ("-", "\\-"), ("'", "\\(aq"), ("`", "\\(ga"), ("^", "\\(ha"), ("~", "\\(ti")):
+        text = text.replace(letter, name)
+    return "\n".join("\\&" + line if line.startswith(".") else line for line in text.split("\n"))
+
+
+def _paragraph(text: str) -> str:
+    """Filled by roff, so the lines of the source may break anywhere."""
+    return escape(textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)) + "\n"
+
+
+def _group(name: str) -> str:
+    flags = GRAMMAR if name == "flags" else [flag for flag in FLAGS if flag.group == name]
+    return f'.SS "{escape(TITLES[name])}"\n' + "".join(_entry(flag) for flag in flags)
+
+
+def _entry(flag: Flag) -> str:
+    text = explain(flag)
+    return f".TP\n.B {escape(usage(flag, full=True))}\n{_paragraph(text[0].upper() + text[1:] + '.')}"
+
+
+def _examples() -> str:
+    return f".nf\n{escape(EXAMPLES.partition(chr(10))[2])}.fi\n"

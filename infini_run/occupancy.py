@@ -1,0 +1,59 @@
+"""--check_gpus: who already has memory on the GPUs that the ranks get, told before anything starts."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.cgroup import read_text
+from infini_run.devices import module_of
+from infini_run.errors import DeviceError, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.devices import Found
+    from infini_run.gpu import Gpu, Holder
+
+_TOLD = 8  # holders; more are counted
+
+
+def check_gpus(found: Found, gpus: Sequence[Gpu], mode: str, root: str = "") -> str:
+    """What there is to tell of those who hold these GPUs; empty: nobody does.
+
+    mode: warn or refuse. root: what is put before /sys and /proc.
+    Raises DeviceError: somebody does, and that is to be refused; or nobody can tell.
+    """
+    holders: Sequence[Holder] = module_of(found.vendor).find_holders(gpus, root)
+    if not holders:
+        return ""
+    told = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_TOLD])
+    more = f"; and {len(holders) - _TOLD} more" if len(holders) > _TOLD else ""
+    text = f"GPUs of this job are in use already: {told}{more}"
+    if mode == "refuse":
+        raise DeviceError(
+            f"{text}; end what holds them, choose others with {found.variable}, or start with --check_gpus=warn"
+        )
+    return f"{text}; ranks may run out of memory there"
+
+
+def _describe(holder: Holder, root: str) -> str:
+    size = "memory" if holder.mib is None else f"{holder.mib} MiB"
+    if holder.pid is None:
+        return f"{size}, of a process that is not shown here, as in another container"
+    name = read_text(f"{root}/proc/{holder.pid}/comm").strip()
+    who = printable(name) or "a process of another container"
+    return f"{who} (pid {holder.pid}, {_user(holder.pid, root)}) has {size}"
+
+
+def _user(pid: int, root: str) -> str:
+    try:
+        uid = os.stat(f"{root}/proc/{pid}").st_uid
+    except OSError:  # another PID namespace, or gone since
+        return "user not known"
+    from pwd import getpwuid
+
+    try:
+        return getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

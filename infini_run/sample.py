@@ -1,0 +1,154 @@
+"""What ranks use now: CPU and memory from /proc, GPUs from NVML. Taken when it is asked for, and at no other time."""
+
+from __future__ import annotations
+
+from infini_run.process import Table
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.plan import Worker
+
+
+@record
+class Sample:
+    """One rank's use of the machine, its descendants included; None: not known.
+
+    cpu: of one CPU, so 2.0 is two of them, since the last sample. memory, gpu_memory: bytes. gpu: how busy its GPUs
+    are, 0 to 1.
+    """
+
+    cpu: float | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+    gpu: float | None = None
+    is_suspended: bool = False
+
+
+@record
+class Card:
+    """A GPU at one moment. names: what may stand for it in CUDA_VISIBLE_DEVICES."""
+
+    names: tuple[str, ...]
+    use: float | None
+    memory: int
+    held: Mapping[int, int]  # bytes by pid, as far as NVML knows the pids of this namespace
+
+
+class Sampler:
+    """Keeps what a difference needs."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, float]] = {}  # by pid: when, CPU seconds
+        self._meter: Meter | None = None
+        self._opened = False
+
+    def take(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Sample]:
+        """By pid. ranks: of each pid its worker, and when it started (the clock of now_s)."""
+        if not self._opened:
+            self._opened, self._meter = True, open_meter()
+        table = Table()
+        cards = self._meter.read() if self._meter is not None else []
+        found = {}
+        for pid, (worker, start_s) in ranks.items():
+            pids = {process.pid for process in table.tree(pid)} if cards else set()
+            found[pid] = Sample(
+                cpu=self._cpu(pid, table.cpu_s(pid), start_s, now_s),
+                memory=table.memory(pid),
+                is_suspended=table.state(pid) in ("T", "t"),
+                **gpu_share(cards, worker.devices, pids),
+            )
+        self._before = {pid: self._before[pid] for pid in ranks if pid in self._before}
+        return found
+
+    def _cpu(self, pid: int, cpu_s: float | None, start_s: float, now_s: float) -> float | None:
+        if cpu_s is None:
+            return None
+        then_s, before_s = self._before.get(pid, (start_s, 0.0))
+        self._before[pid] = (now_s, cpu_s)
+        return max(0.0, cpu_s - before_s) / (now_s - then_s) if now_s > then_s else None
+
+    def close(self) -> None:
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.close()
+
+
+def gpu_share(cards: Sequence[Card], devices: Sequence[str], pids: set[int]) -> dict[str, Any]:
+    """The fields of a Sample that are about GPUs, of the processes `pids`, which were given `devices`.
+
+    Their GPUs are those given to them alone, else those on which they hold memory. Where NVML tells no pid of theirs
+    (a container, an unprivileged user) the memory is all that is in use on the GPUs given to them.
+    """
+    given = [card for card in cards if any(_stands_for(device, card) for device in devices)]
+    held = [card for card in cards if pids & card.held.keys()]
+    ours = given or held
+    if not ours:
+        return {}
+    memory = sum(size for card in held for pid, size in card.held.items() if pid in pids)
+    uses = [card.use for card in ours if card.use is not None]
+    return {
+        "gpu_memory": memory if held else sum(card.memory for card in ours),
+        "gpu": sum(uses) / len(uses) if uses else None,
+    }
+
+
+def _stands_for(device: str, card: Card) -> bool:
+    """An index, or a UUID or its beginning."""
+    return any(device == name or (device.startswith("GPU-") and name.startswith(device)) for name in card.names)
+
+
+class Meter:
+    """NVML, started. Whatever it cannot say is left out; an error for good ends it."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        self._names = [(str(i), nvml.nvmlDeviceGetUUID(handle)) for i, handle in enumerate(self._handles)]
+
+    def read(self) -> list[Card]:
+        return [self._card(handle, names) for handle, names in zip(self._handles, self._names, strict=True)]
+
+    def _card(self, handle: Any, names: tuple[str, ...]) -> Card:
+        nvml = self._nvml
+        use = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        return Card(
+            names=names,
+            use=None if use is None else use.gpu / 100,
+            memory=0 if memory is None else memory.used,
+            held={process.pid: process.usedGpuMemory or 0 for process in running},
+        )
+
+    def _ask(self, question: Any, handle: Any) -> Any:
+        try:
+            return question(handle)
+        except self._nvml.NVMLError:
+            return None
+
+    def close(self) -> None:
+        try:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            return
+
+
+def open_meter() -> Meter | None:
+    """None: there is no GPU to look at."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return Meter(pynvml)
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
+        return None

@@ -1,0 +1,88 @@
+"""What a launch has open and lying about for its ranks: their logs, /dev/null, a folder for error files.
+
+The one rule: all of it is made before the first rank, and gone after the last.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import StartError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.options import Options
+    from infini_run.plan import Plan
+
+
+class Scratch:
+    """logs: descriptors by rank; error_logs: those of stderr alone. null: a descriptor of /dev/null above 2.
+    error_folder: "" where error files lie beside the logs, or nowhere."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, int] = {}
+        self.error_logs: dict[int, int] = {}
+        self.null = -1
+        self.error_folder = ""
+
+    def make(self, plan: Plan, options: Options, heading: str) -> None:
+        """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
+        if options.report or options.log_dir:
+            from infini_run.files import check_target, open_logs
+
+            check_target("report", options.report)
+            open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading)
+        if not options.log_dir:
+            self._make_error_folder(os.path.dirname(plan.workers[0].error_file))
+        self._open_null()
+
+    def _open_null(self) -> None:
+        try:
+            self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            if self.null < 3:  # the host program has closed its stdio
+                low, self.null = self.null, _above_stdio(self.null)
+                os.close(low)
+        except OSError as error:
+            raise StartError(str(error.strerror), "opening /dev/null", error.errno or 0) from None
+
+    def _make_error_folder(self, folder: str) -> None:
+        if not folder:
+            return
+        try:
+            os.mkdir(folder, 0o700)
+            self.error_folder = folder
+        except OSError:
+            return  # a read-only container: an error file is a convenience, and its writer says so itself
+
+    def close_null(self) -> None:
+        """Ranks have theirs."""
+        null, self.null = self.null, -1  # first forgotten, then closed: never closed twice
+        if null >= 0:
+            os.close(null)
+
+    def clear(self) -> None:
+        """All of it, with what ranks made in the folder. Safe twice."""
+        self.close_null()
+        for logs in (self.logs, self.error_logs):
+            while logs:
+                os.close(logs.popitem()[1])
+        folder, self.error_folder = self.error_folder, ""
+        if not folder:
+            return
+        try:
+            os.rmdir(folder)
+        except OSError:
+            from infini_run.files import remove_folder
+
+            remove_folder(folder)
+
+    def forget(self) -> None:
+        """In a forked child: the folder is our parent's, the descriptors are copies."""
+        self.error_folder = ""
+        self.clear()
+
+
+def _above_stdio(fd: int) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

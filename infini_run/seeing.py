@@ -1,0 +1,135 @@
+"""What watches a launch for people: the table of --live and the trace of --trace, told what happens by NodeRun.
+
+Not imported where neither was asked for. What cannot be had is refused here, before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import UsageError
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.group import Event, Group
+    from infini_run.live import Display, Scene
+    from infini_run.options import Options
+    from infini_run.plan import Plan
+    from infini_run.report import Exit
+    from infini_run.trace import Trace
+
+_EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
+_NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on; going on without it"
+
+
+class Seeing:
+    """Of one launch, all its attempts. Usable from several threads if the caller serialises the calls."""
+
+    def __init__(self, trace: Trace | None, display: Display | None) -> None:
+        self._trace = trace
+        self._display = display
+
+    def begin(self, plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> None:
+        """The ranks are about to be started. exits: what became of them so far."""
+        if self._trace is not None:
+            self._trace.begin(plan, group)
+        if self._display is not None:
+            self._display.begin(_scene(plan, group, exits))
+
+    def follow(self, event: Event) -> None:
+        if self._trace is not None:
+            self._trace.follow(event)
+        if self._display is not None:
+            self._display.follow(event)
+
+    def stop(self) -> None:
+        """The ranks are being stopped."""
+        if self._trace is not None:
+            self._trace.stop()
+        if self._display is not None:
+            self._display.stop()
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """How long to wait at most. Only a table needs a clock."""
+        if self._trace is not None:
+            asked_s = self._trace.timeout_s(asked_s)
+        return asked_s if self._display is None else self._display.timeout_s(asked_s)
+
+    def act(self) -> None:
+        """Something has happened, or the time is up."""
+        if self._trace is not None:
+            self._trace.act()
+        if self._display is not None:
+            self._display.act()
+
+    def say(self, text: str) -> bool:
+        """A line for the user above the table; False: there is none."""
+        return self._display is not None and self._display.say(text)
+
+    def end(self) -> None:
+        """The group is about to be closed. Another attempt may follow."""
+        if self._trace is not None:
+            self._trace.end()
+        if self._display is not None:
+            self._display.end()
+
+    def close(self) -> str:
+        """The launch is over: write the trace. Safe twice. Why that was not possible, or ""."""
+        if self._display is not None:
+            self._display.close()
+        return "" if self._trace is None else self._trace.write()
+
+
+def _scene(plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> Scene:
+    from infini_run.live import Scene
+
+    return Scene(plan=plan, group=group, exits=exits)
+
+
+def open_seeing(
+    options: Options, environ: Mapping[str, str], *, say: Callable[[str], None] | None
+) -> tuple[Seeing | None, Options]:
+    """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
+    there is no terminal for the table.
+
+    Raises UsageError: rich is missing, or the trace cannot be written.
+    """
+    if options.trace and options.trace == options.report:
+        raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
+    trace = None
+    if options.trace:
+        from infini_run.files import check_target
+        from infini_run.survey import absolute
+        from infini_run.trace import Trace
+
+        trace = Trace(absolute("trace", options.trace))
+        check_target("trace", options.trace)
+    display = _open_display(options, environ, say) if options.live != "off" else None
+    options = replace(options, live="off" if display is None else "on")
+    return (None if trace is None and display is None else Seeing(trace, display)), options
+
+
+def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:
+    """`auto` is silent about what it does without."""
+    is_asked = options.live == "on"
+    if not _is_screen(environ):
+        if is_asked and say is not None:
+            say(f"infini-run: {_NO_TERMINAL}")
+        return None
+    try:
+        import rich  # noqa: F401  light by itself; its parts are imported when the ranks run
+    except ImportError:
+        if is_asked:
+            raise UsageError(_EXTRA) from None
+        return None
+    from infini_run.live import Display
+    from infini_run.screen import Screen
+
+    return Display(Screen(2), environ)
+
+
+def _is_screen(environ: Mapping[str, str]) -> bool:
+    return os.isatty(2) and environ.get("TERM", "") not in ("", "dumb")

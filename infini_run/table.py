@@ -1,0 +1,177 @@
+"""The table of --live: what is known of each rank in, lines for a terminal of this size out. Pure; drawn with rich.
+
+More ranks than lines: those that failed come first, then those that hang, then the busiest; one line counts the rest.
+"""
+
+from __future__ import annotations
+
+import io
+
+from infini_run.errors import printable
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+FAILED, HUNG, LIVE, OVER = range(4)  # kinds of rows, in the order of what to see first
+_STYLES = {FAILED: "bold red", HUNG: "bold yellow", LIVE: "green", OVER: "dim"}
+_LINE = 16  # columns below which a last line says nothing
+_IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within a step do not change places
+
+
+@record
+class Row:
+    """One rank. state: in a word or two, of kind FAILED, HUNG, LIVE or OVER. since_s: when it came to that, for the
+    order; None: not known."""
+
+    rank: int
+    state: str
+    kind: int
+    pid: int | None = None
+    up_s: float | None = None
+    since_s: float = 0.0
+    cpu: float | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+    gpu: float | None = None
+
+
+def choose(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
+    """Those that are shown and the others. All are shown by rank where there is room."""
+    if len(rows) <= room:
+        return sorted(rows, key=lambda row: row.rank), []
+    ordered = sorted(rows, key=_urgency)
+    return ordered[:room], ordered[room:]
+
+
+def _urgency(row: Row) -> tuple[int, float, int]:
+    if row.kind == LIVE:
+        cpu = row.cpu or 0.0
+        return LIVE, 0.0 if cpu < _IDLE else -1.0 - cpu // _STEP, row.rank
+    return row.kind, row.since_s, row.rank
+
+
+def count_text(rows: Iterable[Row]) -> str:
+    """`6 running, 1 exit code 3, 1 done`, what to see first in front."""
+    counts: dict[tuple[int, str], int] = {}
+    for row in rows:
+        word = "failed" if row.kind == FAILED else row.state
+        counts[row.kind, word] = counts.get((row.kind, word), 0) + 1
+    return ", ".join(f"{count} {word}" for (_, word), count in sorted(counts.items()))
+
+
+def up_text(seconds: float | None) -> str:
+    """`0:07`, `12:34`, `1:02:03`, `3d04h`."""
+    if seconds is None:
+        return ""
+    minutes, second = divmod(int(max(0.0, seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d{hours % 24:02}h"
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def size_text(size: int | None) -> str:
+    """`940K`, `1.2G`."""
+    if size is None:
+        return ""
+    value = size / 1024
+    for unit in "KMGT":
+        if value < 999.5 or unit == "T":
+            break
+        value /= 1024
+    return f"{value:.1f}{unit}" if value < 9.95 else f"{value:.0f}{unit}"
+
+
+def share_text(share: float | None) -> str:
+    return "" if share is None else f"{share * 100:.0f}%"
+
+
+class Painter:
+    """Makes frames. environ: says which colours the terminal has (TERM, COLORTERM, NO_COLOR)."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = dict(environ)
+
+    def frame(
+        self, rows: Sequence[Row], title: str, size: tuple[int, int], last_line: Callable[[int], str]
+    ) -> list[str]:
+        """At most `size` (columns, lines) of lines, with colours. last_line: what a rank wrote last; asked only for
+        ranks that are shown."""
+        columns, lines = size
+        if columns < 1 or lines < 1:
+            return []
+        room = lines - 2
+        if len(rows) > room:
+            room -= 1
+        shown, others = choose(rows, room) if room > 0 else ([], [])
+        parts: list[Any] = [self._text(f"{title}: {count_text(rows)}", "bold")]
+        if shown:
+            parts.append(_grid(shown, columns, last_line))
+        if others:
+            parts.append(self._text(f"... and {len(others)} more: {count_text(others)}", "dim"))
+        return self._render(parts, columns)
+
+    def _text(self, text: str, style: str) -> Any:
+        from rich.text import Text
+
+        return Text(text, style=style)
+
+    def _render(self, parts: list[Any], columns: int) -> list[str]:
+        from rich.console import Console
+
+        console = Console(
+            file=io.StringIO(), force_terminal=True, width=columns, _environ=self._environ, legacy_windows=False
+        )
+        with console.capture() as capture:
+            for part in parts:
+                console.print(part, no_wrap=True, overflow="ellipsis", crop=True)
+        return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def plain(text: bytes) -> str:
+    """Any bytes that a rank wrote, as one line that cannot steer a terminal: colours are taken out, what else is not
+    printable is written out. Of several lines the last that says something."""
+    from rich.text import Text
+
+    lines = [line for line in text.decode("utf-8", "replace").replace("\r", "\n").split("\n") if line.strip()]
+    return printable(Text.from_ansi(lines[-1].expandtabs(4)).plain) if lines else ""
+
+
+_COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (  # title, width, how soon it goes, what it shows
+    ("RANK", 5, 0, lambda row: str(row.rank)),
+    ("STATE", 11, 0, lambda row: row.state),
+    ("PID", 7, 3, lambda row: "" if row.pid is None else str(row.pid)),
+    ("UP", 8, 4, lambda row: up_text(row.up_s)),
+    ("CPU", 6, 1, lambda row: share_text(row.cpu)),
+    ("MEM", 5, 2, lambda row: size_text(row.memory)),
+    ("GPUMEM", 6, 2, lambda row: size_text(row.gpu_memory)),
+    ("GPU", 4, 1, lambda row: share_text(row.gpu)),
+)
+
+
+def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    has_gpu = any(row.gpu_memory is not None or row.gpu is not None for row in rows)
+    wanted = [column for column in _COLUMNS if has_gpu or not column[0].startswith("GPU")]
+    while sum(width + 1 for _, width, _, _ in wanted) + _LINE > columns and max(column[2] for column in wanted):
+        wanted.remove(max(wanted, key=lambda column: column[2]))
+    rest = columns - sum(width + 1 for _, width, _, _ in wanted)
+    grid = Table(
+        box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=columns, collapse_padding=True
+    )
+    for title, width, _, _ in wanted:
+        left = title == "STATE"
+        grid.add_column(title, width=width, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
+    if rest >= _LINE // 2:
+        grid.add_column("LAST LINE", width=rest, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        cells = [Text(show(row), style=_STYLES[row.kind] if title == "STATE" else "") for title, _, _, show in wanted]
+        if rest >= _LINE // 2:
+            cells.append(Text(last_line(row.rank)))
+        grid.add_row(*cells)
+    return grid

@@ -1,0 +1,90 @@
+"""What torchrun's own flags mean here. Imported only where one of them is given.
+
+The rule: each becomes a flag of ours in this one place, and the rest of the program never hears of it.
+docs/torchrun.md is the table for people.
+"""
+
+from __future__ import annotations
+
+from infini_run import kind
+from infini_run.errors import UsageError
+from infini_run.flags import quote
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infini_run.flags import Setting
+
+# torch/numa/binding.py. A core complex is one L3 cache for each rank: a share of its own comes nearest.
+BINDS = {"node": "numa", "socket": "socket", "exclusive": "cores", "core-complex": "cores"}
+
+
+def rdzv_conf(text: str) -> str:
+    """`K=V,...`, which is checked and forgotten: there is no rendezvous before the program's own."""
+    if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",") if part.strip()):
+        raise ValueError(
+            "K=V,... is allowed, and has no effect: --rdzv_endpoint=HOST:PORT says where rank 0 listens, "
+            "--ready_timeout=TIME how long ranks may take to meet"
+        )
+    return text
+
+
+def signals_to_handle(text: str) -> str:
+    """Names of signals, which are checked: all that can be handled are."""
+    for name in text.split(","):
+        if name.strip():
+            try:
+                kind.stop_signal(name.strip())
+            except ValueError:
+                raise ValueError(
+                    f"{quote(name.strip())} is no signal that can be handled; TERM, INT, HUP and QUIT stop the job, "
+                    "USR1, USR2 and others reach every rank, without this flag"
+                ) from None
+    return text
+
+
+KINDS: dict[str, Callable[[str], object]] = {
+    "local_addr": kind.address,
+    "monitor_interval": kind.duration,
+    "rdzv_conf": rdzv_conf,
+    "signals_to_handle": signals_to_handle,
+}
+
+
+def translate(given: dict[str, Setting]) -> None:
+    """Put flags of ours in the place of torchrun's.
+
+    Raises UsageError: a flag of ours, by the same authority, says something else.
+    """
+    binding = given.get("numa_binding")
+    if binding is not None and binding.value:
+        _put(given, "bind", replace(binding, value=BINDS[binding.value]))
+    virtual = given.get("virtual_local_rank")
+    if virtual is not None and virtual.value and not ("gpus_per_proc" in given and given["gpus_per_proc"].value):
+        _put(given, "gpus_per_proc", replace(virtual, value=1))
+
+
+def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:
+    ours = given.get(name)
+    if ours is not None and ours.level == setting.level and ours.value != setting.value:
+        raise UsageError(f"{ours.origin} and {setting.origin} contradict each other: drop one of them")
+    if ours is None or ours.level > setting.level:
+        given[name] = setting
+
+
+def log_folder(run_id: str, launch_id: str, attempt: int, local_rank: int) -> str:
+    """Where a rank's files are below --log_dir (torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs).
+
+    What torchrun takes at random is the launch's own id, which is as unique.
+    """
+    return f"{run_id or 'none'}_{launch_id.rpartition('-')[2]}/attempt_{attempt}/{local_rank}"
+
+
+def in_attempt(path: str, attempt: int) -> str:
+    """The same file of another attempt."""
+    above, found, rest = path.rpartition("/attempt_")
+    if not found:
+        return path
+    return f"{above}/attempt_{attempt}/{rest.partition('/')[2]}"

@@ -1,0 +1,304 @@
+"""The life of all ranks as a Chrome trace: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
+
+Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chrome://tracing and torch.profiler share:
+slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
+several nodes lie side by side. A process of the trace is a process: pids are the kernel's.
+
+No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second,
+and once more after the last thing that happened.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.errors import printable
+from infini_run.report import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from infini_run.group import Event, Group
+    from infini_run.plan import Plan, Worker
+
+_GAP_NS = 100_000_000  # at least, between two looks at what ranks have written
+_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and looks become half as frequent
+_INSTANTS = 10_000  # kept of what may come without end, such as signals passed on
+_BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved colour names
+
+
+class _Life:
+    """One rank of one attempt."""
+
+    def __init__(self, index: int, worker: Worker, event: Event) -> None:
+        self.index = index
+        self.worker = worker
+        self.pid = event.pid
+        self.start_ns = event.time_ns
+        self.ready_ns = self.stop_ns = 0  # 0: never
+        self.end: Event | None = None
+        self.samples: list[tuple[int, int, int]] = []  # when, bytes of stdout, of stderr
+
+    def add(self, time_ns: int, volume: tuple[int, int]) -> bool:
+        if (self.samples[-1][1:] if self.samples else (0, 0)) == volume:
+            return False
+        self.samples.append((max(time_ns, self.start_ns), *volume))
+        return True
+
+
+class Trace:
+    """Tell it what happens, then `write`. `path` is absolute. Times come in as CLOCK_MONOTONIC's nanoseconds."""
+
+    def __init__(self, path: str, *, gap_ns: int = _GAP_NS, most_samples: int = _SAMPLES) -> None:
+        self.path = path
+        self._gap_ns = gap_ns
+        self._most_samples = most_samples
+        self._count = 0
+        self._next_ns = 0
+        self._is_behind = False  # something has happened since the last look
+        self._carries = False  # any output
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+        self._begin_ns = time.monotonic_ns()
+        self._plan: Plan | None = None
+        self._group: Group | None = None
+        self._live: dict[int, _Life] = {}  # by index
+        self._lives: list[_Life] = []  # of all attempts
+        self._told = 0  # instants
+        self._events: list[dict[str, Any]] = []
+        self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
+        self._written = False
+
+    # ---- what happens
+
+    def begin(self, plan: Plan, group: Group) -> None:
+        """The ranks are about to be started; again for each attempt."""
+        now_ns = time.monotonic_ns()
+        if self._plan is None:
+            self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.file})
+        self._plan, self._group = plan, group
+        self._carries = any(worker.stdout.piped or worker.stderr.piped for worker in plan.workers)
+        self._spawn_ns = self._spawned_ns = now_ns
+        self._stop_ns = self._last_exit_ns = 0
+
+    def follow(self, event: Event) -> None:
+        """Take one event of the group in."""
+        getattr(self, f"_note_{event.kind}", self._note_other)(event)
+
+    def stop(self) -> None:
+        """The ranks are being stopped, by us or by whoever told us."""
+        self._stop(time.monotonic_ns())
+
+    def _stop(self, time_ns: int) -> None:
+        if self._stop_ns:
+            return
+        self._stop_ns = time_ns
+        for life in self._live.values():
+            life.stop_ns = max(time_ns, life.start_ns)
+
+    def act(self, *, at_once: bool = False) -> None:
+        """See what ranks have written, if the last look was long enough ago."""
+        now_ns = time.monotonic_ns()
+        if self._group is None or not self._carries:
+            return
+        self._is_behind = now_ns < self._next_ns and not at_once
+        if self._is_behind:
+            return
+        self._next_ns = now_ns + self._gap_ns
+        for life in self._live.values():
+            self._sample(life, now_ns)
+        if self._count > self._most_samples:
+            self._thin()
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """Until the look that is still to come, or what was asked for; None: for ever."""
+        if not self._is_behind:
+            return asked_s
+        wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
+        return wait_s if asked_s is None else min(wait_s, asked_s)
+
+    def end(self) -> None:
+        """The group is about to be closed."""
+        if self._live:
+            self.act(at_once=True)
+        now_ns = time.monotonic_ns()
+        self._live.clear()
+        self._group, self._is_behind = None, False
+        if self._spawn_ns:
+            self._close_attempt(now_ns)
+
+    # ---- events
+
+    def _note_started(self, event: Event) -> None:
+        assert self._plan is not None
+        life = _Life(event.worker, self._plan.workers[event.worker], event)
+        self._live[event.worker] = life
+        self._lives.append(life)
+        self._spawned_ns = max(self._spawned_ns, event.time_ns)
+
+    def _note_ready(self, event: Event) -> None:
+        if event.worker in self._live:
+            self._live[event.worker].ready_ns = event.time_ns
+
+    def _note_exited(self, event: Event) -> None:
+        life = self._live.pop(event.worker, None)
+        if life is None:
+            return
+        life.end = event
+        life.stop_ns = life.stop_ns if event.after_stop else 0  # else it is why the others were stopped
+        self._sample(life, event.time_ns)
+        self._last_exit_ns = max(self._last_exit_ns, event.time_ns)
+
+    def _note_told(self, event: Event) -> None:
+        self._stop(event.time_ns)
+        self._instant(f"told {signal_name(event.signal)}", event)
+
+    def _note_passed(self, event: Event) -> None:
+        self._instant(f"passed {signal_name(event.signal)} on", event)
+
+    def _note_stray(self, event: Event) -> None:
+        self._instant(f"left behind: {printable(event.name)}", event, {"pid": event.pid})
+
+    def _note_stuck(self, event: Event) -> None:
+        self._instant(f"stuck: {printable(event.name)}", event, {"pid": event.pid, "state": chr(event.code)})
+
+    def _note_ended(self, event: Event) -> None:
+        self._close_attempt(event.time_ns)
+
+    def _note_other(self, event: Event) -> None:
+        self._instant(event.kind.replace("_", " "), event)
+
+    # ---- output
+
+    def _sample(self, life: _Life, time_ns: int) -> None:
+        if self._group is not None and (life.worker.stdout.piped or life.worker.stderr.piped):
+            self._count += life.add(time_ns, self._group.volume(life.index))
+
+    def _thin(self) -> None:
+        """A job may run for weeks: the trace of it is to stay one that can be opened."""
+        self._gap_ns *= 2
+        for life in self._lives:
+            life.samples[:-1] = life.samples[:-1:2]
+        self._count = sum(len(life.samples) for life in self._lives)
+
+    # ---- the trace
+
+    def _close_attempt(self, end_ns: int) -> None:
+        """The launcher's own slices, once it is known when all was over: one after the other, never across."""
+        last_ns = self._last_exit_ns or end_ns
+        stop_ns = max(self._spawned_ns, min(self._stop_ns or last_ns, last_ns))
+        self._slice("spawn", self._spawn_ns, self._spawned_ns)
+        self._slice("run", self._spawned_ns, stop_ns)
+        if self._stop_ns:
+            self._slice("stop", stop_ns, last_ns)
+        self._slice("sweep", max(stop_ns, last_ns), end_ns)
+        self._spawn_ns = 0
+
+    def _us(self, time_ns: int) -> int:
+        return (self._epoch_ns + time_ns) // 1000
+
+    def _span(self, name: str, pid: int, start_ns: int, end_ns: int) -> dict[str, Any]:
+        start_us, end_us = self._us(start_ns), self._us(max(start_ns, end_ns))
+        return {"name": name, "ph": "X", "ts": start_us, "dur": end_us - start_us, "pid": pid, "tid": pid}
+
+    def _slice(self, name: str, start_ns: int, end_ns: int, args: dict[str, Any] | None = None) -> None:
+        self._events.append(
+            {**self._span(name, os.getpid(), start_ns, end_ns), "cat": "launcher", "args": args or {}}
+        )
+
+    def _instant(self, name: str, event: Event, args: dict[str, Any] | None = None) -> None:
+        self._told += 1
+        if self._told > _INSTANTS:
+            return
+        life = self._live.get(event.worker)
+        pid = os.getpid() if life is None else life.pid
+        where = {"pid": pid, "tid": pid, "s": "g" if life is None else "p", "ts": self._us(event.time_ns)}
+        self._events.append({"name": name, "ph": "i", "cat": "event", **where, "args": args or {}})
+
+    def content(self) -> dict[str, Any]:
+        """The whole trace so far, in the order of time."""
+        now_ns = time.monotonic_ns()
+        names = _names(os.getpid(), f"infini-run on {os.uname().nodename}", -1)
+        events = list(self._events)
+        for life in self._lives:
+            worker = life.worker
+            names += _names(life.pid, f"rank {worker.rank}", worker.rank)
+            events += self._life_events(life, now_ns)
+        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
+        plan = self._plan
+        other = {} if plan is None else {"launch_id": plan.launch_id, "world_size": plan.world_size}
+        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": other}
+
+    def _life_events(self, life: _Life, now_ns: int) -> list[dict[str, Any]]:
+        end_ns = life.end.time_ns if life.end else now_ns
+        whole = self._span(f"rank {life.worker.rank}", life.pid, life.start_ns, end_ns)
+        events = [{**whole, "cat": "rank", "cname": _colour(life.end), "args": _args(life)}]
+        stop_ns = min(life.stop_ns or end_ns, end_ns)
+        if life.stop_ns:
+            events.append({**self._span("stopping", life.pid, stop_ns, end_ns), "cat": "rank"})
+        if life.ready_ns:
+            ready_ns = min(life.ready_ns, stop_ns)
+            events.append({**self._span("starting", life.pid, life.start_ns, ready_ns), "cat": "rank"})
+            at = {"ph": "i", "s": "t", "ts": self._us(min(life.ready_ns, end_ns)), "pid": life.pid, "tid": life.pid}
+            events.append({"name": "ready", "cat": "rank", **at})
+        if life.end is not None:
+            at = {"ph": "i", "s": "t", "ts": self._us(end_ns), "pid": life.pid, "tid": life.pid}
+            events.append({"name": f"exit: {_end_text(life.end)}", "cat": "rank", **at})
+        for time_ns, out, err in life.samples:
+            at = {"ph": "C", "ts": self._us(min(time_ns, end_ns)), "pid": life.pid, "tid": life.pid}
+            events.append({"name": "output (bytes)", "cat": "output", **at, "args": {"stdout": out, "stderr": err}})
+        return events
+
+    def write(self) -> str:
+        """Once, where anything was started: the file, whole or not at all. Why that was not possible, or ""."""
+        if self._written or self._plan is None:
+            return ""
+        self._written = True
+        import json
+
+        from infini_run.files import write_whole
+
+        try:
+            write_whole(self.path, json.dumps(self.content(), separators=(",", ":")).encode() + b"\n")
+        except OSError as error:
+            return f"the trace {self.path} cannot be written: {error.strerror}"
+        return ""
+
+
+def _names(pid: int, name: str, order: int) -> list[dict[str, Any]]:
+    """How the viewer calls a process, and where it puts it: ourselves first, then by rank."""
+    facts = {
+        "process_name": {"name": name},
+        "process_sort_index": {"sort_index": order},
+        "thread_name": {"name": name},
+    }
+    return [{"name": fact, "ph": "M", "ts": 0, "pid": pid, "tid": pid, "args": args} for fact, args in facts.items()]
+
+
+def _colour(end: Event | None) -> str:
+    if end is None or end.after_stop:
+        return _OTHER
+    return _BAD if end.is_failure else _GOOD
+
+
+def _end_text(end: Event) -> str:
+    if end.status_lost:
+        return "unknown"
+    return signal_name(end.signal) if end.signal else f"code {end.code}"
+
+
+def _args(life: _Life) -> dict[str, Any]:
+    args: dict[str, Any] = {"rank": life.worker.rank, "local_rank": life.worker.local_rank}
+    if life.worker.devices:
+        args["devices"] = ",".join(life.worker.devices)
+    if life.end is not None:
+        args |= {
+            "exit": _end_text(life.end),
+            "failed": life.end.is_failure,
+            "stopped": life.end.after_stop,
+            "user_s": life.end.user_us / 1e6,
+            "system_s": life.end.system_us / 1e6,
+            "max_rss_kib": life.end.max_rss_kib,
+        }
+    return args

@@ -1,0 +1,42 @@
+"""Write what is made from the table of flags, the man page and the completions, as it lies where it is installed.
+
+python share/generate.py            what `make generated` does
+python share/generate.py --check    exit code 1, and the names, if one of them is out of date
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from infini_run.completion import script
+from infini_run.manpage import man_page
+
+HERE = Path(__file__).parent
+
+
+def files() -> dict[Path, str]:
+    """Every file and what it should hold."""
+    version = re.search(r'^version = "(.+)"$', (HERE.parent / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version is not None
+    return {
+        HERE / "man/man1/infini-run.1": man_page(version[1]),
+        HERE / "bash-completion/completions/infini-run": script("bash"),
+        HERE / "zsh/site-functions/_infini-run": script("zsh"),
+    }
+
+
+def main() -> None:
+    stale = {path: text for path, text in files().items() if not path.exists() or path.read_text() != text}
+    for path, text in stale.items():
+        print(path.relative_to(HERE.parent))
+        if "--check" not in sys.argv:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+    if "--check" in sys.argv and stale:
+        sys.exit("out of date: make generated")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Any system call of the guard may fail: it ends all the same, and what the launcher has left ends with it.
+
+A small program plays the launcher, so that the guard can be started with the shim of tests/faulty.c; `make walk`
+takes all points.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import is_alive, marked, until
+from native import build_guard
+from test_faults_core import SHORT, Shim, shim  # noqa: F401
+
+# What each function of the guard can really fail with, once.
+ERRORS = {
+    "open": (*SHORT, "EACCES"),
+    "opendir": SHORT,
+    "read": ("EINTR", "ENOMEM"),
+    "readdir": ("ENOMEM",),
+    "realloc": ("ENOMEM",),
+    "fcntl": ("EINVAL",),
+    "kill": ("ESRCH",),
+    "prctl": ("EINVAL",),
+    "poll": ("EINTR",),
+    "chdir": ("EACCES",),
+    "write": ("EINTR",),
+    "syscall424": ("EPERM", "ENOSYS"),
+    "syscall434": (*SHORT, "ENOSYS"),
+}
+RUNS, AT_MOST_EACH = 30, 12
+MARK = "INFINI_RUN_ID=guarded"
+LAUNCHER = """
+import os, signal, subprocess, sys
+guard, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3:]
+environ = {**os.environ, **dict(word.split("=", 1) for word in preload)}
+worker = subprocess.Popen(["sleep", "1000"], process_group=0)
+for script in ("sleep 1000", "sleep 1000 & setsid sleep 1000"):
+    subprocess.Popen(["sh", "-c", script], start_new_session=True)
+words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, ""]
+guard = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, start_new_session=True)
+guard.stdin.write(worker.pid.to_bytes(4, "little"))
+guard.stdin.flush()
+print(guard.pid, flush=True)
+signal.pause()
+"""
+
+pytestmark = [
+    pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="the sanitizer must be the first library"),
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are x86-64's"),
+]
+
+
+def guarded(folder, fault):
+    """A launch whose launcher is killed; whether its guard was there then. The guard has ended when this returns."""
+    folder.mkdir()
+    (folder / "rank_0.error.json").touch()
+    preload = [f"{name}={fault.environ[name]}" for name in ("LD_PRELOAD", "FAULTY_COUNTS", "FAULTY")]
+    name, _, value = MARK.partition("=")
+    words = [sys.executable, "-ISc", LAUNCHER, build_guard(), str(folder), *preload]
+    with subprocess.Popen(words, env={**os.environ, name: value, "MARK": MARK}, stdout=subprocess.PIPE) as launcher:
+        try:
+            guard = int(launcher.stdout.readline())
+            until(lambda: list(marked().values()).count("sleep") == 4)
+            until(lambda: not is_alive(guard) or waits_for_its_launcher(guard))
+            was_there = is_alive(guard)
+        finally:
+            launcher.kill()
+    until(lambda: not is_alive(guard))
+    return was_there
+
+
+def waits_for_its_launcher(guard):
+    try:
+        return Path(f"/proc/{guard}/syscall").read_text().startswith("128 ")  # rt_sigtimedwait
+    except OSError:
+        return True
+
+
+def leftovers():
+    """What the guard has left; it is ended here."""
+    left = marked()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not marked())
+    return left
+
+
+def points_of(counts):
+    for function, errors in ERRORS.items():
+        count = counts.get(function, 0)
+        step = max(1, count // AT_MOST_EACH)
+        yield from ((function, name, k) for name in errors for k in range(1, count + 1, step))
+
+
+def test_whatever_call_of_the_guard_fails_it_ends_and_nothing_is_left(shim, tmp_path):  # noqa: F811
+    seed = int(os.environ.get("TEST_SEED", random.SystemRandom().randrange(2**32)))
+    plain = Shim(shim, tmp_path)
+    assert guarded(tmp_path / "plain", plain)
+    assert not leftovers()
+    assert not (tmp_path / "plain").exists()
+    points = list(points_of(plain.counts()))
+    if os.environ.get("TEST_FAULTS") != "all":
+        points = random.Random(seed).sample(points, min(RUNS, len(points)))
+    print(f"{len(points)} points, TEST_SEED={seed}", flush=True)
+    assert len(points) > 10
+    wrong = []
+    for function, error, k in points:
+        fault = Shim(shim, tmp_path, f"{function}:{k}:{getattr(errno, error)}")
+        was_there = guarded(tmp_path / f"{function}{k}{error}", fault)
+        left = leftovers()
+        if left and was_there:  # one that could not begin has ended before its launcher, who tells of it
+            wrong.append(f"call {k} of {function} fails with {error}: left {left}")
+    assert not wrong, "\n".join([*wrong, f"TEST_SEED={seed}"])

@@ -1,0 +1,301 @@
+"""--plot: the picture shows what the report says. Real pictures, read back pixel by pixel."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import stat
+
+import matplotlib.colors
+import numpy as np
+import pytest
+from conftest import play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
+
+from infini_run.errors import UsageError
+from infini_run.plot import COLOURS, draw, plot
+from infini_run.timeline import Bar, Timeline, read_timeline
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts():
+    """matplotlib keeps its fonts open from the first picture on."""
+    FigureCanvasAgg(draw(Timeline(title="t", bars=(Bar(rank=0, start_s=0.0, end_s=1.0, kind="done"),)))).draw()
+
+
+def rank(number, start=100.0, end=110.0, **fields):
+    base = {"rank": number, "start": start, "end": end, "ready": None, "failed": False, "stopped": False}
+    return base | {"exit_code": 0, "signal": None, "verdict": None} | fields
+
+
+def report(*ranks, **fields):
+    base = {"format": 1, "run_id": "", "launch_id": "ir-1", "host": "node1", "world_size": len(ranks), "exit_code": 0}
+    return base | {"end": 111.0, "first_failure": None, "ranks": list(ranks)} | fields
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="report.json"):
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+        return str(tmp_path / name)
+
+    return write
+
+
+def artist(figure, gid):
+    (found,) = [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
+    return found
+
+
+def boxes(figure, kind):
+    """(left, right, row) of every bar of a kind, in seconds and rows of the picture."""
+    found = []
+    for path in artist(figure, kind).get_paths():
+        (left, low), (right, high) = path.vertices.min(axis=0), path.vertices.max(axis=0)
+        found.append((left, right, round((low + high) / 2)))
+    return found
+
+
+def pixels(figure):
+    """The picture as numbers, and a function from seconds and a row to a place in it."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    image = np.asarray(canvas.buffer_rgba())[..., :3]
+
+    def at(time_s, row):
+        x, y = figure.axes[0].transData.transform((time_s, row))
+        return tuple(image[image.shape[0] - 1 - round(y), round(x)])
+
+    return image, at
+
+
+def rgb(kind):
+    return tuple(round(255 * part) for part in matplotlib.colors.to_rgb(COLOURS[kind]))
+
+
+FAILED = report(
+    rank(0, 100.0, 112.0, exit_code=None, signal="SIGTERM", stopped=True),
+    rank(1, 100.5, 110.0, exit_code=3, failed=True, ready=104.0),
+    rank(2, 101.0, 111.0, exit_code=None, signal="SIGSEGV", failed=True),
+    rank(3, 101.0, 106.0),
+    first_failure=1,
+    exit_code=3,
+)
+
+
+def test_every_rank_is_a_bar_where_it_ran_and_in_the_colour_of_its_end(write):
+    figure = draw(read_timeline([write(FAILED)]))
+    assert boxes(figure, "stopped") == [(0.0, 12.0, 0)]
+    assert boxes(figure, "failed") == [(0.5, 10.0, 1), (1.0, 11.0, 2)]
+    assert boxes(figure, "done") == [(1.0, 6.0, 3)]
+    _image, at = pixels(figure)
+    assert [at(2.0, row) for row in range(4)] == [rgb(k) for k in ("stopped", "failed", "failed", "done")]
+    assert at(7.0, 3) == (255, 255, 255)  # it had ended
+    assert at(0.2, 2) == (255, 255, 255)  # it had not begun
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert figure.axes[0].yaxis_inverted() or figure.axes[0].get_ylim()[0] > figure.axes[0].get_ylim()[1]
+
+
+def test_failures_are_marked_and_the_first_is_said_to_be_the_first(write):
+    figure = draw(read_timeline([write(FAILED)]))
+    marks = artist(figure, "failures")
+    assert sorted(zip(marks.get_xdata(), marks.get_ydata(), strict=True)) == [(10.0, 1), (11.0, 2)]
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert words == ["rank 1, first: exit 3", "rank 2: SIGSEGV"]
+    ready = artist(figure, "ready")
+    assert (list(ready.get_xdata()), list(ready.get_ydata())) == ([4.0], [1])
+    assert figure.axes[0].get_title(loc="left") == "ir-1 on node1: 4 ranks, exit code 3"
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["1 done", "2 failed", "1 stopped by us", "1 ready"]
+
+
+def test_the_command_draws_what_a_launch_reported(infini_run, tmp_path):
+    picture, told = tmp_path / "out.png", tmp_path / "report.json"
+    words = play("@2", "exit=7", "@*", "wait")
+    assert infini_run(f"--report={told}", "--nproc_per_node=4", *words).wait() == 7
+    command = infini_run(f"--plot={picture}", told, env={**os.environ, "DISPLAY": "", "MPLCONFIGDIR": str(tmp_path)})
+    assert (command.wait(), command.out, command.err) == (0, b"", b"")
+    image = np.round(imread(picture)[..., :3] * 255).astype(int)
+    assert image.shape[0] > 200
+    assert image.shape[1] > 1000
+    red, grey = ((image == rgb(kind)).all(axis=2).sum() for kind in ("failed", "stopped"))
+    assert grey > 2 * red > 10000
+    assert stat.S_IMODE(picture.stat().st_mode) == 0o600
+
+
+def test_reports_of_several_nodes_are_one_picture(write):
+    parts = [
+        write(report(rank(2 * n, 100 + n), rank(2 * n + 1, 100 + n), world_size=4), f"{n}.json") for n in range(2)
+    ]
+    assert boxes(draw(read_timeline(parts)), "done") == [(0, 10, 0), (0, 10, 1), (1, 10, 2), (1, 10, 3)]
+
+
+def test_a_thousand_ranks_fit_and_their_failures_can_be_read(write):
+    ranks = [rank(n, 100 + n / 1000, 160, stopped=True) for n in range(1000)]
+    for n in (371, 372, 900):
+        ranks[n] = rank(n, 100, 150, failed=True, exit_code=3)
+    figure = draw(read_timeline([write(report(*ranks, first_failure=371))]))
+    assert len(figure.axes[0].collections) == 2  # not one artist for each rank
+    assert max(figure.get_size_inches()) <= 12
+    image, at = pixels(figure)
+    assert image.shape[0] < 2000
+    assert at(30.0, 100) == rgb("stopped")
+    assert at(59.0, 372) == (255, 255, 255) or at(59.0, 371) == (255, 255, 255)
+    assert [t.get_text() for t in figure.axes[0].texts] == ["rank 371, first: exit 3", "rank 900: exit 3"]
+    spots = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+    assert all(not a.overlaps(b) for a, b in itertools.pairwise(spots))
+    words = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert not words[0].overlaps(words[1])
+    assert len(artist(figure, "failures").get_xdata()) == 3
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_other_forms_are_had_by_their_name(write, tmp_path, form):
+    target = tmp_path / f"picture.{form}"
+    plot(str(target), [write(FAILED)])
+    assert target.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+    assert os.listdir(tmp_path).count(target.name) == 1
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_letters_that_no_font_has_are_no_noise(infini_run, write, tmp_path):
+    command = infini_run("--plot=o.png", write(report(rank(0), run_id="\u8bad\u7ec3")), cwd=tmp_path)
+    assert (command.wait(), command.err) == (0, b"")
+
+
+def test_words_that_mean_something_to_matplotlib_are_just_words(write):
+    figure = draw(
+        read_timeline([write(report(rank(0, failed=True, exit_code="$x_$"), host=r"a$\bad{$", run_id="_"))])
+    )
+    FigureCanvasAgg(figure).print_figure(io.BytesIO(), format="png")
+    assert r"a$\bad{$" in figure.axes[0].get_title(loc="left").replace(r"\$", "$").replace("\\\\", "\\")
+
+
+# ---- a folder of logs
+
+
+def test_a_folder_that_holds_the_report_is_drawn_by_it(infini_run, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    command = infini_run(f"--log_dir={logs}", f"--report={logs}/r.json", "--nproc_per_node=2", *play("exit=0"))
+    assert command.wait() == 0
+    (logs / "config.json").write_text("{}")
+    assert [bar.kind for bar in read_timeline([str(logs)]).bars] == ["done", "done"]
+
+
+def test_without_a_report_logs_say_when_they_were_made_and_last_written(infini_run, tmp_path):
+    logs = tmp_path / "logs"
+    script = 'echo 1; [ $RANK = 1 ] && echo \'{"message": "boom"}\' > $TORCHELASTIC_ERROR_FILE; sleep 0.2; echo 2'
+    command = infini_run(f"--log_dir={logs}", "--nproc_per_node=2", "sh", "-c", script)
+    assert command.wait() == 0
+    timeline = read_timeline([str(logs)])
+    assert timeline.title == "logs: 2 logs, from their creation to their last line"
+    assert [(bar.rank, bar.kind, bar.end) for bar in timeline.bars] == [(0, "unknown", ""), (1, "failed", "boom")]
+    for bar in timeline.bars:
+        assert 0.1 < bar.end_s - bar.start_s < 50
+    plot(str(tmp_path / "o.png"), [str(logs)])
+    assert imread(tmp_path / "o.png").shape[2] == 4
+
+
+# ---- what cannot be drawn
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "is no report of infini-run"),
+        ("{", "is no report of infini-run"),
+        ("[" * 100000, "is no report of infini-run"),
+        ("[]", "is no report of infini-run"),
+        ({"ranks": 3}, "is no report of infini-run"),
+        (report(rank(0)) | {"format": 2}, "is of format 2"),
+        (report({"rank": 0, "start": 1.0}), "is a report that is not whole"),
+        (report(rank(0), exit_code=None), "is a report that is not whole"),
+        (report(rank(0, start=None)), "tells of no rank that was started"),
+        (report(), "tells of no rank that was started"),
+        (report(rank(0, start=float("nan"))), "is a report that is not whole"),
+    ],
+)
+def test_what_is_no_report_is_refused(write, content, reason):
+    with pytest.raises(UsageError, match=reason):
+        read_timeline([write(content)])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], b"--plot draws what has run: give the FILE of --report=FILE or the DIR of --log_dir=DIR"),
+        (["python", "train.py"], b"python cannot be read: No such file or directory; give the FILE"),
+        (["empty"], b"empty holds no rank_N.log and no report"),
+    ],
+)
+def test_the_command_says_what_to_give(infini_run, tmp_path, words, reason):
+    (tmp_path / "empty").mkdir()
+    command = infini_run("--plot=o.png", *words, cwd=tmp_path)
+    assert command.wait() == 2
+    assert reason in command.err
+    assert command.err.count(b"\n") == 1
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("o.xyz", b"a name that ends in ."),
+        ("o", b"a name that ends in ."),
+        ("missing/o.png", b"cannot be written: No such file or directory"),
+        ("folder.png", b"is not a regular file"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused(infini_run, write, tmp_path, target, reason):
+    (tmp_path / "folder.png").mkdir()
+    command = infini_run(f"--plot={target}", write(FAILED), cwd=tmp_path)
+    assert command.wait() == 2
+    assert reason in command.err
+    assert command.err.count(b"\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["folder.png", "report.json"]
+
+
+def test_the_extra_that_is_missing_is_named(infini_run, write, tmp_path):
+    (tmp_path / "matplotlib").mkdir()
+    (tmp_path / "matplotlib/__init__.py").write_text("raise ImportError('none')\n")
+    command = infini_run("--plot=o.png", write(FAILED), cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert command.wait() == 2
+    assert command.err == (
+        b"infini-run: --plot needs matplotlib, which is not installed: pip install 'infini-run[plot]'\n"
+    )
+
+
+def test_no_variable_turns_a_launch_into_a_picture(infini_run, tmp_path):
+    environ = {**os.environ, "INFINI_RUN_PLOT": "o.png", "PET_COMPLETION": "bash"}
+    command = infini_run(*play("say=ran", "exit=0"), cwd=tmp_path, env=environ)
+    assert command.wait() == 0
+    assert b"ran" in command.out
+    assert os.listdir(tmp_path) == []
+
+
+KINDS = st.sampled_from(sorted(COLOURS))
+BARS = st.builds(
+    lambda rank, start, took, kind, end, ready: Bar(
+        rank=rank, start_s=start, end_s=start + took, kind=kind, end=end, ready_s=ready, is_first=kind == "failed"
+    ),
+    st.integers(0, 2**31),
+    st.floats(0, 2e9),
+    st.floats(0, 1e7),
+    KINDS,
+    st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"], max_codepoint=0x7F), max_size=20),
+    st.none() | st.floats(0, 2e9),
+)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(BARS, min_size=1, max_size=60))
+def test_any_timeline_can_be_drawn(bars):
+    figure = draw(Timeline(title="t", bars=tuple(bars)))
+    FigureCanvasAgg(figure).print_figure(io.BytesIO(), format="png", dpi=40)

@@ -1,0 +1,155 @@
+"""Whether a launch is started again and when: vectors, and what holds for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini_run.options import resolve
+from infini_run.plan import Node, make_plan
+from infini_run.record import replace
+from infini_run.report import Exit, Report, Stray
+from infini_run.restart import (
+    JITTER,
+    MOST_DELAY_S,
+    Decision,
+    Tally,
+    decide,
+    delay_of,
+    describe,
+    good_s,
+    renewed,
+    spend,
+)
+from infini_run.survey import Command
+
+
+def options(*flags):
+    return resolve([*flags, "program"], {}).options
+
+
+def failed(rank=0, **fields):
+    blank = Exit(rank=rank, local_rank=rank, host="h", pid=9, code=3, start_s=100.0, ready_s=None, end_s=160.0)
+    return replace(blank, **fields)
+
+
+def report(*exits, **fields):
+    exits = exits or (failed(),)
+    first = next((e for e in exits if e.is_failure), None)
+    blank = {"launch_id": "ir-1", "run_id": "", "host": "h", "world_size": len(exits), "start_s": 100.0}
+    return Report(**(blank | {"end_s": 170.0, "exits": exits, "first_failure": first} | fields))
+
+
+AGAIN = ("--max_restarts=3", "--restart_delay=2s")
+
+
+@pytest.mark.parametrize(
+    ("first_s", "delays"),
+    [
+        (1.0, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]),
+        (0.5, [0.5, 1, 2, 4]),
+        (0.0, [0, 0, 0]),
+        (299.0, [299, 300, 300]),
+        (300.0, [300, 300]),
+        (1000.0, [1000, 1000, 1000]),
+    ],
+)
+def test_the_delay_doubles_up_to_five_minutes_or_what_was_asked_for(first_s, delays):
+    assert [delay_of(first_s, number) for number in range(1, len(delays) + 1)] == delays
+
+
+@given(st.floats(0, 2**31), st.integers(1, 2**31))
+def test_a_delay_never_falls_and_has_a_bound(first_s, number):
+    assert first_s <= delay_of(first_s, number) <= delay_of(first_s, number + 1) <= max(first_s, MOST_DELAY_S)
+
+
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        (report(failed(code=0)), ""),
+        (report(told=15), ""),
+        (report(failed(code=None, signal=2), quiet=True), ""),
+        (report(failed(code=127)), "the program is not there"),
+        (report(failed(code=126)), "the program cannot be executed"),
+        (report(failed(code=126, start_failure="executing the program", start_errno=8)), "the program cannot be exe"),
+        (report(stuck=(Stray(pid=5, name="x", state="D"),)), "not all of it could be ended"),
+    ],
+)
+def test_some_ends_are_never_followed_by_a_restart(ended, why):
+    decision = decide(ended, options(*AGAIN), Tally())
+    assert not decision.again
+    assert decision.why.startswith(why)
+    assert bool(decision.why) == bool(why)
+
+
+@pytest.mark.parametrize(
+    "exit_", [failed(), failed(code=2), failed(code=None, signal=9), failed(code=0, stopped=True, verdict="hung")]
+)
+def test_a_rank_that_failed_is_followed_by_a_restart(exit_):
+    wanted = Decision(again=True, tally=Tally(spent=1, total=1), delay_s=2.0)
+    assert decide(report(exit_), options(*AGAIN), Tally()) == wanted
+
+
+def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():
+    asked = options(*AGAIN, "--restart_window=10s")
+    tally, delays = Tally(), []
+    while (decision := spend(asked, tally, 9.9)).again:
+        tally = decision.tally
+        delays.append(decision.delay_s)
+    assert (delays, tally, decision.why) == ([2, 4, 8], Tally(spent=3, total=3), "")
+    fresh = spend(asked, tally, 10.0)
+    assert (fresh.again, fresh.tally, fresh.delay_s) == (True, Tally(spent=1, total=4), 2)
+    assert describe(tally, asked) == "restart 3 of 3"
+    assert describe(fresh.tally, asked) == "restart 1 of 3 (4 in all)"
+
+
+@given(st.integers(0, 50), st.floats(0, 100), st.lists(st.floats(0, 200), max_size=100))
+def test_between_two_good_runs_there_are_never_more_restarts_than_allowed(most, window_s, runs):
+    asked = options(f"--max_restarts={most}", f"--restart_window={window_s}")
+    tally, in_a_row = Tally(), 0
+    for run_s in runs:
+        in_a_row = 0 if 0 < window_s <= run_s else in_a_row
+        decision = spend(asked, tally, run_s)
+        assert decision.again == (in_a_row < most)
+        if not decision.again:
+            break
+        in_a_row += 1
+        assert decision.tally == Tally(spent=in_a_row, total=tally.total + 1)
+        tally = decision.tally
+
+
+@given(st.floats(0, 1))
+def test_only_several_nodes_do_not_all_come_back_in_one_moment(chance):
+    alone, many = options(*AGAIN), options(*AGAIN, "--nnodes=2", "--rdzv_endpoint=h:1")
+    assert spend(alone, Tally(), 0.0, chance).delay_s == 2.0
+    assert spend(many, Tally(), 0.0, chance).delay_s == pytest.approx(2.0 * (1 - JITTER * chance))
+
+
+@pytest.mark.parametrize(
+    ("flags", "exits", "wanted_s"),
+    [
+        ((), (failed(),), 60),  # from the start to the first failure, whatever came after it
+        ((), (failed(1, end_s=130.0), failed(0, stopped=True)), 30),
+        (("--ready_timeout=1h",), (failed(ready_s=120.0),), 40),
+        (("--ready_timeout=1h",), (failed(ready_s=120.0), failed(1, ready_s=150.0, end_s=165.0)), 10),
+        (("--ready_timeout=1h",), (failed(ready_s=120.0), failed(1)), 0),
+        (("--hang_timeout=10s", "--grace=5"), (failed(verdict="hung"),), 35),
+        (("--hang_timeout=10s", "--grace=5"), (failed(),), 60),
+        (("--hang_timeout=30s",), (failed(verdict="hung"),), 0),  # it hung from the start
+    ],
+)
+def test_good_running_is_the_time_in_which_all_were_up_and_well(flags, exits, wanted_s):
+    assert good_s(report(*exits), options(*AGAIN, *flags)) == wanted_s
+
+
+def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_else():
+    node = Node(index=0, host="h", nproc=2, cpus=4)
+    common = {"environ": {}, "error_dir": "/e"}
+    command = Command(file="/p", argv=("p",))
+    plan = make_plan(options(*AGAIN), command, [node], launch_id="ir-1", master_port=5, **common)
+    other = renewed(plan, launch_id="ir-1.1", master_port=6, restarts=1)
+    wanted = make_plan(options(*AGAIN), command, [node], launch_id="ir-1.1", master_port=6, **common)
+    changed = [("TORCHELASTIC_RESTART_COUNT", "1") if n.endswith("RESTART_COUNT") else (n, v) for n, v in wanted.env]
+    assert other == replace(wanted, env=tuple(changed))
+    assert renewed(plan, launch_id="ir-1", master_port=5, restarts=0) == plan

@@ -1,0 +1,67 @@
+"""What ranks use, as it is shown: of real processes, and of GPUs as NVML tells of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from conftest import until
+
+from infini_run.plan import Output, Worker
+from infini_run.process import Table
+from infini_run.sample import Card, Sampler, gpu_share
+
+OUTPUT = Output(console=False, log=False, piped=True)
+WORKER = Worker(
+    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), stdin="null", stdout=OUTPUT, stderr=OUTPUT,
+    label="", log="", error_file="", notify="",
+)  # fmt: skip
+
+
+def test_cpu_and_memory_are_those_of_a_rank_and_its_children():
+    hold = "b = bytearray(80 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nprint('held', flush=True)\n"
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {hold + 'while True: pass'!r}]))"
+    start_s = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout.readline() == b"held\n"
+            sampler = Sampler()
+            ranks = {process.pid: (WORKER, start_s)}
+            first = sampler.take(ranks, time.monotonic())[process.pid]
+            assert first.memory > 80 << 20
+            assert first.cpu > 0
+            table_s = Table().cpu_s(process.pid)
+            until(lambda: Table().cpu_s(process.pid) > table_s + 0.1)
+            second = sampler.take(ranks, time.monotonic())[process.pid]
+            assert 0 < second.cpu < 1.5
+            assert second.gpu is None
+            assert not second.is_suspended
+            sampler.close()
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def test_a_process_that_is_gone_has_no_sample():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    sample = Sampler().take({process.pid: (WORKER, 0.0)}, 10.0)[process.pid]
+    assert (sample.cpu, sample.memory) == (None, None)
+
+
+CARDS = [
+    Card(names=("0", "GPU-aa11"), use=0.5, memory=1000, held={10: 400, 11: 100}),
+    Card(names=("1", "GPU-bb22"), use=0.7, memory=3000, held={12: 700}),
+    Card(names=("2", "GPU-cc33"), use=None, memory=50, held={}),
+]
+
+
+def test_the_gpus_of_a_rank_are_those_given_to_it_or_those_it_holds():
+    assert gpu_share(CARDS, (), {10, 11}) == {"gpu_memory": 500, "gpu": 0.5}
+    assert gpu_share(CARDS, (), {10, 12}) == {"gpu_memory": 1100, "gpu": 0.6}
+    assert gpu_share(CARDS, (), {99}) == {}
+    assert gpu_share(CARDS, ("1",), {12}) == {"gpu_memory": 700, "gpu": 0.7}
+    assert gpu_share(CARDS, ("GPU-bb",), {99}) == {"gpu_memory": 3000, "gpu": 0.7}  # no pid of ours is told
+    assert gpu_share(CARDS, ("2",), {99}) == {"gpu_memory": 50, "gpu": None}
+    assert gpu_share([], ("0",), {1}) == {}

@@ -1,0 +1,99 @@
+"""With the real PyTorch: what works under torchrun works here, and is told better when it does not.
+
+Run by `make torch` in an environment that has torch; elsewhere skipped. TEST_TORCH=required: missing is an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHILDREN
+from test_torchrun import DOCUMENTED
+
+from infini_run.option_table import TABLE
+
+IS_MISSING = importlib.util.find_spec("torch") is None and os.environ.get("TEST_TORCH") != "required"
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(IS_MISSING, reason="torch is not installed: make torch")]
+EXAMPLE = str(Path(__file__).parent.parent / "examples" / "ddp.py")
+RANK = str(CHILDREN / "torch_rank.py")
+LIMIT_S = 300.0  # importing torch takes its time on a busy machine
+OPTIONS = """
+import json
+from torch.distributed.run import get_args_parser
+
+actions = [action for action in get_args_parser()._actions if action.option_strings]
+print(json.dumps([[action.option_strings, action.dest, type(action).__name__] for action in actions]))
+"""
+
+
+def said(command):
+    """The JSON lines of all ranks."""
+    assert command.wait(LIMIT_S) == 0, command.err
+    return [json.loads(line) for line in command.out.splitlines()]
+
+
+def test_every_option_of_the_installed_torchrun_is_in_the_table_with_its_variable():
+    done = subprocess.run([sys.executable, "-c", OPTIONS], capture_output=True, text=True, check=True)
+    theirs = json.loads(done.stdout)
+    assert len(theirs) > 30
+    assert {dest: "" if kind not in ("env", "check_env") else f"PET_{dest.upper()}" for _, dest, kind in theirs} == {
+        name: variable for name, (variable, _) in DOCUMENTED.items()
+    }
+    spellings = {word.lstrip("-").replace("-", "_") for words, _, _ in theirs for word in words}
+    assert spellings <= TABLE.keys()
+
+
+def test_training_reaches_its_accuracy_with_the_losses_that_torchrun_gets(infini_run):
+    ours = infini_run("--standalone", "--nproc_per_node=2", EXAMPLE, env=dict(os.environ, OMP_NUM_THREADS="1"))
+    assert ours.wait(LIMIT_S) == 0, ours.err
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", EXAMPLE]
+    theirs = subprocess.run([sys.executable, *words], capture_output=True, check=True, timeout=LIMIT_S)
+    assert ours.out == theirs.stdout
+    lines = ours.out.decode().splitlines()
+    losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch ")]
+    assert losses[-1] < 0.2 * losses[0]
+    assert float(lines[-1].split()[1]) >= 0.95
+
+
+def test_two_launches_at_once_meet_by_their_environment_and_not_each_other(infini_run):
+    both = [infini_run("--standalone", "--nproc_per_node=2", RANK, "meet") for _ in range(2)]
+    ports = []
+    for command in both:
+        found = sorted(said(command), key=lambda one: one["rank"])
+        ports.append(found[0].pop("port"))
+        assert found[1].pop("port") == ports[-1]
+        assert found == [
+            {"rank": r, "world_size": 2, "total": 3, "is_launched": True, "infini_train": [1, 2, r, r, 2]}
+            for r in (0, 1)
+        ]
+    assert ports[0] != ports[1]
+
+
+def test_accelerate_and_lightning_find_their_way_by_the_environment(infini_run):
+    found = said(infini_run("--standalone", "--nproc_per_node=2", RANK, "detect"))
+    for rank, one in enumerate(sorted(found, key=lambda one: one["accelerate"])):
+        host, port = one.pop("endpoint")
+        assert (host, port > 0) == ("127.0.0.1", True)
+        assert one == {
+            "accelerate": [rank, rank, 2, "gloo"],
+            "is_lightnings": True,
+            "lightning": [rank, rank, 0, 2],
+            "creates_processes": False,
+        }
+
+
+def test_what_record_wrote_is_in_the_report_with_the_rank_and_in_ten_lines(infini_run, tmp_path):
+    log = f"--log_dir={tmp_path}"
+    command = infini_run("--standalone", "--nproc_per_node=2", log, "--console=none", RANK, "fail")
+    assert command.wait(LIMIT_S) == 1
+    lines = command.err.decode().splitlines()
+    assert lines[0].startswith("infini-run: rank 1 on ")
+    assert ": exit code 1 (" in lines[0]
+    assert "  error: RuntimeError: loss is nan" in lines
+    assert len(lines) <= 10

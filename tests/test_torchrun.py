@@ -1,0 +1,315 @@
+"""Moving over from torchrun: every option of its own is honoured, without effect, or refused, as docs/torchrun.md
+says. The tests with torch itself are in test_torch.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import COMMAND
+from test_plan import plan_of
+
+from infini_run.errors import UsageError
+from infini_run.files import open_logs
+from infini_run.flags import Setting
+from infini_run.option_table import TABLE
+from infini_run.options import resolve
+from infini_run.torchrun import translate
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "torchrun.md"
+ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")
+# a value that makes a difference where the flag is honoured, and is allowed where it has none
+VALUES = {
+    "nnodes": "2:2",
+    "nproc_per_node": "3",
+    "node_rank": "1",
+    "master_addr": "h",
+    "master_port": "7",
+    "local_addr": "10.0.0.1",
+    "rdzv_backend": "c10d",
+    "rdzv_endpoint": "h:7",
+    "rdzv_id": "job",
+    "rdzv_conf": "timeout=900,join_timeout=60",
+    "monitor_interval": "0.5",
+    "start_method": "fork",
+    "event_log_handler": "console",
+    "role": "trainer",
+    "log_dir": "logs",
+    "redirects": "0:1,11:3",
+    "tee": "11:3",
+    "local_ranks_filter": "0,11",
+    "signals_to_handle": "SIGTERM,SIGUSR1",
+    "shutdown_timeout": "120",
+}
+WITH = {  # what else must be said for the value to be allowed
+    "node_rank": ["--nnodes=2"],
+    "redirects": ["--log_dir=x", "--nproc_per_node=12"],
+    "tee": ["--nproc_per_node=12"],
+    "local_ranks_filter": ["--nproc_per_node=12"],
+}
+ASKS = {"help"}  # they are answered, not resolved
+ELSEWHERE = {"max_restarts", "numa_binding"}  # tested with what they stand for
+
+
+def rows():
+    found = [ROW.match(line) for line in DOCUMENT.read_text().splitlines()]
+    return {m["name"].replace("-", "_"): (m["variable"] or "", m["fate"]) for m in found if m}
+
+
+DOCUMENTED = rows()
+
+
+def options(*words, **environ):
+    return resolve([*words, "program"], environ).options
+
+
+def test_the_document_has_a_row_for_each_of_torchruns_flags_that_we_know():
+    assert len(DOCUMENTED) == 31
+    theirs = {flag.name for flag, _, _ in TABLE.values() if flag.group == "torchrun"}
+    assert theirs <= DOCUMENTED.keys() <= TABLE.keys()
+
+
+def test_the_help_text_says_what_the_document_says():
+    for name, (_, fate) in DOCUMENTED.items():
+        text = TABLE[name][0].help
+        said = next((word for word in ("honoured", "ignored", "refused") if text.startswith(word + ": ")), "honoured")
+        assert said == {"no effect": "ignored"}.get(fate, fate), name
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, (_, fate) in DOCUMENTED.items() if fate != "refused" and n not in ASKS | ELSEWHERE]
+)
+def test_a_flag_that_is_honoured_makes_a_difference_and_one_without_effect_none(name):
+    variable, fate = DOCUMENTED[name]
+    more = WITH.get(name, [])
+    ways = [options(*more, **{variable: VALUES.get(name, "1")})]
+    for spelling in ("--" + name, "--" + name.replace("_", "-")):
+        ways.append(options(*more, *([spelling, VALUES[name]] if name in VALUES else [spelling])))
+    for got in ways:
+        assert (got != options(*more)) == (fate == "honoured")
+
+
+def test_a_flag_that_is_refused_says_what_to_use():
+    refused = [name for name, (_, fate) in DOCUMENTED.items() if fate == "refused"]
+    for name in refused:
+        with pytest.raises(UsageError) as caught:
+            options(f"--{name}=1")
+        line = str(caught.value)
+        assert line.startswith(f"--{name}=1: ")
+        assert "--log_dir" in line or "give the script" in line
+    assert len(refused) == 4
+
+
+def test_the_short_forms_are_known():
+    assert {"r", "t", "m", "h"} <= TABLE.keys()
+
+
+MET = (
+    ("--nnodes=1:4", "give one number, --nnodes=4"),
+    ("--nnodes=4:", "a whole number"),
+    ("--rdzv_conf=fast", "--rdzv_endpoint=HOST:PORT says where rank 0 listens, --ready_timeout"),
+    ("--rdzv_conf==3", "K=V,... is allowed"),
+    ("--rdzv_backend=etcd-v2", "--rdzv_endpoint=HOST:PORT says where rank 0 listens"),
+    ("--start_method=thread", "spawn, fork or forkserver is allowed"),
+    ("--monitor_interval=often", "a time from 0"),
+    ("--local_addr=a,b", "a host name or an address"),
+    ("--signals_to_handle=SIGTERM,SIGKILL", "SIGKILL is no signal that can be handled"),
+    ("--signals_to_handle=SIGFOO", "SIGFOO is no signal that can be handled; TERM, INT, HUP and QUIT stop the job"),
+    ("--numa_binding=nodes", "(the nearest is node)"),
+    ("--virtual_local_rank --gpus_per_proc=0", "contradict each other: drop one of them"),
+    ("--redirects=3", "needs --log_dir=DIR: there is no file to write to without it (--log_dir=/dev/null drops"),
+    ("--log_layout=torchrun --log_dir=x --rdzv_id=a/b", "it names a folder, so a / is not allowed"),
+    ("--log_layout=elastic", "flat or torchrun is allowed"),
+    ("--nproc_per_node=xpu", "a whole number from 1"),
+)
+
+
+def test_what_a_user_of_torchrun_meets_says_what_to_type():
+    for flags, message in MET:
+        with pytest.raises(UsageError) as caught:
+            options(*flags.split())
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+# ---- what stands for a flag of ours
+
+
+@pytest.mark.parametrize(
+    ("kind", "bind"), [("node", "numa"), ("socket", "socket"), ("exclusive", "cores"), ("core-complex", "cores")]
+)
+def test_numa_binding_is_a_way_to_bind(kind, bind):
+    given = {"numa_binding": Setting(value=kind, origin=f"--numa_binding={kind}", level=0)}
+    translate(given)
+    assert given["bind"] == Setting(value=bind, origin=f"--numa_binding={kind}", level=0)
+
+
+def test_a_way_to_bind_of_ours_beats_numa_binding_by_authority_only():
+    bind = Setting(value="none", origin="--bind=none", level=0)
+    numa = Setting(value="node", origin="PET_NUMA_BINDING=node", level=2)
+    given = {"numa_binding": numa, "bind": bind}
+    translate(given)
+    assert given["bind"] == bind
+    with pytest.raises(UsageError, match="drop one of them"):
+        translate({"numa_binding": Setting(value="node", origin="--numa_binding=node", level=0), "bind": bind})
+
+
+def test_virtual_local_rank_gives_each_rank_a_gpu_where_nobody_said_how_many():
+    assert options("--virtual_local_rank").gpus_per_proc == 1
+    assert options("--virtual_local_rank", "--gpus_per_proc=2").gpus_per_proc == 2
+    assert options("--novirtual_local_rank").gpus_per_proc == 0
+    assert options("--virtual_local_rank", INFINI_RUN_GPUS_PER_PROC="0").gpus_per_proc == 1
+    assert options("--gpus_per_proc=0", PET_VIRTUAL_LOCAL_RANK="1").gpus_per_proc == 0
+
+
+def test_the_shutdown_timeout_of_the_environment_is_read_last():
+    theirs = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "120"}
+    assert options(**theirs).grace_s == 120.0
+    assert options("--grace=3", **theirs).grace_s == 3.0
+    assert options(PET_SHUTDOWN_TIMEOUT="4", **theirs).grace_s == 4.0
+    with pytest.raises(UsageError, match="TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon: a time from 0"):
+        options(TORCH_ELASTIC_SHUTDOWN_TIMEOUT="soon")
+
+
+def test_tee_without_a_folder_labels_the_console():
+    assert options("--tee=3").console == "prefix"
+    assert options("--tee=3", "--console=none").console == "none"
+    assert options("--tee=0").console == "inherit"
+
+
+def test_logs_in_dev_null_are_no_logs():
+    got = options("--log_dir=/dev/null", "--redirects=1")
+    assert (got.log_dir, got.console, got.redirects.others) == ("", "inherit", 1)
+
+
+def test_a_virtual_local_rank_is_always_0_and_the_others_stay_what_they_are():
+    plan = plan_of("--nproc_per_node=2", "--virtual_local_rank", devices=(("4",), ("6",)))
+    seen = [plan.environ(worker, {}) for worker in plan.workers]
+    names = ("LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "RANK", "LOCAL_PROC_RANK", "LOCAL_WORLD_SIZE")
+    assert [[one[name] for name in names] for one in seen] == [["0", "4", "0", "0", "2"], ["0", "6", "1", "1", "2"]]
+
+
+def test_the_layout_of_torchrun_goes_by_local_rank_and_its_error_file_is_absolute():
+    flags = "--nnodes=2", "--node_rank=1", "--log_dir=logs", "--log_layout=torchrun"
+    (worker,) = plan_of(*flags, error_dir="/home/logs").workers
+    folder = "none_1/attempt_0/0"
+    assert (worker.log, worker.error_log) == (f"logs/{folder}/stdout.log", f"logs/{folder}/stderr.log")
+    assert worker.error_file == f"/home/logs/{folder}/error.json"
+
+
+# ---- for real
+
+
+def test_what_is_redirected_to_dev_null_is_dropped_but_not_the_last_words(infini_run):
+    command = infini_run("-r", "3", "--log-dir", "/dev/null", "sh", "-c", "echo out; echo why >&2; exit 3")
+    assert command.wait() == 3
+    assert command.out == b""
+    assert command.err.count(b"why") == 1
+    assert b"  | why\n" in command.err
+
+
+def torchrun_logs(folder):
+    (run,) = os.listdir(folder)
+    files = {str(path.relative_to(folder / run)): path for path in (folder / run).rglob("*") if path.is_file()}
+    return run, {name: path.read_bytes() for name, path in files.items()}
+
+
+def test_the_layout_of_torchrun_has_its_names_and_its_streams_apart(infini_run, tmp_path):
+    script = 'printf out$RANK; echo err$RANK >&2; echo more; echo "boom" > $TORCHELASTIC_ERROR_FILE; exit $RANK'
+    command = infini_run(
+        *("--nproc_per_node=2", "--rdzv_id=job", f"--log_dir={tmp_path}", "--log_layout=torchrun", "--keep_going"),
+        *("sh", "-c", script),
+    )
+    assert command.wait() == 1
+    run, files = torchrun_logs(tmp_path)
+    assert re.fullmatch("job_[0-9a-f]{12}", run)
+    expected = {}
+    for rank in (0, 1):
+        expected[f"attempt_0/{rank}/stdout.log"] = b"out%dmore\n" % rank
+        expected[f"attempt_0/{rank}/stderr.log"] = b"err%d\n" % rank
+        expected[f"attempt_0/{rank}/error.json"] = b"boom\n"
+    assert files == expected
+    assert b"error: boom\n" in command.err
+    assert f"log: {tmp_path}/{run}/attempt_0/1/stderr.log\n".encode() in command.err
+    assert sorted(command.out.splitlines()) == [b"[rank 0] out0more", b"[rank 1] out1more"]
+
+
+def test_every_attempt_has_its_own_files_in_the_layout_of_torchrun(infini_run, tmp_path):
+    count = "$TORCHELASTIC_RESTART_COUNT"
+    script = f"echo out {count}; echo boom {count} > $TORCHELASTIC_ERROR_FILE; exit 3"
+    flags = "--max_restarts=1", "--restart_delay=0", f"--log_dir={tmp_path}", "--log_layout=torchrun"
+    command = infini_run(*flags, "sh", "-c", script)
+    assert command.wait() == 3
+    run, files = torchrun_logs(tmp_path)
+    assert {name: text for name, text in files.items() if "stderr" not in name} == {
+        f"attempt_{i}/0/{name}": b"%s %d\n" % (word, i)
+        for i in (0, 1)
+        for name, word in (("stdout.log", b"out"), ("error.json", b"boom"))
+    }
+    assert b"error: boom 1\n" in command.err
+    assert f"log: {tmp_path}/{run}/attempt_1/0/stderr.log\n".encode() in command.err
+
+
+def test_a_second_run_in_the_layout_of_torchrun_has_a_folder_of_its_own(infini_run, tmp_path):
+    for _ in range(2):
+        assert infini_run(f"--log_dir={tmp_path}", "--log_layout=torchrun", "true").wait() == 0
+    assert sorted(name.partition("_")[0] for name in os.listdir(tmp_path)) == ["none", "none"]
+
+
+def test_the_layout_of_torchrun_keeps_every_byte_of_a_rank_that_was_killed(infini_run, tmp_path):
+    script = (
+        "i=0; while [ $i -lt 2000 ]; do echo o$i; echo e$i >&2; i=$((i+1)); done; printf x; printf y >&2; kill -9 $$"
+    )
+    command = infini_run(f"--log_dir={tmp_path}", "--log_layout=torchrun", "--console=none", "sh", "-c", script)
+    assert command.wait() == 137
+    _, files = torchrun_logs(tmp_path)
+    assert files["attempt_0/0/stdout.log"] == b"".join(b"o%d\n" % i for i in range(2000)) + b"x"
+    assert files["attempt_0/0/stderr.log"] == b"".join(b"e%d\n" % i for i in range(2000)) + b"y"
+
+
+def test_a_file_in_the_way_of_a_log_is_one_line_before_anything_starts(tmp_path):
+    (tmp_path / "logs").write_text("")
+    argv = [*COMMAND, f"--log_dir={tmp_path}/logs", "--log_layout=torchrun", "touch", f"{tmp_path}/started"]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_link_in_the_way_of_a_ranks_folder_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "logs" / "none_1").mkdir(parents=True)
+    (tmp_path / "logs" / "none_1" / "attempt_0").symlink_to(tmp_path / "elsewhere")
+    plan = plan_of(f"--log_dir={tmp_path}/logs", "--log_layout=torchrun", error_dir=f"{tmp_path}/logs")
+    logs, error_logs = {}, {}
+    with pytest.raises(UsageError, match="the folder none_1/attempt_0/0 cannot be made in it: Not a directory"):
+        open_logs(f"{tmp_path}/logs", plan.workers, logs, error_logs)
+    assert (logs, error_logs, list((tmp_path / "elsewhere").iterdir())) == ({}, {}, [])
+
+
+def test_arguments_of_the_program_are_no_templates():
+    words = ["$$5", "${local_rank}", "$local_rank", "--r=16", "--max=3", "--n=3"]
+    argv = [*COMMAND, sys.executable, "-c", "import sys; print(sys.argv[1:])", *words]
+    assert subprocess.run(argv, capture_output=True, text=True).stdout == f"{words}\n"
+
+
+LISTEN = "import os, socket; socket.create_server(('', int(os.environ['MASTER_PORT'])))"
+
+
+def test_a_port_that_is_in_use_is_named_with_the_way_out(infini_run):
+    with socket.create_server(("", 0)) as theirs:
+        port = theirs.getsockname()[1]
+        command = infini_run(f"--master_port={port}", sys.executable, "-c", LISTEN)
+        assert command.wait() == 1
+        hint = f"  next: port {port} is in use by another program; --standalone takes a free one\n"
+        assert command.err.decode().endswith(hint)
+        command = infini_run(f"--rdzv_endpoint=127.0.0.1:{port}", "--nnodes=2", sys.executable, "-c", LISTEN)
+        assert command.wait() == 1
+        assert command.err.endswith(b"; give every node another --rdzv_endpoint=HOST:PORT\n")
+    command = infini_run(f"--master_port={port}", "false")
+    assert command.wait() == 1
+    assert b"port" not in command.err
