@@ -20,7 +20,7 @@ venv=$PWD/.venv/coverage source=$PWD/.venv/coverage-source
     'nvidia-ml-py>=12' 'pytest>=8' 'hypothesis>=6.100' 'gcovr>=7'
 rm -rf "$source"
 mkdir -p "$source"
-cp -r csrc docs infini_run bin tests setup.py pyproject.toml MANIFEST.in README.md LICENSE "$source"
+cp -r csrc docs infini_run bin share tests setup.py pyproject.toml MANIFEST.in README.md LICENSE "$source"
 [ ! -d examples ] || cp -r examples "$source"
 cd "$source"
 rm -f infini_run/*.so infini_run/irun-guard

@@ -74,6 +74,7 @@ def test_a_worker_error_tells_the_whole_story():
 def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     """Raised by name: our own, what a flag's kind says no with, and what records and modules owe to Python."""
     allowed = {*CLASSES, "ValueError", "TypeError", "AttributeError", "OSError", "TimeoutError"}
+    allowed |= {"NoGpus"}  # a vendor's module to devices.py, which asks the next vendor
     for path in Path(infini_run.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):

@@ -143,10 +143,10 @@ def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, e
     slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e", "inject=prctl:delay_enter=1000000")
     command = infini_run("--isolate", *play("say=ready", "wait"), under=slow)
 
-    def children_of(pid):
-        return [child for child, (parent, _, _) in processes().items() if parent == pid]
+    def children_of(*pids):
+        return [child for child, (parent, _, _) in processes().items() if parent in pids]
 
-    until(lambda: children_of(command.pid) and children_of(children_of(command.pid)[0]))
+    until(lambda: children_of(*children_of(command.pid)))
     (launcher,) = children_of(command.pid)
     os.kill(launcher, signal.SIGKILL)
     assert command.wait() == -signal.SIGKILL  # strace ends with the last of them

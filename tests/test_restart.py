@@ -144,9 +144,12 @@ def test_job_that_was_told_to_stop_is_not_started_again(launch, name):
     assert not restarts_in(command.err)
 
 
-def test_job_that_was_told_to_stop_while_a_failure_ends_it_is_not_started_again(infini_run):
-    words = play("@0", "exit=3", "@1", "tell=TERM", "say=ready", "wait")
-    command = infini_run("--max_restarts=3", NOW, "--grace=1000", "--nproc_per_node=2", *words)
+def test_job_that_was_told_to_stop_while_a_failure_ends_it_is_not_started_again(infini_run, gate):
+    held = gate()
+    words = play("@0", f"hold={held}", "exit=3", "@1", "tell=TERM", "say=ready", "wait")
+    command = infini_run("--max_restarts=3", NOW, "--grace=1000", "--nproc_per_node=2", *words, gates=(held,))
+    command.read_lines(b"ready")
+    held.open()
     command.read_lines(b"got TERM")
     command.signal(signal.SIGTERM)
     command.read_error_until(b"SIGTERM: stopping")

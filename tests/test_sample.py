@@ -15,8 +15,9 @@ from infini_run.sample import Card, Sampler, gpu_share
 
 OUTPUT = Output(console=False, log=False, piped=True)
 WORKER = Worker(
-    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), stdin="null", stdout=OUTPUT, stderr=OUTPUT,
-    label="", log="", error_file="", notify="",
+    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), place=None, stdin="null",
+    stdout=OUTPUT, stderr=OUTPUT,
+    label="", log="", error_log="", error_file="", notify="",
 )  # fmt: skip
 
 

@@ -255,8 +255,8 @@ OUTPUT = Output(console=False, log=False, piped=True)
 def plan(count):
     workers = tuple(
         Worker(
-            rank=rank, local_rank=rank, node=0, argv=("x",), env=(), devices=("1",), stdin="null", stdout=OUTPUT,
-            stderr=OUTPUT, label="", log="", error_file="", notify="",
+            rank=rank, local_rank=rank, node=0, argv=("x",), env=(), devices=("1",), place=None, stdin="null",
+            stdout=OUTPUT, stderr=OUTPUT, label="", log="", error_log="", error_file="", notify="",
         )
         for rank in range(count)
     )  # fmt: skip

@@ -12,7 +12,7 @@ read              say "read LINE" of a line from stdin
 name=NAME         what the process is called in /proc
 daemon ... done   what is between is done by a stray (double fork, setsid); goes on once it said something
 group ... done    by a child in our process group
-hop, hop=FILE     fork, let the child go on in a session of its own, exit; without end; each touches the file
+hop, hop=FILE     fork, let the child go on in a session of its own, exit; each touches the file
 notify=A;B        tell NOTIFY_SOCKET A and B in one message
 pings=N           tell it WATCHDOG=1 N times
 flood             tell it something as fast as it takes it, without end
@@ -31,6 +31,7 @@ import signal
 import sys
 import time
 
+HOP_S = 120.0  # beyond any test: of a run that was broken off nothing hops on for ever
 RANK = os.environ.get("RANK", "-1")
 ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "-1")
 waited_for = []  # of a stray: what its rank reads until the stray has said something
@@ -128,7 +129,8 @@ def group(words):
 
 
 def hop(path):
-    while True:
+    end = time.monotonic() + HOP_S
+    while time.monotonic() < end:
         if os.fork():
             os._exit(0)
         os.setsid()
