@@ -76,8 +76,8 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
 
     site = detect(environ, read)
     if site is None or (engine in _FROM_SITE and site.engine != engine):
-        way = {"slurm": "salloc -N2, or sbatch", "pbs": "qsub"}.get(engine, "--hosts=a,b")
-        raise UsageError(f"{asked}: there is no allocation here; {way} gives one")
+        way = {"slurm": "salloc -N2 or sbatch makes one", "pbs": "qsub makes one"}.get(engine, "give --hosts=a,b")
+        raise UsageError(f"{asked}: there is no allocation here; {way}")
     if site.form != BATCH:
         raise UsageError(f"{asked}: this is one process of a step already; --engine=auto takes its place in it")
     if not site.hosts:

@@ -150,8 +150,8 @@ def test_flags_are_keywords_with_python_values(tmp_path):
         ({"nproc_per_node": 1.5}, "--nproc_per_node=1.5: a whole number"),
         ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
         ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
-        ({"engine": "ssh"}, "--engine=ssh is not built yet"),
-        ({"engine": "auto"}, "engine=auto belongs to the command, not to the Python API"),
+        ({"engine": "ssh"}, "--engine=ssh needs --hosts=a,b or --hostfile=FILE"),
+        ({"engine": "auto"}, "engine='auto' belongs to the command, not to the Python API"),
         *(
             ({name: True}, "belongs to the command, not to the Python API")
             for name in ("help", "h", "helpfull", "version", "dry_run", "dry-run", "isolate", "verbose")
