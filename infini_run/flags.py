@@ -46,9 +46,11 @@ class Flag:
 
 @record
 class Prefix:
-    """Variables of the environment that set flags: `text` followed by the flag's name in capitals."""
+    """Variables of the environment that set flags: `text` followed by the flag's name in capitals. names: of these
+    flags only; empty: of all."""
 
     text: str
+    names: tuple[str, ...] = ()
     is_binary: bool = False  # booleans are 0 or 1 and nothing else
 
 
@@ -297,7 +299,7 @@ def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, 
     starts = tuple(prefix.text for prefix in prefixes)
     keys = [key for key in scan.environ if key.startswith(starts)]
     for level, prefix in enumerate(prefixes if keys else (), COMMAND_LINE + 1):
-        found = [(flag, key) for key in sorted(keys) if (flag := _prefixed(scan, key, prefix.text))]
+        found = [(flag, key) for key in sorted(keys) if (flag := _prefixed(scan, key, prefix))]
         for flag, key in sorted(found, key=lambda pair: pair[1] != prefix.text + pair[0].name.upper()):
             if flag.name not in settings:
                 settings[flag.name] = _read_variable(scan, flag, key, prefix, level)
@@ -311,11 +313,13 @@ def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, level: int
     return _convert(flag, text, origin, level)
 
 
-def _prefixed(scan: _Scan, key: str, prefix: str) -> Flag | None:
+def _prefixed(scan: _Scan, key: str, prefix: Prefix) -> Flag | None:
     """The flag that a variable sets, or None: another prefix, no such flag, one letter, empty."""
-    name = key[len(prefix) :].lower()
+    name = key[len(prefix.text) :].lower()
+    if prefix.names and name not in prefix.names:
+        return None
     entry = scan.table.get(name)
-    if entry is None or len(name) == 1 or not scan.environ[key] or key != prefix + name.upper():
+    if entry is None or len(name) == 1 or not scan.environ[key] or key != prefix.text + name.upper():
         return None
     flag, _, is_negated = entry
     return None if is_negated or flag.group == GRAMMAR_GROUP else flag

@@ -475,6 +475,8 @@ def _words(name: str, value: object) -> list[str]:
         return []
     if value is True or value is False:
         return [f"--{name}" if value else f"--no{name}"]
+    if isinstance(value, dict):  # redirects={0: 3}
+        value = [f"{key}:{item}" for key, item in value.items()]
     if isinstance(value, (list, tuple, range)):
         value = ",".join(str(item) for item in value)
     return [f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]

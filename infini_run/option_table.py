@@ -17,7 +17,7 @@ GROUPS = ("job", "program", "where", "devices", "output", "ending", "seeing", "t
 PREFIXES = (
     Prefix(text="INFINI_RUN_"),
     Prefix(text="PET_", is_binary=True),
-    Prefix(text="TORCH_ELASTIC_"),  # for SHUTDOWN_TIMEOUT (torch/distributed/launcher/api.py)
+    Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
 TERM = 15
 

@@ -276,6 +276,10 @@ def _check_output(given: Given, values: Values, site: Site | None) -> None:
             f"{_said(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
             "(--log_dir=/dev/null drops that output)"
         )
+    if values["log_layout"] != DEFAULTS["log_layout"] and not values["log_dir"]:
+        raise UsageError(
+            f"{_said(given, 'log_layout')} needs --log_dir=DIR: there are no files to lay out without it"
+        )
     if values["log_layout"] == "torchrun" and "/" in values["run_id"]:
         raise UsageError(
             f"{_said(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"

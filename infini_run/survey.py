@@ -188,7 +188,10 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
     if options.gpus_per_proc or options.check_gpus != "off":
         from infini_run.devices import find, likely_shares, share
 
-        found = find(environ)
+        try:
+            found = find(environ)
+        except DeviceError as error:
+            return _without_devices(node, options, error)
         shares = likely_shares(found, node.nproc)
         if options.gpus_per_proc:
             shares = share(found, node.nproc, options.gpus_per_proc)
@@ -204,6 +207,20 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
         buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
         node = replace(node, places=find_places(options.bind, node.nproc, buses))
     return node
+
+
+def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
+    """No GPU was found. That is only told where GPUs were only to be checked, and to start all the same."""
+    if options.virtual_local_rank:
+        raise DeviceError(f"--virtual_local_rank gives each rank a GPU of its own: {error}")
+    if options.gpus_per_proc or options.check_gpus != "warn":
+        raise error
+    notice = f"--check_gpus: nothing was checked: {error}"
+    if options.bind == "none":
+        return replace(node, notices=(notice,))
+    from infini_run.placement import find_places
+
+    return replace(node, notices=(notice,), places=find_places(options.bind, node.nproc, ()))
 
 
 def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:

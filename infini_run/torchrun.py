@@ -64,6 +64,8 @@ def translate(given: dict[str, Setting]) -> None:
     virtual = given.get("virtual_local_rank")
     if virtual is not None and virtual.value and not ("gpus_per_proc" in given and given["gpus_per_proc"].value):
         _put(given, "gpus_per_proc", replace(virtual, value=1))
+        if not given["gpus_per_proc"].value:  # a higher authority: all see all GPUs, and each needs its own number
+            given["virtual_local_rank"] = replace(virtual, value=False)
 
 
 def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:

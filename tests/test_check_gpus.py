@@ -149,10 +149,15 @@ def test_a_driver_that_does_not_answer_is_one_error(check, function, driver):
 
 def test_a_machine_without_gpus_cannot_be_checked(infini_run, tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_text("no library\n")
-    command = infini_run("--check_gpus", "true", env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)})
+    environ = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
+    command = infini_run("--check_gpus=refuse", "true", env=environ)
     assert command.wait() == 2
     assert b"libnvidia-ml.so.1 cannot be loaded" in command.err
     assert b"/dev/kfd" in command.err
+    command = infini_run("--check_gpus", "--bind=numa", "echo", "started", env=environ)
+    assert command.wait() == 0
+    assert command.out == b"started\n"
+    assert b"infini-run: --check_gpus: nothing was checked: " in command.err
 
 
 def test_the_python_api_warns_or_raises(driver):

@@ -164,6 +164,8 @@ def test_virtual_local_rank_gives_each_rank_a_gpu_where_nobody_said_how_many():
     assert options("--virtual_local_rank", "--gpus_per_proc=2").gpus_per_proc == 2
     assert options("--novirtual_local_rank").gpus_per_proc == 0
     assert options("--virtual_local_rank", INFINI_RUN_GPUS_PER_PROC="0").gpus_per_proc == 1
+    without = options("--gpus_per_proc=0", PET_VIRTUAL_LOCAL_RANK="1")
+    assert (without.gpus_per_proc, without.virtual_local_rank) == (0, False)
     assert options("--gpus_per_proc=0", PET_VIRTUAL_LOCAL_RANK="1").gpus_per_proc == 0
 
 
