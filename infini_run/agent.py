@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 
 from infini_run import frame
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
@@ -42,7 +43,8 @@ _TSTP, _CONT, _STOP = 20, 18, 19
 class Carrier:
     """Our stdio, for the ranks: what they write to 1 and 2 is read here, what they read at 0 is written here."""
 
-    def __init__(self, with_input: bool) -> None:
+    def __init__(self, with_input: bool, poller: Poller) -> None:
+        self._poller = poller
         self.out_fd, out = os.pipe()
         self.err_fd, err = os.pipe()
         self.in_fd = -1
@@ -86,6 +88,7 @@ class Carrier:
                 break
             del self.pending[:sent]
         if self._input_ends and self.in_fd >= 0 and not self.pending:
+            self._poller.forget(self.in_fd)
             os.close(self.in_fd)
             self.in_fd = -1
 
@@ -168,7 +171,7 @@ class Agent:
             options = options_of_agents(self._own)
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = survey(options, environ)
-        self._carrier = Carrier(with_input=options.stdin != "none")
+        self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
                 frame.HELLO,
@@ -288,16 +291,7 @@ class Agent:
     def _turn(self, timeout_s: float | None) -> None:
         """Wait for the link and the ranks' output, and move what there is."""
         self._watch_all()
-        for fd in self._poller.poll(timeout_s):
-            if fd == self._wire.fileno():
-                self._hear()
-            elif self._carrier is not None and fd == self._carrier.out_fd:
-                self._carry(fd, frame.OUT)
-            elif self._carrier is not None and fd == self._carrier.err_fd:
-                self._carry(fd, frame.ERR)
-            elif self._carrier is not None and fd == self._carrier.in_fd:
-                self._carrier.write()
-        self._wire.flush()
+        self._poller.poll(timeout_s)
         left_s = self._timeout_s()
         if left_s is not None and left_s <= 0 and not self._lost:
             self._lose()
@@ -305,18 +299,26 @@ class Agent:
 
     def _watch_all(self) -> None:
         """What the next wait waits for: our own epoll is one descriptor for the ranks' group."""
-        wanted: dict[int, int] = {}
-        if not self._wire.has_ended:
-            wanted[self._wire.fileno()] = READ
-            if self._wire.wants_write:
-                wanted[self._wire.write_fd] = wanted.get(self._wire.write_fd, 0) | WRITE
+        wire, watch = self._wire, self._poller.watch
+        if not wire.has_ended:
+            write = WRITE if wire.wants_write else 0
+            if wire.fileno() == wire.write_fd:
+                watch(wire.fileno(), READ | write, self._meet)
+            else:
+                watch(wire.fileno(), READ, self._hear)
+                watch(wire.write_fd, write, wire.flush)
         carrier = self._carrier
         if carrier is not None:
-            if self._wire.waiting < _HELD:
-                wanted[carrier.out_fd] = wanted[carrier.err_fd] = READ
-            if carrier.pending:
-                wanted[carrier.in_fd] = WRITE
-        self._poller.want(wanted)
+            read = READ if wire.waiting < _HELD else 0
+            watch(carrier.out_fd, read, partial(self._carry, carrier.out_fd, frame.OUT))
+            watch(carrier.err_fd, read, partial(self._carry, carrier.err_fd, frame.ERR))
+            if carrier.in_fd >= 0:
+                watch(carrier.in_fd, WRITE if carrier.pending else 0, carrier.write)
+
+    def _meet(self) -> None:
+        """The link is one descriptor for both ways."""
+        self._wire.flush()
+        self._hear()
 
     def _hear(self) -> None:
         try:
@@ -358,13 +360,18 @@ class Agent:
     def _lose(self) -> None:
         """Nobody is there to tell us what to do: nothing of the job may stay."""
         self._lost = True
+        for fd in (self._wire.fileno(), self._wire.write_fd):
+            self._poller.forget(fd)
         self._wire.close()
         if self._run is not None:
             self._run.kill()
 
     # ---- output
 
-    def _carry(self, fd: int, kind: bytes) -> bool:
+    def _carry(self, fd: int, kind: bytes) -> None:
+        self._carry_piece(fd, kind)
+
+    def _carry_piece(self, fd: int, kind: bytes) -> bool:
         assert self._carrier is not None
         data = self._carrier.read(fd)
         if data:
@@ -375,7 +382,7 @@ class Agent:
         """Everyone has ended: what is still in the pipes is all."""
         assert self._carrier is not None
         for fd, kind in ((self._carrier.out_fd, frame.OUT), (self._carrier.err_fd, frame.ERR)):
-            while self._carry(fd, kind):
+            while self._carry_piece(fd, kind):
                 pass
 
     def _drain_wire(self) -> None:

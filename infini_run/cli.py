@@ -60,11 +60,11 @@ def _run(argv: list[str], before: set[int] | None) -> int:
 
         if options.dry_run:
             return _print(1, show_many(options, request.roster))
-        return run_many(options, request.roster, environ)
+        return run_many(options, request.roster, environ, say=_say)
     if options.nnodes > 1 and environ.get(TOKEN) and not options.dry_run:
         from infini_run.many import run_by_hand
 
-        return run_by_hand(options, environ)
+        return run_by_hand(options, environ, say=_say)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, asks_fd = "", -1

@@ -9,18 +9,21 @@ import random
 import shutil
 import socket
 import time
+from functools import partial
 
 from infini_run.errors import ProgramMissing
 from infini_run.group import PIPE, Group, Spec, debug_flags
 from infini_run.link import Wire
 from infini_run.plan import MARK
+from infini_run.poller import READ
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from infini_run.engines import Client, Engine
+    from infini_run.poller import Poller
 
 _TRIES = 5
 _RETRY_S = (0.1, 0.5)  # doubled each time: many that were refused together must not come again together
@@ -38,8 +41,9 @@ class Ended:
 
 
 class _Running:
-    def __init__(self, client: Client, tries: int, group: Group) -> None:
+    def __init__(self, client: Client, tries: int, group: Group, nodes: set[int]) -> None:
         self.client = client
+        self.unheard = nodes  # its nodes that have not been heard of yet
         self.tries = tries
         self.group = group
         self.code = 0
@@ -47,21 +51,26 @@ class _Running:
 
 
 class Clients:
-    """is_reaching: whether nodes (by index) are still to be heard of: so long their command counts in the window."""
+    """nodes: how many there are. A command counts in the window until all its nodes have been heard of."""
 
     def __init__(
         self,
         engine: Engine,
         environ: Mapping[str, str],
         launch_id: str,
-        is_reaching: Callable[[Sequence[int]], bool],
+        nodes: int,
+        poller: Poller,
     ) -> None:
         self._engine = engine
+        self._poller = poller
+        self._ended: list[Ended] = []
         self._environ = environ
         self._mark = os.fsencode(f"{MARK}={launch_id}-head")
-        self._is_reaching = is_reaching
+        self._nodes = nodes
         self._waiting: list[tuple[float, Client, int]] = []  # not before when, tries so far
-        self._running: list[_Running] = []
+        self._running: dict[_Running, None] = {}  # a set that keeps its order
+        self._reaching: dict[_Running, None] = {}
+        self._of_node: dict[int, list[_Running]] = {}
         self.next_start_s = float("inf")
 
     def add(self, clients: Sequence[Client]) -> None:
@@ -72,17 +81,28 @@ class Clients:
         """Start those whose time has come; the links of those that are links themselves. Raises StartError,
         ProgramMissing."""
         now_s = time.monotonic()
-        busy = sum(1 for running in self._running if self._is_reaching(running.client.nodes))
         started = []
-        while self._waiting and busy < self._engine.WINDOW and self._waiting[0][0] <= now_s:
+        while self._waiting and self._has_room and self._waiting[0][0] <= now_s:
             _, client, tries = self._waiting.pop(0)
             wire = self._start(client, tries)
             if wire is not None:
                 started.append((client, wire))
-            busy += 1
-        has_room = bool(self._waiting) and busy < self._engine.WINDOW
-        self.next_start_s = self._waiting[0][0] if has_room else float("inf")
+        self._schedule()
         return started
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._reaching) < self._engine.WINDOW
+
+    def _schedule(self) -> None:
+        self.next_start_s = self._waiting[0][0] if self._waiting and self._has_room else float("inf")
+
+    def reached(self, node: int) -> None:
+        """That node has been heard of, or will not be: there is room for the next."""
+        for running in self._of_node.pop(node, ()):
+            running.unheard.discard(node)
+            if not running.unheard and self._reaching.pop(running, running) is None:
+                self._schedule()
 
     def _start(self, client: Client, tries: int) -> Wire | None:
         """The mark is left out of its environment: a connection that ssh keeps open for others (ControlPersist) is
@@ -119,28 +139,36 @@ class Clients:
             os.close(null)
             if theirs is not None:
                 theirs.close()
-        self._running.append(_Running(client, tries, group))
+        nodes = set(client.nodes or range(self._nodes))
+        running = _Running(client, tries, group, nodes)
+        self._running[running] = self._reaching[running] = None
+        for node in nodes:
+            self._of_node.setdefault(node, []).append(running)
+        self._poller.watch(group.fileno(), READ, partial(self._step, running))
         return None if ours is None else Wire(fd := ours.detach(), fd, awaits_opening=True)
 
-    def fds(self) -> list[int]:
-        """Readable when `step` has something to do."""
-        return [running.group.fileno() for running in self._running]
-
-    def step(self) -> list[Ended]:
+    def take_ended(self) -> list[Ended]:
         """Those that have ended since the last call."""
-        ended = []
-        for running in list(self._running):
-            for event in running.group.step():
-                if event.kind == "exited":
-                    running.code = 128 + event.signal if event.signal else event.code
-                elif event.kind == "start_failed":
-                    running.code, running.words = 1, os.strerror(event.signal)
-            if running.group.ended:
-                words = running.words or running.group.tail(0).decode("utf-8", "replace")
-                ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
-                self._running.remove(running)
-                running.group.close()
+        ended, self._ended = self._ended, []
         return ended
+
+    def _step(self, running: _Running) -> None:
+        for event in running.group.step():
+            if event.kind == "exited":
+                running.code = 128 + event.signal if event.signal else event.code
+            elif event.kind == "start_failed":
+                running.code, running.words = 1, os.strerror(event.signal)
+        if running.group.ended:
+            words = running.words or running.group.tail(0).decode("utf-8", "replace")
+            self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
+            self._close(running)
+
+    def _close(self, running: _Running) -> None:
+        del self._running[running]
+        self._reaching.pop(running, None)
+        self._schedule()
+        self._poller.forget(running.group.fileno())
+        running.group.close()
 
     def retry(self, ended: Ended) -> bool:
         """Whether it will be tried once more."""
@@ -149,7 +177,7 @@ class Clients:
         due_s = time.monotonic() + random.uniform(*_RETRY_S) * 2**ended.tries
         self._waiting.append((due_s, ended.client, ended.tries + 1))
         self._waiting.sort(key=lambda item: item[0])
-        self.next_start_s = min(self.next_start_s, due_s)
+        self._schedule()
         return True
 
     @property
@@ -160,15 +188,14 @@ class Clients:
         """Start no more, and kill those whose nodes have not been heard of."""
         self._waiting.clear()
         self.next_start_s = float("inf")
-        for running in self._running:
-            if self._is_reaching(running.client.nodes):
-                running.group.kill()
+        for running in self._reaching:
+            running.group.kill()
 
     def close(self) -> None:
         """Kill and reap. Safe twice."""
         self._waiting.clear()
-        while self._running:
-            self._running.pop().group.close()
+        for running in list(self._running):
+            self._close(running)
 
 
 def _is_main_thread() -> bool:

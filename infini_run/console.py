@@ -10,6 +10,14 @@ from __future__ import annotations
 import os
 import stat
 
+from infini_run import frame
+from infini_run.poller import WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.poller import Poller
+
+_HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
 _LONGEST = 1 << 16  # of a line that is held for its end; a longer one is passed on in pieces
 
 
@@ -60,11 +68,62 @@ class Outlet:
                 return
             del self._pending[:sent]
 
+    def give_up(self) -> bool:
+        """Write no more; whether something was lost by that."""
+        was_waiting = bool(self._pending)
+        if was_waiting:
+            self._pending.clear()
+            self.problem = BlockingIOError()
+        return was_waiting
+
     def close(self) -> None:
         """Safe twice; our stdout and stderr themselves stay."""
         if self._own >= 0:
             os.close(self._own)
             self._own = -1
+
+
+class Outlets:
+    """Both, by the kind of frame that is written there."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self._outlets = {frame.OUT: Outlet(1), frame.ERR: Outlet(2)}
+
+    def write(self, kind: bytes, data: bytes) -> None:
+        """Lines of a node."""
+        self._outlets[kind].write(data)
+        self._watch(self._outlets[kind])
+
+    def _watch(self, outlet: Outlet) -> None:
+        def go_on() -> None:
+            outlet.flush()
+            self._watch(outlet)
+
+        if outlet.fileno() >= 0:
+            self._poller.watch(outlet.fileno(), WRITE if outlet.waiting else 0, go_on)
+
+    def give_up(self) -> bool:
+        """Wait no more for a reader that does not read; whether something was lost by that."""
+        lost = [outlet.give_up() for outlet in self._outlets.values()]
+        return any(lost)
+
+    @property
+    def are_behind(self) -> bool:
+        """Our own reader has not taken much of it."""
+        return any(outlet.waiting > _HELD for outlet in self._outlets.values())
+
+    @property
+    def are_done(self) -> bool:
+        """Our own reader has all that there was."""
+        return not any(outlet.waiting for outlet in self._outlets.values())
+
+    def close(self) -> None:
+        """Safe twice."""
+        for outlet in self._outlets.values():
+            if outlet.fileno() >= 0:
+                self._poller.forget(outlet.fileno())
+            outlet.close()
 
 
 class Lines:

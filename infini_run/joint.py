@@ -8,11 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.report import Exit
-
 
 def join_reports(
-    reports: Sequence[Report],
+    told_by: Sequence[tuple[Report, float]],
     *,
     launch_id: str,
     run_id: str,
@@ -20,11 +18,14 @@ def join_reports(
     world_size: int,
     start_s: float,
     end_s: float,
-    first_failure: Exit | None,
     told: int,
     notices: Sequence[str],
 ) -> Report:
-    """reports: of the nodes that have told, in the order of their ranks. start_s, end_s: where none has."""
+    """told_by: the nodes' reports in the order of their ranks, each with the time of its first failure by one clock.
+    start_s, end_s: where none has told."""
+    reports = [report for report, _ in told_by]
+    failed = [(failed_s, at) for at, (report, failed_s) in enumerate(told_by) if report.first_failure is not None]
+    first = reports[min(failed)[1]].first_failure if failed else None
     return Report(
         launch_id=launch_id,
         run_id=run_id,
@@ -33,7 +34,7 @@ def join_reports(
         start_s=min((report.start_s for report in reports), default=start_s),
         end_s=max((report.end_s for report in reports), default=end_s),
         exits=tuple(exit_ for report in reports for exit_ in report.exits),
-        first_failure=first_failure,
+        first_failure=first,
         told=told,
         strays=tuple(stray for report in reports for stray in report.strays),
         stray_count=sum(report.stray_count for report in reports),

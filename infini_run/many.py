@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head
@@ -15,9 +14,10 @@ from infini_run.roster import HAND, Roster
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infini_run.options import Options
+    from infini_run.report import Report
 
 _LEFT_ALONE = {
     signal.SIGKILL,
@@ -56,10 +56,18 @@ def _nothing(number: int, frame: object) -> None:
     """The number is in the pipe already."""
 
 
-def run_many(options: Options, roster: Roster, environ: Mapping[str, str]) -> int:
-    """Run on all nodes from here; our exit code. Raises UsageError before anything was started."""
+def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
+    """Run on all nodes from here; our exit code. say: writes a line to stderr, and waits for no reader for long.
+
+    Raises UsageError before anything was started.
+    """
+    if options.report:
+        from infini_run.files import check_report
+
+        check_report(options.report)
+    _fill_stdio()
     signals = Signals()
-    head = Head(options, roster, environ=environ, say=_say)
+    head = Head(options, roster, environ=environ, say=lambda text: say(f"infini-run: {printable(text)}"))
     head.start()
     try:
         while not head.ended:
@@ -70,26 +78,40 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str]) -> in
     finally:
         head.close()
     if options.report:
-        from infini_run.files import write_report
-
-        write_report(os.path.abspath(options.report), report.to_json())
+        _write_report(options.report, report, say)
     if head.error is not None and head.blames_node:
-        _say(str(head.error))
+        say(f"infini-run: {printable(str(head.error))}")
         return head.exit_code
     text = report.text()
     if text:
-        print(text, file=sys.stderr, flush=True)
+        say(text)
     return report.exit_code
 
 
-def run_by_hand(options: Options, environ: Mapping[str, str]) -> int:
+def _write_report(path: str, report: Report, say: Callable[[str], None]) -> None:
+    from infini_run.files import write_report
+
+    try:
+        write_report(os.path.abspath(path), report.to_json())
+    except OSError as error:
+        say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
+
+
+def _fill_stdio() -> None:
+    """What is closed of stdin, stdout and stderr becomes /dev/null: no descriptor of ours may stand there."""
+    while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
+        pass
+    os.close(fd)
+
+
+def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     """The same command was started on every node, with a token: node 0 is the head, the others join it."""
     if not options.rdzv_explicit:
         raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
     port = options.link_port or options.master_port + 1
     if options.node_rank == 0:
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
-        return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ)
+        return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)
     from infini_run.agent import Agent
     from infini_run.dial import dial_until
 
@@ -130,7 +152,3 @@ def show_many(options: Options, roster: Roster) -> str:
         environ={},
     )
     return render_json(plan) if options.dry_run == "json" else render_text(plan)
-
-
-def _say(text: str) -> None:
-    print(f"infini-run: {printable(text)}", file=sys.stderr, flush=True)

@@ -16,8 +16,29 @@ if TYPE_CHECKING:
     from infini_run.report import Report
 
 
+STATES = ("starting", "greeted", "joined", "running", "done", "lost")
+NEW = ("starting", "greeted")  # not come yet
+OVER = ("done", "lost")
+
+
+class Census:
+    """How many peers are in which state: asked at every event, so it must not take longer with many."""
+
+    def __init__(self, count: int) -> None:
+        self._counts = dict.fromkeys(STATES, 0)
+        self._counts["starting"] = count
+        self.total = count
+
+    def move(self, before: str, after: str) -> None:
+        self._counts[before] -= 1
+        self._counts[after] += 1
+
+    def count(self, *states: str) -> int:
+        return sum(self._counts[state] for state in states)
+
+
 class Peer:
-    """A node, as we see it. state: starting, greeted, joined, running, done, lost."""
+    """A node, as we see it."""
 
     def __init__(self, index: int, host: Host) -> None:
         self.index = index
@@ -37,12 +58,13 @@ class Peer:
     @property
     def is_new(self) -> bool:
         """It has not come yet."""
-        return self.state in ("starting", "greeted")
+        return self.state in NEW
 
     @property
     def is_over(self) -> bool:
-        return self.state in ("done", "lost")
+        return self.state in OVER
 
-    def send(self, data: bytes) -> None:
-        if self.wire is not None:
-            self.wire.send(data)
+    @property
+    def title(self) -> str:
+        """As messages call it."""
+        return f"node {self.index}{f' ({self.name})' if self.name else ''}"

@@ -1,50 +1,54 @@
-"""What to wait for, said anew before each wait; the kernel's set is changed by the difference. One descriptor for all
-of it, which somebody else may wait for."""
+"""What to wait for, and what to call then. One descriptor for all of it, which somebody else may wait for."""
 
 from __future__ import annotations
 
 import select
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 READ, WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
 class Poller:
-    """An epoll whose set is given whole. Descriptors that were closed meanwhile have left it by themselves, and their
-    numbers may stand for others now (epoll(7), Q6)."""
+    """An epoll with a handler for each descriptor. What is the same as before costs no system call.
+
+    Forget a descriptor before it is closed: the kernel's set holds files, not numbers (epoll(7), Q6).
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._wanted: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, Callable[[], None]]] = {}
 
     def fileno(self) -> int:
         return self._epoll.fileno()
 
-    def want(self, wanted: dict[int, int]) -> None:
-        """Wait for these and for no others."""
-        for fd in self._wanted.keys() - wanted.keys():
-            try:
-                self._epoll.unregister(fd)
-            except OSError:
-                continue
-        for fd, events in wanted.items():
-            if self._wanted.get(fd) != events:
-                self._add(fd, events)
-        self._wanted = wanted
-
-    def _add(self, fd: int, events: int) -> None:
-        try:
+    def watch(self, fd: int, events: int, handler: Callable[[], None]) -> None:
+        """Call `handler` when it is ready: READ, WRITE, both, or 0 for neither, a hang-up included."""
+        before = self._watched[fd][0] if fd in self._watched else 0
+        if not events:
+            self.forget(fd)
+            return
+        self._watched[fd] = events, handler
+        if not before:
             self._epoll.register(fd, events)
-        except FileExistsError:
+        elif events != before:
             self._epoll.modify(fd, events)
 
     def forget(self, fd: int) -> None:
-        """It is closed now: should its number come again, it is another file."""
-        self._wanted.pop(fd, None)
+        """Safe for one that is not watched."""
+        if self._watched.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
 
-    def poll(self, timeout_s: float | None) -> list[int]:
-        """The descriptors that are ready, waiting for the first of them at most so long (None: for ever)."""
-        return [fd for fd, _ in self._epoll.poll(-1 if timeout_s is None else timeout_s)]
+    def poll(self, timeout_s: float | None) -> None:
+        """Wait until something is ready, at most so long (None: for ever), and call its handlers."""
+        for fd, _ in self._epoll.poll(-1 if timeout_s is None else timeout_s):
+            watched = self._watched.get(fd)  # a handler before this one may have closed it
+            if watched is not None:
+                watched[1]()
 
     def close(self) -> None:
         """Safe twice."""
+        self._watched.clear()
         self._epoll.close()

@@ -15,7 +15,7 @@ from infini_run.site import BATCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -119,3 +119,10 @@ def options_of_agents(options: Options) -> Options:
     console = "prefix" if options.console == "inherit" else options.console
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "live": "off", "trace": ""}
     return replace(options, console=console, max_restarts=0, **ours)
+
+
+def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ours that --export names; * and ? stand for any."""
+    from fnmatch import fnmatchcase
+
+    return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}

@@ -118,7 +118,7 @@ def test_what_is_not_exported_stays_here(many):
     script = 'echo "${HERE-unset}"'
     command = many("sh", "-c", script, hosts="host2", nproc=1, env={**os.environ, "HERE": "1"})
     assert command.wait() == 0, command.err
-    assert lines_of(command) == ["[host2:0] unset"]
+    assert lines_of(command) == ["[rank 0] unset"]
 
 
 def test_ranks_start_in_our_directory(many, tmp_path):
@@ -191,7 +191,7 @@ def test_a_reader_that_stops_holds_the_ranks_and_loses_nothing(many, bell):
     assert command.process.poll() is None
     assert command.wait() == 0, command.err
     assert command.out.count(b"x") == 2 * size
-    assert bell.hear(2) == ["0 0 done", "1 0 done"] or True
+    assert sorted(bell.hear(2)) == ["0 0 done", "1 0 done"]
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "1>&- 2>&-", "0<&-", ">/dev/full"])
@@ -244,9 +244,9 @@ def test_the_report_is_of_all_nodes(many, tmp_path):
     assert command.wait() == 3
     report = json.loads(path.read_text())
     assert report["world_size"] == 8
-    assert [exit_["rank"] for exit_ in report["exits"]] == list(range(8))
-    assert [exit_["host"] for exit_ in report["exits"]] == [f"host{1 + rank // 2}" for rank in range(8)]
-    assert report["first_failure"]["rank"] == 6
+    assert [exit_["rank"] for exit_ in report["ranks"]] == list(range(8))
+    assert [exit_["host"] for exit_ in report["ranks"]] == [f"host{1 + rank // 2}" for rank in range(8)]
+    assert report["first_failure"] == 6
 
 
 def test_ranks_that_fail_everywhere_are_told_once(many):

@@ -1,0 +1,60 @@
+"""Our stdin, to the ranks that read it: read as fast as the slowest of their nodes takes it."""
+
+from __future__ import annotations
+
+from infini_run import frame
+from infini_run.console import Source
+from infini_run.frame import pack
+from infini_run.poller import READ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.fleet import Fleet
+    from infini_run.peer import Peer
+    from infini_run.poller import Poller
+
+_HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
+
+
+class Feed:
+    """reader: all, none, or the rank that reads. nproc: ranks on each node, as soon as it is known."""
+
+    def __init__(self, reader: int | str, fleet: Fleet, poller: Poller) -> None:
+        self._reader = reader
+        self._fleet = fleet
+        self._poller = poller
+        self._source = Source(0, wanted=reader != "none")
+        self.nproc = 0
+
+    @property
+    def is_due(self) -> bool:
+        """There is something to read, and no descriptor that says so."""
+        return self._source.never_waits and bool(self._readers())
+
+    def turn(self) -> None:
+        """Read a piece of a file; of a pipe, when there is one."""
+        readers = self._readers()
+        if self._source.never_waits:
+            self._read(readers)
+        elif self._source.fileno() >= 0:
+            self._poller.watch(self._source.fileno(), READ if readers else 0, self._hear)
+
+    def _hear(self) -> None:
+        self._read(self._readers())
+
+    def _readers(self) -> list[Peer]:
+        """The nodes whose ranks read; none as long as one of them is behind."""
+        if self._source.has_ended or not self.nproc:
+            return []
+        peers = self._fleet.peers
+        if self._reader != "all":
+            peers = peers[int(self._reader) // self.nproc :][:1]
+        peers = [peer for peer in peers if peer.state == "running"]
+        is_behind = any(peer.wire is not None and peer.wire.waiting > _HELD for peer in peers)
+        return [] if is_behind else peers
+
+    def _read(self, readers: list[Peer]) -> None:
+        data = self._source.read() if readers else None
+        if data is not None:
+            for peer in readers:
+                self._fleet.send(peer, pack(frame.INPUT, data))

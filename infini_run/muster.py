@@ -1,0 +1,43 @@
+"""Before the start: who has not come, whether those that have fit together, where rank 0 listens. Pure."""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.options import Options
+    from infini_run.peer import Peer
+
+_NAMED = 8  # nodes that a message names
+
+
+def missing(peers: Sequence[Peer]) -> str:
+    """Those that have not come yet, by name; the first few of many."""
+    names = [peer.name or f"node {peer.index}" for peer in peers if peer.is_new]
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def count_ranks(peers: Sequence[Peer], reader: int | str) -> int:
+    """How many ranks each node runs. reader: of stdin, as --stdin says. Raises UsageError: they differ, or there is
+    no such rank."""
+    counts = {int(peer.hello["nproc"]) for peer in peers}
+    if len(counts) > 1:
+        each = ", ".join(f"{peer.name}: {peer.hello['nproc']}" for peer in peers[:_NAMED])
+        raise UsageError(f"the nodes differ in how many ranks they would run ({each}): give --nproc_per_node")
+    nproc = counts.pop()
+    if isinstance(reader, int) and reader >= nproc * len(peers):
+        raise UsageError(f"--stdin={reader}: there are ranks 0 to {nproc * len(peers) - 1}")
+    return nproc
+
+
+def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:
+    """Where rank 0 listens: what was asked for; else node 0's address as it was reached, and a port free there."""
+    first = peers[0]
+    if options.rdzv_explicit:
+        return options.master_addr, options.master_port or first.port
+    if len(peers) == 1:
+        return "127.0.0.1", first.port
+    return str(first.hello["address"]) or first.name, first.port
