@@ -9,6 +9,7 @@ head; when the head has gone, or is silent for too long, everything here is kill
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 import time
@@ -45,6 +46,7 @@ class Carrier:
 
     def __init__(self, with_input: bool, poller: Poller) -> None:
         self._poller = poller
+        self._own_err = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
         self.out_fd, out = os.pipe()
         self.err_fd, err = os.pipe()
         self.in_fd = -1
@@ -60,6 +62,10 @@ class Carrier:
                 os.set_blocking(fd, False)
         self.pending = bytearray()  # for the ranks' stdin
         self._input_ends = False
+
+    def give_back(self) -> None:
+        """Our stderr is our own again: nobody reads the pipe that is in its place."""
+        os.dup2(self._own_err, 2)
 
     def read(self, fd: int) -> bytes:
         """What the ranks have written; empty: nothing now."""
@@ -117,7 +123,14 @@ class Agent:
         self._cwd = ""
 
     def serve(self, token: bytes | None) -> int:
-        """Our exit code."""
+        """Our exit code. Raises LinkError: the head has gone, or is none of ours."""
+        try:
+            return self._serve(token)
+        finally:
+            if self._carrier is not None:
+                self._carrier.give_back()
+
+    def _serve(self, token: bytes | None) -> int:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
             while not self._handshake.done:
@@ -422,10 +435,7 @@ def _check_same(ours: Options, theirs: Options) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Be the agent that the words say; return its exit code."""
-    import fcntl
-
     options = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
-    complain_fd = fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 3)
     node = options.get("node", "-1")
     index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
     try:
@@ -437,11 +447,8 @@ def main(argv: Sequence[str]) -> int:
         wire.send(OPENING)
         return Agent(wire, index).serve(None)
     except LinkError as error:
-        os.write(complain_fd, f"infini-run: {error}\n".encode())
+        _say(f"infini-run: {error}")
         return 1
-    except BaseException:
-        os.dup2(complain_fd, 2)  # our own 2 is a pipe that nobody reads any more
-        raise
 
 
 def _token(path: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from infini_run.errors import LinkError, UsageError
@@ -20,7 +21,7 @@ def listen(port: int = 0) -> socket.socket:
         else:
             listener = socket.create_server(("", port), backlog=_BACKLOG)
     except OSError as error:
-        raise UsageError(f"port {port} for the link between the nodes: {error.strerror}") from None
+        raise UsageError(f"port {port} for the link between the nodes: {os.strerror(error.errno or 0)}") from None
     listener.setblocking(False)
     return listener
 

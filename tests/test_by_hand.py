@@ -1,0 +1,258 @@
+"""The same command on every node, with INFINI_RUN_TOKEN: launchers join, and are one job. All on loopback here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import marked, play, until
+from hosts import agents
+
+
+@pytest.fixture
+def port():
+    """Free, and the next one, too, which is the link's."""
+    while True:
+        with socket.socket() as one, socket.socket() as next_one:
+            one.bind(("127.0.0.1", 0))
+            try:
+                next_one.bind(("127.0.0.1", one.getsockname()[1] + 1))
+            except OSError:
+                continue
+            return one.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def no_agent_left():
+    yield
+    until(lambda: not agents(), 15)
+
+
+@pytest.fixture
+def node(infini_run, port):
+    """Start one node's command."""
+
+    def start(rank, *words, nnodes=2, nproc=2, token="secret", flags=(), **kwargs):
+        env = {**os.environ, **kwargs.pop("env", {})}
+        env |= {"INFINI_RUN_TOKEN": token} if token else {}
+        shape = (f"--nnodes={nnodes}", f"--node_rank={rank}", f"--nproc_per_node={nproc}")
+        return infini_run(*shape, f"--rdzv_endpoint=127.0.0.1:{port}", *flags, *words, env=env, **kwargs)
+
+    return start
+
+
+def ring(bell, then="exec sleep 1000"):
+    return ["sh", "-c", f"echo $RANK $$ > {shlex.quote(bell.path)}; {then}"]
+
+
+def told(*commands):
+    """What launchers themselves have said, of all of them."""
+    lines = [line for command in commands for line in command.err.decode(errors="replace").splitlines()]
+    return [line for line in lines if not line.startswith("[")]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=["head-first", "head-last"])
+def test_three_launchers_are_one_job(node, order):
+    script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK $GROUP_RANK/$NNODES ${INFINI_RUN_TOKEN-none}"
+    commands = {rank: node(rank, "sh", "-c", script, nnodes=3) for rank in order}
+    for command in commands.values():
+        assert command.wait() == 0, command.err
+    lines = commands[0].out.decode().splitlines()
+    assert sorted(line.split("] ")[1] for line in lines) == [
+        f"{rank}/6 {rank % 2} {rank // 2}/3 none" for rank in range(6)
+    ]
+    assert told(*commands.values()) == []
+
+
+def test_ranks_of_one_job_meet(node):
+    script = "echo $INFINI_RUN_ID $MASTER_ADDR $MASTER_PORT"
+    commands = [node(rank, "sh", "-c", script) for rank in range(2)]
+    for command in commands:
+        assert command.wait() == 0, command.err
+    assert len({line.split("] ")[1] for line in commands[0].out.decode().splitlines()}) == 1
+
+
+def test_a_failure_on_one_ends_all_with_its_code_and_one_report(node, bell):
+    fail = "[ $RANK = 3 ] && { echo oops >&2; exit 7; }; exec sleep 1000"
+    commands = [node(rank, *ring(bell, fail)) for rank in range(2)]
+    assert [command.wait() for command in commands] == [7, 7]
+    lines = told(*commands)
+    assert len(lines) <= 10
+    assert len([line for line in lines if "rank 3 on" in line and "failed: exit code 7" in line]) == 1
+    assert told(commands[1]) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_head_is_told_to_stop(node, bell, number):
+    commands = [node(rank, *ring(bell)) for rank in range(2)]
+    bell.hear(4)
+    commands[0].signal(number)
+    assert [command.wait() for command in commands] == [128 + number, 128 + number]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_joiner_is_told_to_stop(node, bell, number):
+    """As Ctrl-C in its own terminal: the whole job ends."""
+    commands = [node(rank, *ring(bell)) for rank in range(2)]
+    bell.hear(4)
+    commands[1].signal(number)
+    assert [command.wait() for command in commands] == [128 + number, 128 + number]
+
+
+def test_a_joiner_that_waits_is_told_to_stop(node):
+    command = node(1, "true")
+    until(lambda: "nanosleep" in Path(f"/proc/{command.pid}/wchan").read_text())
+    command.signal(signal.SIGINT)
+    assert command.wait() == -signal.SIGINT  # nothing was started: it ends as any program does
+    assert command.err == b""
+
+
+def test_a_joiner_that_has_come_and_waits_for_others_is_told_to_stop(node):
+    head, joiner = node(0, "true", nnodes=3), node(1, "true", nnodes=3)
+    head.read_error_until(b"waiting for 1 of 3 nodes: node 2")
+    joiner.signal(signal.SIGTERM)
+    joiner.wait()
+    assert b"Traceback" not in joiner.err
+    assert head.wait() == 1
+    assert told(head)[-1].startswith("infini-run: node 1 (")
+
+
+@pytest.mark.parametrize("stray", [(), ("ignore=TERM", "daemon", "ignore=TERM", "say=stray", "wait", "done")])
+def test_nothing_outlives_a_killed_head(node, stray):
+    commands = [node(rank, *play("ignore=TERM", *stray, "say=here", "wait")) for rank in range(2)]
+    count = 4 if stray else 0
+    until(lambda: (commands[0].read_more(), commands[0].out.count(b"here") == 4)[1])
+    assert commands[0].out.count(b"stray") == count
+    commands[0].signal(signal.SIGKILL)
+    commands[0].wait()
+    assert commands[1].wait() == 1
+    assert told(commands[1]) == ["infini-run: the head has gone"]
+    until(lambda: not marked())
+
+
+def test_a_killed_joiner_is_a_lost_node(node, bell):
+    commands = [node(rank, *ring(bell)) for rank in range(2)]
+    bell.hear(4)
+    commands[1].signal(signal.SIGKILL)
+    assert commands[0].wait() == 1
+    commands[1].wait()
+    assert "node 1 (" in told(commands[0])[0]
+    assert "was lost" in told(commands[0])[0]
+    until(lambda: not marked())
+
+
+def test_a_stopped_joiner_is_silent_and_lost(node, bell):
+    flags = ("--node_timeout=1", "--grace=1")
+    commands = [node(rank, *ring(bell), flags=flags) for rank in range(2)]
+    bell.hear(4)
+    commands[1].suspend()
+    assert commands[0].wait() == 1
+    assert "nothing was heard of it for 1 s (--node_timeout)" in told(commands[0])[0]
+    commands[1].signal(signal.SIGCONT)
+    assert commands[1].wait() == 1
+
+
+def test_a_wrong_token_is_refused_and_the_job_unharmed(node, bell):
+    head = node(0, *ring(bell), flags=("--join_timeout=50",))
+    wrong = node(1, "true", token="other")
+    assert wrong.wait() == 1
+    assert told(wrong) == ["infini-run: the head did not take our token, or is no infini-run"]
+    head.read_error_until(
+        b"127.0.0.1 dialled the link's port and was turned away: the other side has another token\n"
+    )
+    right = node(1, *ring(bell, "exec sleep 1000"))
+    bell.hear(4)
+    head.signal(signal.SIGTERM)
+    assert head.wait() == 143
+    assert right.wait() == 143
+
+
+def test_garbage_and_port_scans_leave_the_job_unharmed(node, bell, port):
+    gate = bell
+    commands = [node(0, *ring(gate))]
+    until(lambda: subprocess.run(["true"]) and _answers(port + 1))
+    scans = [socket.create_connection(("127.0.0.1", port + 1)) for _ in range(300)]
+    for at, scan in enumerate(scans):
+        try:
+            if at % 3 == 0:
+                scan.send(b"GET / HTTP/1.1\r\n\r\n")
+            elif at % 3 == 1:
+                scan.send(os.urandom(100_000))
+        except OSError:
+            pass  # let go already
+    for scan in scans[:50]:
+        scan.close()
+    commands.append(node(1, *ring(gate)))
+    bell.hear(4)
+    for scan in scans[50:]:
+        scan.close()
+    commands[0].signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+    assert len(told(commands[0])) < 12  # not one for each of them
+
+
+def _answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_who_is_missing_is_named_when_the_time_is_up(node):
+    commands = [node(0, "true", nnodes=3, flags=("--join_timeout=3",)), node(1, "true", nnodes=3)]
+    assert commands[0].wait() == 1
+    assert told(commands[0])[-1] == "infini-run: 1 of 3 nodes have not come within 3 s (--join_timeout): node 2"
+    assert commands[1].wait() == 1
+
+
+def test_a_joiner_without_a_head_gives_up_in_time(node):
+    command = node(1, "true", flags=("--join_timeout=1",))
+    assert command.wait() == 1
+    assert len(told(command)) == 1
+    assert "the head does not answer on port" in told(command)[0]
+
+
+def test_nodes_that_would_run_different_numbers_of_ranks_are_refused(node):
+    commands = [node(0, "true", nproc=2), node(1, "true", nproc=3)]
+    assert [command.wait() for command in commands] == [2, 2]
+    lines = told(commands[0])
+    assert len(lines) == 1
+    assert "--nproc_per_node=3 here, 2 on node 0" in lines[0]
+
+
+def test_the_same_node_rank_twice_is_turned_away(node, bell):
+    head, first = node(0, *ring(bell)), node(1, *ring(bell))
+    bell.hear(4)
+    second = node(1, "true", flags=("--join_timeout=5",))
+    assert second.wait() == 1
+    head.read_error_until(b"number 1")
+    head.signal(signal.SIGTERM)
+    assert [head.wait(), first.wait()] == [143, 143]
+
+
+def test_without_a_token_nothing_listens(node, port, bell):
+    """As ever: each launcher is for itself."""
+    command = node(0, *ring(bell), token="")
+    bell.hear(2)
+    assert not _answers(port + 1)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_a_token_without_an_endpoint_is_refused(infini_run):
+    command = infini_run("--nnodes=2", "true", env={**os.environ, "INFINI_RUN_TOKEN": "x"})
+    assert command.wait() == 2
+    assert "--rdzv_endpoint" in told(command)[0]
+    assert len(told(command)) == 1
+
+
+def test_a_port_that_is_taken_is_one_line(node, port):
+    with socket.create_server(("127.0.0.1", port + 1)):
+        command = node(0, "true")
+        assert command.wait() == 2
+        assert told(command) == [
+            f"infini-run: port {port + 1} for the link between the nodes: Address already in use"
+        ]
