@@ -198,6 +198,8 @@ class Agent:
                 },
             )
         )
+        import infini_run.node  # noqa: F401  it will be needed, and others are still on their way
+
         return options, command, environ
 
     def _refuse(self, error: InfiniRunError) -> None:
@@ -459,4 +461,4 @@ def _token(path: str) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # the interpreter's own end has nothing to do here

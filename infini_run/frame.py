@@ -6,7 +6,6 @@ carries any text that an environment or a file name can hold (surrogateescape), 
 
 from __future__ import annotations
 
-import json
 from struct import Struct
 
 from infini_run.errors import LinkError
@@ -37,11 +36,15 @@ def pack(kind: bytes, payload: bytes = b"") -> bytes:
 
 def pack_json(kind: bytes, content: object) -> bytes:
     """One frame of plain types."""
+    import json  # 8 ms, during which an ssh that was started before gets on
+
     return pack(kind, json.dumps(content, separators=(",", ":")).encode())
 
 
 def unpack_json(payload: bytes) -> Any:
     """The plain types of a payload. Raises LinkError."""
+    import json
+
     try:
         return json.loads(payload)
     except ValueError:

@@ -8,7 +8,6 @@ is none of ours.
 
 from __future__ import annotations
 
-import hmac
 import os
 
 from infini_run.errors import LinkError
@@ -141,7 +140,7 @@ class Handshake:
             self._theirs = payload
             if not self._is_head:  # who dials proves it first: the head tells a stranger nothing
                 self._wire.send(pack(PROOF, self._proof(is_head=False)))
-        elif kind == PROOF and self._theirs and hmac.compare_digest(payload, self._proof(is_head=not self._is_head)):
+        elif kind == PROOF and self._theirs and self._is_proof(payload):
             if self._is_head:
                 self._wire.send(pack(PROOF, self._proof(is_head=True)))
             self._wire.let_in()
@@ -151,10 +150,17 @@ class Handshake:
         else:
             raise LinkError("what came over the link is not what infini-run sends")
 
+    def _is_proof(self, payload: bytes) -> bool:
+        from hmac import compare_digest
+
+        return compare_digest(payload, self._proof(is_head=not self._is_head))
+
     def _proof(self, *, is_head: bool) -> bytes:
+        from hmac import digest  # with hashlib 5 ms, which a link over ssh's own pipes does not need
+
         head, agent = (self._ours, self._theirs) if self._is_head else (self._theirs, self._ours)
         who = b"head" if is_head else b"agent"
-        return hmac.digest(self._token, who + head + agent, "sha256")
+        return digest(self._token, who + head + agent, "sha256")
 
 
 def socket_wire(connection: object) -> Wire:

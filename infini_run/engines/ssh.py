@@ -7,8 +7,6 @@ MaxStartups, which refuses connections at random when many come at once.
 
 from __future__ import annotations
 
-from shlex import join
-
 from infini_run.engines import Client, Contact, agent_words
 
 TYPE_CHECKING = False
@@ -42,8 +40,13 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     words = ["ssh", *(("-F", options.ssh_config) if options.ssh_config else ()), "-T", "-x"]
     for option in _OPTIONS:
         words += ["-o", option]
-    remote = f"exec {join(agent_words(options, contact))}"
+    remote = " ".join(["exec", *map(_quoted, agent_words(options, contact))])
     return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+
+
+def _quoted(word: str) -> str:
+    """For whatever shell is there; as shlex, whose import costs 5 ms, has it."""
+    return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
 def explain(host: str, code: int, words: str) -> str:

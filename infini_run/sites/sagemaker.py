@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import json
-
 from infini_run.errors import UsageError
 from infini_run.hostlist import Host, quoted
 from infini_run.site import Site, Surroundings
@@ -49,6 +47,8 @@ def _site(around: Surroundings, names: object, current: object, origin: str) -> 
 
 def _loaded(text: str, origin: str) -> object:
     try:
+        import json
+
         return json.loads(text)
     except (ValueError, RecursionError):
         raise UsageError(f"{origin}={quoted(text)}: JSON is expected") from None
