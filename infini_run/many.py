@@ -62,9 +62,9 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     Raises UsageError before anything was started.
     """
     if options.report:
-        from infini_run.files import check_report
+        from infini_run.files import check_target
 
-        check_report(options.report)
+        check_target("report", options.report)
     _fill_stdio()
     signals = Signals()
     head = Head(options, roster, environ=environ, say=lambda text: say(f"infini-run: {printable(text)}"))

@@ -1,0 +1,107 @@
+"""What every bed of several nodes is made of: its packages, ports of its own, and an end that comes whatever happens."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, is_alive, processes, until
+
+BEDS = Path(__file__).parent / "beds"
+AS_CASE = "TEST_CASE"  # a variable that marks one launch: what carries it, on whichever node, came from there
+
+
+def need(*packages: str) -> None:
+    """Skip where they are not there and we cannot install them; under CI that is an error."""
+    made = subprocess.run([BEDS / "install.sh", *packages], capture_output=True, text=True, check=False)
+    if made.returncode:
+        give_up(f"{' '.join(packages)}: {made.stderr.strip()[-300:]}")
+
+
+def give_up(reason: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody has, below those that the kernel gives out by itself."""
+    while True:
+        first = random.randrange(12000, 32000)
+        try:
+            for port in range(first, first + count):
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+        except OSError:
+            continue
+        return first
+
+
+class Bed:
+    """A bed of `script`, started. It is stopped when we close it, and when we die: the keeper reads a pipe of ours."""
+
+    def __init__(self, script: str, *words: str, **settings: str) -> None:
+        self.folder = tempfile.mkdtemp(prefix="bed-")
+        self._script = str(BEDS / script)
+        self._env = {**os.environ, **settings}
+        made = self.call("start", *words)
+        self._keeper = subprocess.Popen(
+            ["sh", "-c", 'trap "" INT TERM HUP; read _; "$0" stop "$1" >/dev/null 2>&1', self._script, self.folder],
+            stdin=subprocess.PIPE,
+            env=self._env,
+            start_new_session=True,
+        )
+        if made.returncode:
+            self.close()
+            give_up(f"{script} does not start: {(made.stdout + made.stderr).strip()[-1000:]}")
+
+    def call(self, word: str, *words: str) -> subprocess.CompletedProcess[str]:
+        # its daemons keep what they inherit: a pipe of ours would never end
+        with tempfile.TemporaryFile("w+") as said:
+            made = subprocess.run(
+                [self._script, word, self.folder, *words],
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, text=True, check=False, env=self._env,
+            )  # fmt: skip
+            said.seek(0)
+            return subprocess.CompletedProcess(made.args, made.returncode, said.read(), "")
+
+    def close(self) -> None:
+        self._keeper.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Case:
+    """One launch, marked by a variable that all of it inherits."""
+
+    def __init__(self) -> None:
+        self.env = {AS_CASE: os.urandom(6).hex()}
+        self._mark = f"{AS_CASE}={self.env[AS_CASE]}".encode()
+
+    def alive(self) -> dict[int, str]:
+        """What is left of it, on all nodes."""
+        found = {}
+        for pid, (_, state, name) in processes().items():
+            try:
+                strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if state not in "ZX" and self._mark in strings:
+                found[pid] = name
+        return found
+
+    def end(self) -> None:
+        """Nothing of it is left anywhere, or will be in a moment."""
+        until(lambda: not self.alive(), LIMIT_S)
+
+    def clear(self) -> None:
+        """SIGKILL to what a broken test has left."""
+        for pid in self.alive():
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)

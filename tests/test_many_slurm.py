@@ -1,0 +1,372 @@
+"""--engine=slurm on a real Slurm of four nodes (tests/beds/slurm.sh): salloc, sbatch, srun, and every way to end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from bed import Bed, Case, free_ports, give_up, need
+from conftest import COMMAND, OURS, until
+
+# a rank that ends a second after TERM, with a stray in a session of its own
+SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
+HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
+SAY = 'echo "is $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $SLURMD_NODENAME at $MASTER_ADDR:$MASTER_PORT"'
+
+
+class Slurm(Bed):
+    """Slurm with so many nodes; `env` has what its commands need."""
+
+    def __init__(self, nodes: int = 4, proctrack: str = "linuxproc") -> None:
+        port = str(free_ports(nodes + 1))
+        super().__init__("slurm.sh", str(nodes), "2", SLURM_TB_PORT=port, SLURM_TB_PROCTRACK=proctrack)
+        self.nodes = nodes
+        self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
+
+    def ask(self, *words: str) -> str:
+        return subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, check=True).stdout
+
+    def settle(self) -> None:
+        """Every node is up, and no job is left."""
+        until(lambda: not self.ask("squeue", "-h") and self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == f"{self.nodes}\n")
+
+
+class Allocation:
+    """An salloc that lives as long as we want, and the environment that its shell has."""
+
+    def __init__(self, slurm: Slurm, *words: str) -> None:
+        shell = "env -0; echo END; read _"
+        self.process = subprocess.Popen(
+            ["salloc", "-Q", *words, "sh", "-c", shell],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **slurm.env},
+        )  # fmt: skip
+        said = b""
+        while not said.endswith(b"END\n"):
+            piece = os.read(self.process.stdout.fileno(), 65536)
+            assert piece, self.process.stderr.read()
+            said += piece
+        self.env = dict(os.fsdecode(word).split("=", 1) for word in said.split(b"\0")[:-1])
+        self.job = self.env["SLURM_JOB_ID"]
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture(scope="session", params=["linuxproc", "cgroup"])
+def tracked(request):
+    """Both ways in which Slurm knows what belongs to a step: `cgroup` is what clusters have."""
+    if request.param == "linuxproc":
+        yield request.getfixturevalue("slurm")
+        return
+    if os.geteuid() != 0 or not os.path.isdir("/sys/fs/cgroup/freezer"):
+        pytest.skip("proctrack/cgroup of this Slurm needs root and the freezer of cgroup v1")
+    need("slurm-wlm", "munge")
+    bed = Slurm(nodes=4, proctrack="cgroup")
+    yield bed
+    bed.close()
+
+
+@pytest.fixture(scope="session")
+def slurm():
+    need("slurm-wlm", "munge")
+    bed = Slurm()
+    yield bed
+    bed.close()
+
+
+@pytest.fixture(scope="session")
+def four(slurm):
+    """Four nodes, as salloc gives them."""
+    allocation = Allocation(slurm, "-N4")
+    yield allocation
+    allocation.close()
+
+
+@pytest.fixture
+def case():
+    case = Case()
+    yield case
+    case.clear()
+
+
+@pytest.fixture
+def run(infini_run, four, case):
+    """`infini-run --engine=slurm` in the allocation of four nodes."""
+
+    def start(*words, engine="slurm", env=None, **kwargs):
+        environ = {**(env or four.env), **case.env, "=".join(OURS[:1]): OURS[1]}
+        kwargs.setdefault("cwd", "/tmp")
+        return infini_run(f"--engine={engine}", *words, env=environ, **kwargs)
+
+    return start
+
+
+def said(command):
+    """What the ranks said of themselves: {rank: the other words}."""
+    lines = [line.split("is ", 1)[1].split() for line in command.out.decode().splitlines() if "is " in line]
+    return {int(words[0]): words[1:] for words in lines}
+
+
+def check_ranks(found, nodes=4, each=2, first=1):
+    world = nodes * each
+    assert sorted(found) == list(range(world))
+    assert len({words[6] for words in found.values()}) == 1, "all meet at one place"
+    for rank, words in found.items():
+        node, local = divmod(rank, each)
+        assert words[:5] == [str(world), str(local), str(each), str(node), f"node{node + first}"]
+
+
+def read_up(command, count=8):
+    while command.out.count(b"up\n") < count:
+        command.read_more()
+
+
+def left(slurm, job):
+    """Steps that Slurm knows of, but the batch script's and the shell's own."""
+    rows = slurm.ask("squeue", "-h", "-s", "-j", job, "-o", "%i").split()
+    return [row for row in rows if row.rpartition(".")[2].isdecimal()]
+
+
+# ---- who is who
+
+
+@pytest.mark.parametrize("engine", ["slurm", "auto"])
+def test_in_salloc_every_rank_is_on_its_node(run, case, engine):
+    command = run("--nproc_per_node=2", "sh", "-c", SAY, engine=engine)
+    assert command.wait() == 0, command.err
+    check_ranks(said(command))
+    assert command.err == b""
+    case.end()
+
+
+@pytest.mark.parametrize("engine", ["slurm", "auto"])
+def test_in_a_batch_script_with_a_shape_of_its_own_every_rank_is_on_its_node(slurm, case, tmp_path, engine):
+    """SLURM_NTASKS, SLURM_CPUS_PER_TASK and the like are the script's, not the launch's."""
+    words = shlex.join([*COMMAND, f"--engine={engine}", "--nproc_per_node=2", "sh", "-c", SAY])
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nenv | grep SLURM_NTASKS= >&2\nexec {words}\n")
+    shape = ["-N4", "--ntasks-per-node=3", "--cpus-per-task=2", "--distribution=cyclic", "-D", "/tmp"]
+    env = {**os.environ, **slurm.env, **case.env}
+    out = [f"--output={tmp_path}/out", f"--error={tmp_path}/err"]
+    subprocess.run(["sbatch", "-Q", "--wait", *shape, *out, script], env=env, check=True)
+    assert (tmp_path / "err").read_text() == "SLURM_NTASKS=12\n"
+    found = {int(line.split()[2]): line.split()[3:] for line in (tmp_path / "out").read_text().splitlines()}
+    check_ranks(found)
+    case.end()
+
+
+def srun(slurm, case, *words, **kwargs):
+    env = {**os.environ, **slurm.env, **case.env}
+    return subprocess.run(["srun", "-Q", *words], env=env, cwd="/tmp", capture_output=True, text=True, check=False, **kwargs)
+
+
+def test_as_the_task_of_a_node_it_is_the_nodes_launcher(slurm, case):
+    words = [*COMMAND, "--engine=auto", "--nproc_per_node=2", "sh", "-c", SAY]
+    made = srun(slurm, case, "-N4", "--ntasks-per-node=1", *words)
+    assert made.returncode == 0, made.stderr
+    check_ranks({int(line.split()[1]): line.split()[2:] for line in made.stdout.splitlines()})
+    case.end()
+
+
+def test_as_one_task_of_several_it_becomes_the_rank(slurm, case):
+    made = srun(slurm, case, "-N4", "--ntasks-per-node=2", *COMMAND, "--engine=auto", "sh", "-c", SAY)
+    assert made.returncode == 0, made.stderr
+    check_ranks({int(line.split()[1]): line.split()[2:] for line in made.stdout.splitlines()})
+    case.end()
+
+
+def test_nnodes_takes_the_first_nodes_of_the_allocation(run, case):
+    command = run("--nnodes=2", "--nproc_per_node=2", "sh", "-c", SAY)
+    assert command.wait() == 0, command.err
+    check_ranks(said(command), nodes=2)
+    case.end()
+
+
+def test_output_of_all_nodes_is_whole(run, case):
+    lines, width = 300, 200
+    script = f'i=0; while [ $i -lt {lines} ]; do printf "%d %d %0{width}d\\n" $RANK $i 0; i=$((i+1)); done'
+    command = run("--nproc_per_node=4", "sh", "-c", script)
+    assert command.wait() == 0, command.err
+    rows = [line.split() for line in command.out.decode().splitlines()]
+    assert len(rows) == 16 * lines
+    for rank in range(16):
+        mine = [row for row in rows if row[1] == str(rank)]
+        assert [int(row[2]) for row in mine] == list(range(lines))
+        assert {(row[0], row[3]) for row in mine} == {(f"[node{rank // 4 + 1}:{rank}]", "0" * width)}
+    case.end()
+
+
+# ---- how it ends
+
+
+def test_a_failure_on_one_node_ends_all_and_is_told_once(run, case, slurm, four):
+    script = '[ $RANK = 5 ] || { echo up; exec sleep 1000; }; echo up; sleep 0.3; echo "loss is nan" >&2; exit 7'
+    command = run("--nproc_per_node=2", "sh", "-c", script)
+    assert command.wait() == 7
+    case.end()
+    text = command.err.decode()
+    assert text.count("failed") == 1
+    assert "rank 5 on node3 failed: exit code 7" in text
+    assert "7 others were stopped" in text
+    until(lambda: not left(slurm, four.job))
+
+
+def test_ranks_get_their_grace_and_srun_no_signal(tracked, run, case):
+    """TERM to srun is SIGKILL to its step: a rank that takes a second to end would not live to say so."""
+    allocation = Allocation(tracked, "-N4")
+    command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env)
+    read_up(command)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert command.out.count(b"graceful") == 8
+    case.end()
+    allocation.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_twice_it_kills_at_once(run, case, number):
+    command = run("--grace=1000", "--nproc_per_node=2", "sh", "-c", HARD)
+    read_up(command)
+    command.signal(number)
+    command.read_error_until(b"stopping")
+    command.signal(number)
+    assert command.wait() == 128 + number
+    case.end()
+
+
+def test_a_killed_head_leaves_nothing_anywhere(tracked, run, case):
+    allocation = Allocation(tracked, "-N4")
+    command = run("--grace=1000", "--nproc_per_node=2", "sh", "-c", HARD, env=allocation.env)
+    read_up(command)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    case.end()
+    until(lambda: not left(tracked, allocation.job))
+    allocation.close()
+
+
+def test_a_node_that_dies_is_named_and_ends_the_job(slurm, run, case):
+    allocation = Allocation(slurm, "-N4", "--no-kill")
+    command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env)
+    read_up(command)
+    slurm.call("node-down", "3")
+    try:
+        assert command.wait() == 1
+        case.end()
+    finally:
+        slurm.call("node-up", "3")
+        allocation.close()
+    assert b"node 2 (node3) was lost" in command.err
+    assert command.err.count(b"was lost") == 1
+
+
+def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
+    """Its node is told silent; what the Link cannot reach any more, scancel of the step does."""
+    command = run("--node_timeout=1", "--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000")
+    read_up(command, 4)
+    agents = [pid for pid in case.alive() if b"infini_run.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    here = [pid for pid in agents if b"SLURM_NODEID=2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
+    here = [pid for pid in here if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
+    os.kill(here[0], signal.SIGSTOP)
+    assert command.wait() == 1
+    assert b"node 2 (node3) was lost: nothing was heard of it for 1 s" in command.err
+    case.end()
+    until(lambda: not left(slurm, four.job))
+
+
+def test_scancel_of_the_job_ends_it_with_its_grace(tracked, case, tmp_path):
+    words = shlex.join([*COMMAND, "--engine=slurm", "--nproc_per_node=2", "sh", "-c", SLOW])
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\nexec {words}\n")
+    env = {**os.environ, **tracked.env, **case.env}
+    out = tmp_path / "out"
+    made = subprocess.run(
+        ["sbatch", "-N4", "-D", "/tmp", "--parsable", f"--output={out}", script],
+        env=env, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    until(lambda: out.exists() and out.read_text().count("up\n") == 8)
+    tracked.ask("scancel", made.stdout.strip())
+    case.end()
+    assert len({line for line in out.read_text().splitlines() if line.endswith("graceful")}) == 8
+    assert out.read_text().count("stopping") == 1
+
+
+# ---- what cannot be
+
+
+def test_without_an_allocation_one_line_says_so(run, slurm):
+    command = run("true", env={**os.environ, **slurm.env})
+    assert command.wait() == 2
+    assert command.err == (
+        b"infini-run: --engine=slurm: there is no allocation here; salloc -N2, or sbatch gives one\n"
+    )
+
+
+def test_an_allocation_without_nodes_is_one_line(run, four):
+    command = run("true", env={**four.env, "SLURM_JOB_NODELIST": "", "SLURM_JOB_NUM_NODES": ""})
+    assert command.wait() == 2
+    assert command.err == (
+        f"infini-run: --engine=slurm: slurm job {four.job} has no host in its allocation\n".encode()
+    )
+
+
+def test_more_nodes_than_the_allocation_has_are_refused(run, four):
+    command = run("--nnodes=5", "true")
+    assert command.wait() == 2
+    assert command.err == b"infini-run: --nnodes=5, but SLURM_JOB_NODELIST=node[1-4] is 4 hosts\n"
+
+
+def test_srun_that_is_not_there_is_one_line(run, four, tmp_path):
+    command = run("true", env={**four.env, "PATH": str(tmp_path)})
+    assert command.wait() == 127
+    assert command.err == b"infini-run: srun is not on PATH: --engine needs it\n"
+
+
+def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
+    command = run("--remote_python=/no/such", "true")
+    assert command.wait() == 1
+    assert b"/no/such" in command.err
+    assert b"--remote_python" in command.err
+    assert command.err.count(b"\n") == 1
+    case.end()
+
+
+# ---- a real training program
+
+
+@pytest.mark.torch
+def test_two_nodes_train_together(run, case, tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "train.py"
+    program.write_text(DDP)
+    command = run("--nnodes=2", "--nproc_per_node=2", str(program))
+    assert command.wait() == 0, command.err
+    sums = {line.split()[-1] for line in command.out.decode().splitlines() if "loss" in line}
+    assert len(sums) == 1, command.out
+    case.end()
+
+
+DDP = """
+import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+step = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+for _ in range(5):
+    step.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    loss.backward()
+    step.step()
+total = sum(parameter.sum() for parameter in model.parameters())
+assert dist.get_world_size() == 4
+print("loss", f"{total.item():.6f}", flush=True)
+dist.destroy_process_group()
+"""
