@@ -105,10 +105,11 @@ class Agent:
     own: where the same command was given on every node, what this one was given; the head says only who comes when.
     """
 
-    def __init__(self, wire: Wire, node: int, own: Options | None = None) -> None:
+    def __init__(self, wire: Wire, node: int, own: Options | None = None, told: Sequence[str] = ()) -> None:
         self._wire = wire
         self._node = node
         self._own = own
+        self._about = list(told)  # what the engine asked us to say
         self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
         self._handshake: Handshake | None = None
@@ -195,6 +196,7 @@ class Agent:
                     "nproc": node.nproc,
                     "port": free_port(),
                     "address": _own_address(),
+                    "told": self._about,
                 },
             )
         )
@@ -218,7 +220,7 @@ class Agent:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
         self._told_failure = False
-        run = NodeRun(plan, options, environ=environ, entry=self._entry, cwd=self._cwd, say=_say)
+        run = NodeRun(plan, options, environ=environ, entry=self._entry, cwd=self._cwd, say=_say, has_head=True)
         run.start()
         self._run = run
         settle_entry()
@@ -439,12 +441,13 @@ def main(argv: Sequence[str]) -> int:
     """Be the agent that the words say; return its exit code."""
     options = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
     node = options.get("node", "-1")
+    told = [os.environ.get(name, "") for name in options.get("tell", "").split(",") if name]
     index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
     try:
         if "link" in options:
             from infini_run.dial import dial
 
-            return Agent(dial(options["link"]), index).serve(_token(options.get("token_file", "")))
+            return Agent(dial(options["link"]), index, told=told).serve(_token(options.get("token_file", "")))
         wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
         wire.send(OPENING)
         return Agent(wire, index).serve(None)

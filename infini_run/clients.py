@@ -9,6 +9,7 @@ import time
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 from functools import partial
 
+from infini_run.engines import Client
 from infini_run.errors import ProgramMissing
 from infini_run.group import PIPE, Group, Spec, debug_flags
 from infini_run.link import Wire
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Client, Engine
+    from infini_run.engines import Engine
     from infini_run.poller import Poller
 
 _TRIES = 5
@@ -137,13 +138,22 @@ class Clients:
             os.close(null)
             if theirs is not None:
                 theirs.close()
-        nodes = set(client.nodes or range(self._nodes))
+        nodes = set(client.nodes or range(self._nodes)) if tries < _TRIES else set()
         running = _Running(client, tries, group, nodes)
-        self._running[running] = self._reaching[running] = None
+        self._running[running] = None
+        if nodes:
+            self._reaching[running] = None
         for node in nodes:
             self._of_node.setdefault(node, []).append(running)
         self._poller.watch(group.fileno(), READ, partial(self._step, running))
         return None if ours is None else Wire(fd := ours.detach(), fd, awaits_opening=True)
+
+    def add_ending(self, argv: Sequence[str]) -> None:
+        """The engine's command that ends what was left: its own end is waited for as that of all."""
+        if argv and _find(argv[0], self._environ.get("PATH", os.defpath)):
+            wire = self._start(Client(argv=tuple(argv), nodes=()), _TRIES)
+            if wire is not None:
+                wire.close()
 
     def take_ended(self) -> list[Ended]:
         """Those that have ended since the last call."""
@@ -158,7 +168,8 @@ class Clients:
                 running.code, running.words = 1, os.strerror(event.signal)
         if running.group.ended:
             words = running.words or running.group.tail(0).decode("utf-8", "replace")
-            self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
+            if running.tries < _TRIES:  # what ends others (add_ending) has no nodes to tell of
+                self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
             self._close(running)
 
     def _close(self, running: _Running) -> None:

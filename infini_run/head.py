@@ -76,6 +76,7 @@ class Head:
         self.error: InfiniRunError | None = None  # why the job ended, where it was not a rank
         self.ended = False
         self._told = 0
+        self._told_here = False
         self._notices: list[str] = []
         self._start_s = time.time()
         self._nproc = 0
@@ -93,6 +94,7 @@ class Head:
         self._next_beat_s = now_s
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
+        self._is_last_resort = False
 
     # ---- starting
 
@@ -283,15 +285,17 @@ class Head:
         self._fleet.send_all(pack_json(frame.SIGNAL, {"signal": number}), "running")
 
     def tell(self, number: int, by: str = "") -> None:
-        """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not."""
+        """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not. A
+        scheduler that ends a job tells every agent, and us: for us that is the first time."""
         name, where = signal_name(number), f" on {by}" if by else ""
+        was_told, self._told_here = self._told_here, self._told_here or not by
         if not self._told:
             self._told = number
             grace = f"{self._options.grace_s:g} s"
             self._say(f"{name}{where}: stopping; SIGKILL in {grace}, or at once when told again")
             self.stop(number if number in (_INT, _QUIT) else 0)
             self._reader_end_s = time.monotonic() + _READER_S
-        elif not by:
+        elif was_told and not by:
             self._reader_end_s = time.monotonic()
             self._say(f"{name} again: killing what is left")
             self.kill()
@@ -388,6 +392,9 @@ class Head:
             exit_code = self.exit_code
             self._fleet.send_all(pack_json(frame.BYE, {"exit_code": exit_code}))
             self._clients.give_up()
+        if now_s >= self._end_s and self._clients.are_alive and not self._is_last_resort:
+            self._is_last_resort, self._end_s = True, now_s + _END_S
+            self._clients.add_ending(self._engine.ending([peer.hello for peer in self.peers if peer.hello]))
         if self._clients.are_alive and now_s < self._end_s:
             return
         if self._reader_end_s == float("inf") and not self._outlets.are_done and now_s >= self._next_said_s:

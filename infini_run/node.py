@@ -35,7 +35,7 @@ class NodeRun:
 
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
     to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
-    None: where we are. heading: a line for the logs.
+    None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class NodeRun:
         say: Callable[[str], None] | None = None,
         heading: str = "",
         seeing: Seeing | None = None,
+        has_head: bool = False,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -58,6 +59,7 @@ class NodeRun:
         self._say = say
         self._heading = heading
         self._seeing = seeing
+        self._has_head = has_head
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._scratch = Scratch()
@@ -235,6 +237,8 @@ class NodeRun:
             self._history.append(event)
             return
         text = self.outcome.note(event)
+        if self._has_head and event.kind == "told":
+            return
         if text or self.options.verbose:
             self._tell(text or self._described(event))
         if event.kind == "ended" and self.group.unsaid:

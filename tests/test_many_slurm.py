@@ -28,11 +28,18 @@ class Slurm(Bed):
         self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 
     def ask(self, *words: str) -> str:
-        return subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            words, env={**os.environ, **self.env}, capture_output=True, text=True, check=True
+        ).stdout
 
     def settle(self) -> None:
         """Every node is up, and no job is left."""
-        until(lambda: not self.ask("squeue", "-h") and self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == f"{self.nodes}\n")
+        until(
+            lambda: (
+                not self.ask("squeue", "-h")
+                and self.ask("sinfo", "-h", "-t", "idle", "-o", "%D") == f"{self.nodes}\n"
+            )
+        )
 
 
 class Allocation:
@@ -161,7 +168,9 @@ def test_in_a_batch_script_with_a_shape_of_its_own_every_rank_is_on_its_node(slu
 
 def srun(slurm, case, *words, **kwargs):
     env = {**os.environ, **slurm.env, **case.env}
-    return subprocess.run(["srun", "-Q", *words], env=env, cwd="/tmp", capture_output=True, text=True, check=False, **kwargs)
+    return subprocess.run(
+        ["srun", "-Q", *words], env=env, cwd="/tmp", capture_output=True, text=True, check=False, **kwargs
+    )
 
 
 def test_as_the_task_of_a_node_it_is_the_nodes_launcher(slurm, case):
@@ -291,7 +300,7 @@ def test_scancel_of_the_job_ends_it_with_its_grace(tracked, case, tmp_path):
     until(lambda: out.exists() and out.read_text().count("up\n") == 8)
     tracked.ask("scancel", made.stdout.strip())
     case.end()
-    assert len({line for line in out.read_text().splitlines() if line.endswith("graceful")}) == 8
+    assert len({line for line in out.read_text().splitlines() if line.endswith("graceful")}) == 8, out.read_text()
     assert out.read_text().count("stopping") == 1
 
 

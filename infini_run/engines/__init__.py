@@ -11,7 +11,7 @@ from infini_run.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
         def explain(self, host: str, code: int, words: str) -> str:
             """Why the command ended before its agent had said anything, and what to do about it."""
+
+        def ending(self, hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+            """The command that ends what agents have left, when they do not end: they may be stopped, or beyond
+            reach. hellos: what they said of themselves. Empty: the clients' own end is all that there is."""
 
         def is_passing(self, code: int, words: str) -> bool:
             """Whether the same command may well succeed a moment later."""
@@ -65,8 +69,9 @@ def find_engine(name: str) -> Engine:
     return engine
 
 
-def agent_words(options: Options, contact: Contact, node: str = "") -> list[str]:
-    """What runs on the other node: the same interpreter, or --remote_python."""
+def agent_words(options: Options, contact: Contact, node: str = "", tell: Sequence[str] = ()) -> list[str]:
+    """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
+    has it. tell: variables whose values its hello is to have."""
     import sys
 
     words = [options.remote_python or sys.executable, "-m", "infini_run.agent"]
@@ -76,4 +81,6 @@ def agent_words(options: Options, contact: Contact, node: str = "") -> list[str]
         words.append(f"--token_file={contact.token_file}")
     if node:
         words.append(f"--node={node}")
+    if tell:
+        words.append(f"--tell={','.join(tell)}")
     return words

@@ -16,6 +16,7 @@ from infini_run.link import TOKEN
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -61,6 +62,11 @@ def explain(host: str, code: int, words: str) -> str:
     """mpirun's own last words."""
     said = [line.strip() for line in words.splitlines() if line.strip(" -\n")]
     return f"mpirun ended with {code}" + (f": {said[-1]}" if said else "")
+
+
+def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """mpirun's own end takes what it started with it."""
+    return []
 
 
 def is_passing(code: int, words: str) -> bool:

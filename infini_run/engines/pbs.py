@@ -12,6 +12,7 @@ from infini_run.engines import Client, Contact, agent_words
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -33,6 +34,11 @@ def explain(host: str, code: int, words: str) -> str:
     """pbs_tmrsh's own last words; what the agent wrote is in the job's files."""
     said = [line.strip() for line in words.splitlines() if line.strip()]
     return f"pbs_tmrsh ended with {code}" + (f": {said[-1]}" if said else "; the job's .e file may say why")
+
+
+def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A task that lives on ends with its job (qdel)."""
+    return []
 
 
 def is_passing(code: int, words: str) -> bool:

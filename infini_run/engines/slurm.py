@@ -1,7 +1,7 @@
 """Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. They dial.
 
 srun is never told to stop: SIGTERM to it is SIGKILL to the step, at once (srun(1), SIGNALS). The Link stops the
-ranks; srun ends when its agents have. What it inherits of the batch script's own shape (SLURM_NTASKS and the like)
+ranks; srun ends when its agents have, and where one does not (it was stopped), scancel of the step ends it. What it inherits of the batch script's own shape (SLURM_NTASKS and the like)
 is stated anew on its command line, which wins. Each agent's node rank is SLURM_NODEID.
 """
 
@@ -12,6 +12,7 @@ from infini_run.engines import Client, Contact, agent_words
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
+_NOT_THERE = ("execve()", "No module named")  # what the node says of an interpreter that it does not have
+_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
@@ -39,14 +42,22 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     ]
     if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
-    return [Client(argv=(*words, "--", *agent_words(options, contact, "SLURM_NODEID")), nodes=())]
+    return [Client(argv=(*words, "--", *agent_words(options, contact, "SLURM_NODEID", _STEP)), nodes=())]
 
 
 def explain(host: str, code: int, words: str) -> str:
     """srun's own last words."""
-    said = [line.strip() for line in words.splitlines() if line.strip()]
-    about = next((line for line in reversed(said) if host in line), said[-1] if said else "")
-    return f"srun ended with {code}" + (f": {about}" if about else "")
+    said = [line.strip() for line in words.splitlines() if line.strip() and "CANCELLED" not in line]
+    cause = next((line for line in said if any(text in line for text in _NOT_THERE)), "")
+    about = cause or next((line for line in reversed(said) if host in line), said[-1] if said else "")
+    hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
+    return f"srun ended with {code}" + (f": {about}" if about else "") + hint
+
+
+def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """scancel of the step, which is SIGKILL to all that is in it. Only an agent knows which step it is."""
+    steps = [hello["told"] for hello in hellos if len(hello.get("told", ())) == len(_STEP)]
+    return ["scancel", "--quiet", ".".join(steps[0])] if steps else []
 
 
 def is_passing(code: int, words: str) -> bool:

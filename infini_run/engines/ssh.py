@@ -12,6 +12,7 @@ from infini_run.engines import Client, Contact, agent_words
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from infini_run.hostlist import Host
     from infini_run.options import Options
@@ -55,6 +56,11 @@ def explain(host: str, code: int, words: str) -> str:
     hint = next((hint for text, hint in _HINTS if text in words), "")
     what = f"ssh ended with {code}" + (f": {said.strip()}" if said else "")
     return f"{what}; {hint.format(host=host)}" if hint else what
+
+
+def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """sshd ends what ran in a connection that is cut, where it listens; there is nothing else."""
+    return []
 
 
 def is_passing(code: int, words: str) -> bool:
