@@ -9,8 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bed import Bed, Case, free_ports, give_up, need
 from conftest import COMMAND, OURS, until
+
+from bed import Bed, Case, free_ports, need
 
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
