@@ -121,6 +121,7 @@ class Agent:
         self._paused = False  # the head itself is stopped (Ctrl-Z)
         self._told_failure = False
         self._lost = False
+        self._stop: int | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
 
     def serve(self, token: bytes | None) -> int:
@@ -220,10 +221,21 @@ class Agent:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
         self._told_failure = False
-        run = NodeRun(plan, options, environ=environ, entry=self._entry, cwd=self._cwd, say=_say, has_head=True)
+        run = NodeRun(
+            plan,
+            options,
+            environ=environ,
+            entry=self._entry,
+            cwd=self._cwd,
+            say=_say,
+            has_head=True,
+            heading=str(go["heading"]),
+        )
         run.start()
         self._run = run
         settle_entry()
+        if self._stop is not None:
+            run.stop(self._stop)
         while not run.ended:
             for event in run.poll(self._timeout_s(), also=(self._poller.fileno(),)):
                 self._follow(event)
@@ -250,6 +262,7 @@ class Agent:
             nnodes=int(go["nnodes"]),
             node_rank=int(go["node"]),
             nproc_per_node=int(go["nproc"]),
+            log_dir=os.path.join(self._cwd, options.log_dir) if options.log_dir else "",
             master_addr=str(go["master_addr"]),
             master_port=int(go["master_port"]),
         )
@@ -265,6 +278,10 @@ class Agent:
             error_dir=error_folder(options, launch_id, environ),
             lends_terminal=False,
         )
+        if go["restarts"]:
+            from infini_run.restart import renewed
+
+            plan = renewed(plan, launch_id=launch_id, master_port=options.master_port, restarts=int(go["restarts"]))
         return plan, options
 
     def _follow(self, event: Event) -> None:
@@ -356,13 +373,16 @@ class Agent:
             self._wire.send(pack(frame.BEAT))
         elif kind == frame.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
-        elif kind == frame.STOP and run is not None:
-            run.stop(int(unpack_json(payload)["signal"]))
+        elif kind == frame.STOP:
+            self._stop = int(unpack_json(payload)["signal"])
+            if run is not None:
+                run.stop(self._stop)
         elif kind == frame.KILL and run is not None:
             run.kill()
         elif kind == frame.SIGNAL and run is not None:
             self._signal(run, int(unpack_json(payload)["signal"]))
         elif kind in (frame.SPEC, frame.GO, frame.BYE):
+            self._stop = None  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
     def _signal(self, run: NodeRun, number: int) -> None:

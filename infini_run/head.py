@@ -25,6 +25,7 @@ from infini_run.peer import NEW, OVER
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, Poller
 from infini_run.record import replace
+from infini_run.repeat import Repeats
 from infini_run.report import Report, signal_name
 from infini_run.roster import Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
@@ -95,6 +96,7 @@ class Head:
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
         self._is_last_resort = False
+        self._repeats = Repeats(options)
 
     # ---- starting
 
@@ -166,7 +168,13 @@ class Head:
         self._feed.turn()
 
     def _timeout_s(self, asked_s: float | None) -> float | None:
-        due = [self._next_beat_s, self._stop_end_s, self._reader_end_s, self._clients.next_start_s]
+        due = [
+            self._repeats.due_s,
+            self._next_beat_s,
+            self._stop_end_s,
+            self._reader_end_s,
+            self._clients.next_start_s,
+        ]
         if self._lobby is not None:
             due.append(self._lobby.next_end_s)
         if self._is_joining:
@@ -245,10 +253,10 @@ class Head:
 
     def _lose(self, peer: Peer, reason: str) -> None:
         """It has gone: its ranks are lost, and so is the job."""
-        if peer.state == "done":  # it has said all that matters
+        if peer.state == "done" and not self._repeats.is_resting:  # it has said all that matters
             self._fleet.part(peer)
             return
-        was_running = peer.state == "running" or peer.was_running
+        was_running = peer.state in ("running", "done") or peer.was_running
         peer.was_running = was_running
         self._fleet.part(peer)
         what = "was lost" if was_running else "could not be reached"
@@ -312,7 +320,9 @@ class Head:
                 self._fail(error)
         if self._lobby is not None:
             self._lobby.expire(now_s)
-        if not self._stopping and self._fleet.census.count("joined") == self._fleet.census.total:
+        if (now_s >= self._repeats.due_s and not self._stopping) or (
+            not self._stopping and self._fleet.census.count("joined") == self._fleet.census.total
+        ):
             self._go()
         elif self._is_joining:
             self._wait_for_nodes(now_s)
@@ -342,7 +352,7 @@ class Head:
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
         for peer in self.peers:
-            if peer.state not in ("joined", "running"):
+            if peer.state not in ("joined", "running") and not (peer.state == "done" and self._repeats.is_resting):
                 continue
             if self._outlets.are_behind:  # we do not listen: what it says is on its way
                 peer.heard_s = now_s
@@ -368,8 +378,11 @@ class Head:
         if self._lobby is not None:
             self._lobby.remove_token()
         address, port = meeting(self._options, self.peers)
+        self._repeats.end_rest()
+        restarts = self._repeats.total
         for peer in self.peers:
             self._fleet.move(peer, "running")
+            peer.report, peer.failed_s = None, float("inf")
             content = {
                 "node": peer.index,
                 "nnodes": len(self.peers),
@@ -377,9 +390,25 @@ class Head:
                 "host": peer.name,
                 "master_addr": address,
                 "master_port": port,
-                "launch_id": self.launch_id,
+                "launch_id": f"{self.launch_id}.{restarts}" if restarts else self.launch_id,
+                "restarts": restarts,
+                "heading": self._repeats.heading,
             }
             self._fleet.send(peer, pack_json(frame.GO, content))
+
+    def _rests(self) -> bool:
+        """All nodes have ended: whether all ranks are to be started again, which a signal or a lost node ends."""
+        if self._repeats.is_resting:
+            if not self._stopping and not self._told and self.error is None:
+                return True
+            self._repeats.cut()
+        if self._told or self.error is not None or not self._options.max_restarts:
+            return False
+        line = self._repeats.decide(self._joint_report()) if self._fleet.census.count("lost") == 0 else ""
+        if line:
+            self._stopping, self._stop_end_s = False, float("inf")
+            self._say(line)
+        return bool(line)
 
     def _end(self, now_s: float) -> None:
         """When nothing of the job is left anywhere, agents are let go, and their commands have a moment to end."""
@@ -387,6 +416,8 @@ class Head:
         if not is_over and (not self._stopping or self._fleet.census.count("running")):
             return
         if self._end_s == float("inf"):
+            if is_over and self._rests():
+                return
             self._end_s, self._stop_end_s = now_s + _END_S, float("inf")
             self._next_said_s = now_s + _SAY_MISSING_S
             exit_code = self.exit_code
@@ -406,6 +437,10 @@ class Head:
 
     def report(self) -> Report:
         """How all of it ended: every node's ranks, the first failure of all."""
+        return self._repeats.add_to(self._joint_report())
+
+    def _joint_report(self) -> Report:
+        """Of the last attempt."""
         return join_reports(
             [(peer.report, peer.failed_s) for peer in self.peers if peer.report is not None],
             launch_id=self.launch_id,

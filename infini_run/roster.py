@@ -118,7 +118,7 @@ def options_of_agents(options: Options) -> Options:
     """What a node is told: its own part. Output is labelled where it meets that of others."""
     console = "prefix" if options.console == "inherit" else options.console
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "live": "off", "trace": ""}
-    return replace(options, console=console, max_restarts=0, **ours)
+    return replace(options, console=console, **ours)
 
 
 def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
