@@ -47,7 +47,7 @@ def unpack_json(payload: bytes) -> Any:
 
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise LinkError("what came over the link is not what infini-run sends") from None
 
 

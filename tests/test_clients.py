@@ -1,0 +1,112 @@
+"""The engine's commands through an ssh that is none: it runs what it is told here. For what needs many of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+
+import pytest
+from conftest import marked, until
+from hosts import agents
+
+FAKE = """#!/bin/sh
+# ssh -T -x -o X ... -- HOST COMMAND
+while [ "$1" != -- ]; do shift; done
+{before}
+exec sh -c "$3"
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, infini_run):
+    """Start the command with such an ssh; `before`: what it does first, with the host as $2."""
+
+    def start(*words, before=":"):
+        ssh = tmp_path / "bin" / "ssh"
+        ssh.parent.mkdir(exist_ok=True)
+        ssh.write_text(FAKE.format(before=before))
+        ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+        env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+        return infini_run("--engine=ssh", *words, env=env)
+
+    yield start
+    until(lambda: not agents(), 15)
+
+
+def test_more_nodes_than_are_reached_at_a_time(fake):
+    """A window of 64: the others come when these have."""
+    command = fake("--hosts=n[1-70]", "--nproc_per_node=1", "sh", "-c", "echo $WORLD_SIZE")
+    assert command.wait() == 0, command.err
+    assert sorted(command.out.splitlines()) == sorted(b"[n%d:%d] 70" % (rank + 1, rank) for rank in range(70))
+
+
+def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):
+    before = f"""[ -e "{tmp_path}/$2" ] || {{
+        touch "{tmp_path}/$2"; echo "kex_exchange_identification: Connection closed" >&2; exit 255; }}"""
+    command = fake("--hosts=a,b,c", "--nproc_per_node=1", "echo", "said", before=before)
+    assert command.wait() == 0, command.err
+    assert command.out.count(b"said") == 3
+    assert command.err == b""
+
+
+def test_it_is_not_tried_for_ever(fake, tmp_path):
+    before = f"""echo x >> "{tmp_path}/$2"; echo "Connection reset by peer" >&2; exit 255"""
+    command = fake("--hosts=a", "true", before=before)
+    assert command.wait() == 1
+    assert (tmp_path / "a").read_text().count("x") == 5
+    assert (
+        command.err == b"infini-run: node 0 (a) could not be reached: ssh ended with 255: Connection reset by peer\n"
+    )
+
+
+def test_what_would_fail_again_is_not_tried_again(fake, tmp_path):
+    before = f"""echo x >> "{tmp_path}/$2"; echo "Permission denied (publickey)." >&2; exit 255"""
+    command = fake("--hosts=a", "true", before=before)
+    assert command.wait() == 1
+    assert (tmp_path / "a").read_text().count("x") == 1
+
+
+def test_an_agent_that_talks_nonsense_is_a_lost_node(fake):
+    before = r"""[ "$2" = b ] && { printf '\0infini-run link 1\nGET / HTTP/1.1\r\n'; sleep 1000; }"""
+    command = fake("--hosts=a,b", "true", before=before)
+    assert command.wait() == 1
+    assert command.err == (
+        b"infini-run: node 1 (b) could not be reached: what came over the link is not what infini-run sends\n"
+    )
+
+
+@pytest.mark.parametrize("word", ["null", "[]", '{"host": 5}', '{"error": "x"}'])
+def test_an_agent_whose_words_are_not_ours_is_a_lost_node(fake, word):
+    size = "".join(f"\\\\{byte:03o}" for byte in len(word).to_bytes(4, "big"))
+    before = f"""[ "$2" = b ] && {{ printf '\\0infini-run link 1\\nA{size}%s' '{word}'; exec sleep 1000; }}"""
+    command = fake("--hosts=a,b", "true", before=before.replace("\\\\", "\\"))
+    assert command.wait() == 1
+    assert b"infini-run: node 1 (b) could not be reached: what" in command.err
+    assert command.err.count(b"\n") == 1
+
+
+def test_an_ssh_that_never_answers_is_ended_with_the_job(fake):
+    command = fake("--hosts=a,b", "--join_timeout=1", "true", before='[ "$2" = b ] && exec sleep 1000')
+    assert command.wait() == 1
+    assert b"1 of 2 nodes have not come within 1 s (--join_timeout): b" in command.err
+    assert marked() == {}
+
+
+def test_a_rank_of_stdin_that_is_none_is_refused(fake):
+    command = fake("--hosts=a,b", "--nproc_per_node=2", "--stdin=4", "true")
+    assert command.wait() == 2
+    assert command.err.count(b"\n") == 1
+    assert b"--stdin=4" in command.err
+
+
+def test_a_reader_that_never_reads_does_not_hold_a_stop(fake, bell):
+    """After a signal, for a second."""
+    command = fake("--hosts=a,b", "--grace=1", "sh", "-c", f"echo x > {bell.path}; exec cat /dev/zero")
+    bell.hear(2)
+    command.read_until(b"\0")
+    command.signal(signal.SIGTERM)
+    until(lambda: command.process.poll() is not None, 20)
+    command.wait()
+    assert command.process.returncode == 143
+    assert b"nobody reads our output" in command.err

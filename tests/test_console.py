@@ -1,0 +1,134 @@
+"""The head's streams: whole lines under any chunking; a reader that stops, closes or is a file blocks nobody."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from live import read_all
+
+from infini_run.console import Lines, Outlet, Source
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_lines_are_whole_and_nothing_is_lost(chunks):
+    lines = Lines()
+    whole = [lines.feed(chunk) for chunk in chunks]
+    assert all(piece == b"" or piece.endswith(b"\n") for piece in whole)
+    assert b"".join(chain(whole, [lines.end()])) == b"".join(chunks)
+    assert lines.end() == b""
+
+
+def test_a_line_without_end_is_passed_on_in_pieces():
+    lines = Lines()
+    assert lines.feed(b"x" * 65535) == b""
+    assert lines.feed(b"x") == b"x" * 65536
+    assert lines.feed(b"end\n") == b"end\n"
+
+
+def test_what_a_reader_does_not_take_is_kept():
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    outlet.write(b"x" * (1 << 20))
+    assert outlet.waiting > 0
+    os.close(writer)
+    taken = b""
+    while outlet.waiting:
+        taken += os.read(reader, 1 << 16)
+        outlet.flush()
+    outlet.close()
+    taken += read_all(reader)
+    assert taken == b"x" * (1 << 20)
+    os.close(reader)
+
+
+def test_the_stream_itself_still_blocks_for_others():
+    """Not to block is our own affair: the description that we share stays as it is."""
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    outlet.write(b"x")
+    assert os.get_blocking(writer)
+    outlet.close()
+    outlet.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_reader_that_has_gone_is_a_problem_and_no_error():
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    os.close(reader)
+    outlet.write(b"x")
+    assert isinstance(outlet.problem, BrokenPipeError)
+    outlet.write(b"y")
+    assert outlet.waiting == 0
+    outlet.close()
+    os.close(writer)
+
+
+def test_a_full_device_is_a_problem_and_no_error():
+    full = os.open("/dev/full", os.O_WRONLY)
+    outlet = Outlet(full)
+    outlet.write(b"x")
+    assert outlet.problem is not None
+    outlet.close()
+    os.close(full)
+
+
+def test_a_closed_stream_is_a_problem_and_no_error():
+    fd = os.open("/dev/null", os.O_WRONLY)
+    os.close(fd)
+    outlet = Outlet(fd)
+    assert outlet.problem is not None
+    outlet.write(b"x")
+    assert outlet.waiting == 0
+
+
+def test_a_file_is_written_where_its_owner_stands(tmp_path):
+    path = tmp_path / "file"
+    with path.open("wb", buffering=0) as file:
+        file.write(b"before ")
+        outlet = Outlet(file.fileno())
+        outlet.write(b"ours ")
+        file.write(b"after")
+        outlet.close()
+    assert path.read_bytes() == b"before ours after"
+
+
+def test_waiting_for_a_reader_can_be_given_up():
+    reader, writer = os.pipe()
+    outlet = Outlet(writer)
+    assert not outlet.give_up()
+    outlet.write(b"x" * (1 << 20))
+    assert outlet.give_up()
+    outlet.write(b"more")
+    assert outlet.waiting == 0
+    outlet.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_source_ends_once(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(b"words")
+    with path.open("rb") as file:
+        source = Source(file.fileno(), wanted=True)
+        assert source.never_waits
+        assert [source.read(), source.read(), source.read()] == [b"words", b"", None]
+        assert source.has_ended
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_source_that_is_closed_or_not_wanted_has_ended(wanted):
+    reader, writer = os.pipe()
+    if wanted:
+        os.close(reader)
+    source = Source(reader, wanted=wanted)
+    assert source.has_ended
+    assert source.read() is None
+    os.close(writer)
+    if not wanted:
+        os.close(reader)

@@ -1,0 +1,259 @@
+"""The Link over real sockets: who knows the token comes in, nobody else; nothing blocks, nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+import pytest
+from conftest import until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from infini_run import frame
+from infini_run.errors import LinkError
+from infini_run.frame import pack, pack_json
+from infini_run.link import OPENING, Handshake, Wire
+from infini_run.lobby import Lobby
+from infini_run.poller import Poller
+
+
+@pytest.fixture
+def wires():
+    """Two ends of one connection."""
+    ends = [Wire(fd := end.detach(), fd) for end in socket.socketpair()]
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def read(wire):
+    assert select.select([wire.fileno()], [], [], 10)[0], "nothing came"
+    return list(wire.read())
+
+
+def shake(head, agent, head_token=b"t", agent_token=b"t"):
+    hands = [Handshake(head, head_token, is_head=True), Handshake(agent, agent_token, is_head=False)]
+    while not all(hand.done for hand in hands):
+        for wire, hand in zip((head, agent), hands, strict=True):
+            if select.select([wire.fileno()], [], [], 0)[0]:
+                for kind, payload in wire.read():
+                    hand.take(kind, payload)
+    return hands
+
+
+def test_both_sides_know_the_token(wires):
+    shake(*wires)
+    wires[0].send(pack(frame.SPEC, b"x" * 1000))
+    assert read(wires[1]) == [(frame.SPEC, b"x" * 1000)]
+
+
+def test_an_agent_with_another_token_is_refused(wires):
+    with pytest.raises(LinkError, match="another token"):
+        shake(*wires, agent_token=b"other")
+
+
+def test_a_head_with_another_token_never_gets_in(wires):
+    """It refuses us; one that did not would have to prove itself."""
+    agent = Handshake(wires[1], b"t", is_head=False)
+    agent.take(frame.CHALLENGE, b"h" * 32)
+    with pytest.raises(LinkError, match="another token"):
+        agent.take(frame.PROOF, b"p" * 32)
+    assert not agent.done
+
+
+def test_what_was_said_before_proves_nothing_later(wires):
+    """All that an agent said, said again by somebody who heard it."""
+    head = Handshake(wires[0], b"t", is_head=True)
+    agent = Handshake(wires[1], b"t", is_head=False)
+    agent.take(frame.CHALLENGE, head._ours)
+    said = read(wires[0])
+    for kind, payload in said:
+        head.take(kind, payload)
+    assert head.done
+    again = Handshake(wires[0], b"t", is_head=True)
+    again.take(*said[0])
+    with pytest.raises(LinkError, match="another token"):
+        again.take(*said[1])
+
+
+def test_our_own_challenge_is_not_answered(wires):
+    """Else it would prove itself with what we say."""
+    head = Handshake(wires[0], b"t", is_head=True)
+    with pytest.raises(LinkError):
+        head.take(frame.CHALLENGE, head._ours)
+
+
+@pytest.mark.parametrize("kind", sorted(frame.KINDS - {frame.CHALLENGE, frame.PROOF}))
+def test_no_other_word_is_heard_before_the_proof(wires, kind):
+    with pytest.raises(LinkError):
+        Handshake(wires[0], b"t", is_head=True).take(kind, b"")
+
+
+def test_a_stranger_may_not_say_much(wires):
+    Handshake(wires[0], b"t", is_head=True)
+    wires[1].send(pack(frame.CHALLENGE, b"x" * 65))
+    with pytest.raises(LinkError):
+        read(wires[0])
+
+
+def test_what_finds_no_room_is_kept_and_comes_whole(wires):
+    size = 8 << 20
+    wires[0].send(pack(frame.OUT, b"a" * size))
+    assert wires[0].wants_write
+    assert wires[0].waiting > 0
+    wires[0].send(pack(frame.BEAT))
+    got = []
+    while len(got) < 2:
+        wires[0].flush()
+        got += read(wires[1])
+    assert [(kind, len(payload)) for kind, payload in got] == [(frame.OUT, size), (frame.BEAT, 0)]
+    assert not wires[0].wants_write
+
+
+def test_the_end_in_mid_frame_is_told(wires):
+    os.write(wires[1].fileno(), pack(frame.OUT, b"half")[:7])
+    wires[1].close()
+    assert read(wires[0]) == []
+    with pytest.raises(LinkError, match="mid-frame"):
+        read(wires[0])
+    assert wires[0].has_ended
+
+
+def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
+    wires[1].close()
+    wires[0].send(pack(frame.BEAT))
+    wires[0].send(pack(frame.BEAT))
+    assert read(wires[0]) == []
+    assert wires[0].has_ended
+    wires[0].close()
+    wires[0].close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(st.binary(max_size=300), st.integers(1, 40))
+def test_noise_before_the_opening_is_none_of_ours(noise, size):
+    ours, theirs = socket.socketpair()
+    wire = Wire(fd := ours.detach(), fd, awaits_opening=True)
+    try:
+        data = noise.replace(OPENING, b"") + OPENING + pack(frame.BEAT)
+        got = []
+        for at in range(0, len(data), size):
+            theirs.send(data[at : at + size])
+            got += read(wire)
+        assert got == [(frame.BEAT, b"")]
+        assert wire.noise == ""
+    finally:
+        wire.close()
+        theirs.close()
+
+
+def test_noise_without_end_is_refused():
+    ours, theirs = socket.socketpair()
+    wire = Wire(fd := ours.detach(), fd, awaits_opening=True)
+    theirs.setblocking(False)
+    try:
+        for _ in range(10):
+            theirs.send(b"x" * 100_000)
+            assert read(wire) == []
+        theirs.send(b"x" * 100_000)
+        with pytest.raises(LinkError, match="what prints it"):
+            read(wire)
+    finally:
+        wire.close()
+        theirs.close()
+
+
+# ---- who dials
+
+
+@pytest.fixture
+def lobby():
+    poller, admitted, notices = Poller(), [], []
+    lobby = Lobby("t", 2, poller, lambda wire, node: admitted.append((wire, node)), notices.append)
+    target = lobby.open(0)
+    lobby.port = int(target.rpartition(":")[2])
+    lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices
+    yield lobby
+    for wire, _ in admitted:
+        wire.close()
+    lobby.close()
+    lobby.close()
+    poller.close()
+
+
+def dial(lobby):
+    end = socket.create_connection(("127.0.0.1", lobby.port))
+    return Wire(fd := end.detach(), fd)
+
+
+def test_who_knows_the_token_is_admitted(lobby):
+    wire = dial(lobby)
+    hand = Handshake(wire, b"t", is_head=False)
+    while not hand.done:
+        lobby.poll(0.01)
+        if select.select([wire.fileno()], [], [], 0)[0]:
+            for kind, payload in wire.read():
+                hand.take(kind, payload)
+    wire.send(pack_json(frame.NAME, {"node": 1}))
+    until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
+    assert lobby.admitted[0][1] == 1
+    assert lobby.notices == []
+    wire.close()
+
+
+@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b"{"])
+def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
+    wire = dial(lobby)
+    hand = Handshake(wire, b"t", is_head=False)
+    while not hand.done:
+        lobby.poll(0.01)
+        if select.select([wire.fileno()], [], [], 0)[0]:
+            for kind, payload in wire.read():
+                hand.take(kind, payload)
+    wire.send(pack(frame.NAME, name))
+    until(lambda: (lobby.poll(0.01), lobby.notices)[1])
+    assert lobby.admitted == []
+    wire.close()
+
+
+def test_strangers_are_let_go_and_told_of_a_few_times(lobby):
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", lobby.port)) as scan:
+            scan.send(b"GET / HTTP/1.1\r\n\r\n" * 3)
+            until(lambda: (lobby.poll(0.01), scan.recv(1000, socket.MSG_PEEK) == b"" or _is_reset(scan))[1])
+    assert len(lobby.notices) == 8
+    assert lobby.notices[-1].endswith("(no more of these will be told)")
+
+
+def _is_reset(scan):
+    try:
+        while scan.recv(1000, socket.MSG_DONTWAIT):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_who_says_nothing_is_let_go_after_a_while(lobby):
+    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(3)]
+    until(lambda: (lobby.poll(0.01), len(lobby._strangers) == 3)[1])
+    lobby.expire(lobby.next_end_s - 1)
+    assert len(lobby._strangers) == 3
+    lobby.expire(lobby.next_end_s + 10)
+    assert lobby._strangers == {}
+    assert lobby.notices == []
+    for scan in scans:
+        scan.close()
+
+
+def test_there_are_never_more_strangers_than_a_limit(lobby):
+    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(300)]
+    for _ in range(20):
+        lobby.poll(0.01)
+    assert len(lobby._strangers) <= 258
+    for scan in scans:
+        scan.close()
