@@ -30,6 +30,12 @@ BARS = {
     "lighter": Bar("≥ 15x", lambda _, ratio: ratio >= 15),
     "report": Bar("≤ 10 lines", lambda value, _: value <= 10),
     "named": Bar("all", lambda _, ratio: ratio == 1),
+    "many_ssh": Bar("≤ 1.3x", lambda _, ratio: ratio <= 1.3),
+    "many_open": Bar("≤ 3x", lambda _, ratio: ratio <= 3),
+    "dead": Bar("≤ 200 ms", lambda value, _: value <= 200),
+    "joined": Bar("≤ 3000 ms", lambda value, _: value <= 3000),
+    "head": Bar("≤ 100 MB", lambda value, _: value <= 100),
+    "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 
 

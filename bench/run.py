@@ -20,6 +20,7 @@ import core
 import ddp
 import idle
 import launch
+import many
 import memory
 import output
 import teardown
@@ -36,6 +37,7 @@ FIGURES = {
     "memory": memory.measure,
     "idle": idle.measure,
     "ddp": ddp.measure,
+    "many": many.measure,
 }
 
 

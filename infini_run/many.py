@@ -32,6 +32,7 @@ _STOPS = {
     signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ,
 }  # fmt: skip
+_FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 
 
 class Signals:
@@ -70,6 +71,7 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     head = Head(options, roster, environ=environ, say=lambda text: say(f"infini-run: {printable(text)}"))
     head.start()
     try:
+        _make_room(len(roster.hosts))
         while not head.ended:
             head.step(also=(signals.fd,))
             for number in signals.read():
@@ -95,6 +97,16 @@ def _write_report(path: str, report: Report, say: Callable[[str], None]) -> None
         write_report(os.path.abspath(path), report.to_json())
     except OSError as error:
         say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
+
+
+def _make_room(nodes: int) -> None:
+    """For the wires of many nodes, as far as we may; what was started before keeps the limit that it found."""
+    from resource import RLIMIT_NOFILE, getrlimit, setrlimit
+
+    soft, hard = getrlimit(RLIMIT_NOFILE)
+    wanted = min(_FDS_PER_NODE * nodes + _FDS_OF_OURS, hard)
+    if soft < wanted:
+        setrlimit(RLIMIT_NOFILE, (wanted, hard))
 
 
 def _fill_stdio() -> None:

@@ -1,0 +1,82 @@
+"""Agents without ranks: N nodes that join a head, answer its heartbeats and are done when they are told to stop.
+
+    python bench/agents.py HOST:PORT FIRST LAST        INFINI_RUN_TOKEN is the token
+
+One process, for the head's sake: on a small machine a thousand interpreters would measure themselves. Says
+`joined NS` (CLOCK_MONOTONIC) on stdout when the last has been told to go. They speak the Link by the package's code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from functools import partial
+
+from infini_run import frame
+from infini_run.dial import dial
+from infini_run.frame import pack, pack_json, unpack_json
+from infini_run.link import TOKEN, Handshake, Wire
+from infini_run.plain import to_plain
+from infini_run.poller import READ, Poller
+from infini_run.report import Exit, Report
+from infini_run.version import VERSION
+
+
+class Agents:
+    def __init__(self, target: str, nodes: range, token: bytes) -> None:
+        self.poller = Poller()
+        self.left = len(nodes)
+        self.gone = 0
+        for node in nodes:
+            wire = dial(target)
+            hand = Handshake(wire, token, is_head=False)
+            self.poller.watch(wire.fileno(), READ, partial(self.hear, node, wire, hand))
+            self.poller.poll(0)
+
+    def hear(self, node: int, wire: Wire, hand: Handshake) -> None:
+        for kind, payload in wire.read():
+            if not hand.done:
+                hand.take(kind, payload)
+                if hand.done:
+                    wire.send(pack_json(frame.NAME, {"node": node}))
+            else:
+                self.take(node, wire, kind, payload)
+        if wire.has_ended:
+            self.poller.forget(wire.fileno())
+            wire.close()
+            self.left -= 1
+
+    def take(self, node: int, wire: Wire, kind: bytes, payload: bytes) -> None:
+        if kind == frame.SPEC:
+            words = {"version": VERSION, "host": f"sim{node}", "pid": 1, "nproc": 1, "port": 1, "address": ""}
+            wire.send(pack_json(frame.HELLO, words))
+        elif kind == frame.GO:
+            self.gone += 1
+            if self.gone == self.left:
+                print("joined", time.monotonic_ns(), flush=True)
+        elif kind == frame.BEAT:
+            wire.send(pack(frame.BEAT))
+        elif kind in (frame.STOP, frame.KILL):
+            wire.send(pack_json(frame.DONE, {"report": to_plain(report_of(node)), "port": 1}))
+        elif kind == frame.BYE:
+            unpack_json(payload)
+
+
+def report_of(node: int) -> Report:
+    exits = (Exit(rank=node, local_rank=0, host=f"sim{node}", pid=1, signal=15, stopped=True),)
+    return Report(
+        launch_id="", run_id="", host=f"sim{node}", world_size=1, start_s=0.0, end_s=0.0, exits=exits,
+        first_failure=None,
+    )  # fmt: skip
+
+
+def main() -> None:
+    target, first, last = sys.argv[1:4]
+    agents = Agents(target, range(int(first), int(last) + 1), os.environ[TOKEN].encode())
+    while agents.left:
+        agents.poller.poll(None)
+
+
+if __name__ == "__main__":
+    main()
