@@ -103,7 +103,7 @@ class Fleet:
             self._watch(peer)
             return
         self._poller.forget(wire.fileno())
-        if peer.state in ("joined", "running"):
+        if peer.state in ("joined", "running") or (peer.state == "greeted" and not peer.has_command):
             self._lose(peer, "")  # one that never came to speak is told of when its command ends, which knows why
 
     def hear_out(self, peer: Peer) -> None:

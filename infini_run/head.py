@@ -14,14 +14,14 @@ from infini_run import frame
 from infini_run.clients import Clients
 from infini_run.console import Outlets
 from infini_run.engines import Contact, find_engine
-from infini_run.errors import InfiniRunError, NodeLost, StartError, UsageError
+from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.feed import Feed
 from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
 from infini_run.link import TOKEN
 from infini_run.muster import count_ranks, meeting, missing
-from infini_run.peer import NEW, OVER
+from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, Poller
 from infini_run.record import replace
@@ -49,6 +49,7 @@ _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
 _SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
 _INT, _QUIT = 2, 3
+_DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
 
 
 class Head:
@@ -107,6 +108,8 @@ class Head:
             clients = self._engine.clients([peer.host for peer in self.peers], self._options, contact, self._environ)
             if contact.target and not contact.token_file:
                 clients = [replace(client, env=(*client.env, (TOKEN, self._token))) for client in clients]
+            for node in {node for client in clients for node in client.nodes or range(len(self.peers))}:
+                self.peers[node].has_command = True
             self._clients.add(clients)
             self._start_clients()
         except BaseException:
@@ -193,6 +196,8 @@ class Head:
     # ---- what nodes say
 
     def _take(self, peer: Peer, kind: bytes, payload: bytes) -> None:
+        if peer.state not in _DUE.get(kind, STATES):
+            raise LinkError("what came over the link was not due")
         if kind in (frame.OUT, frame.ERR):
             self._outlets.write(kind, peer.lines[kind].feed(payload))
         elif kind == frame.HELLO:
@@ -203,6 +208,8 @@ class Head:
             self._finish(peer, unpack_json(payload))
 
     def _greet(self, peer: Peer, hello: dict[str, Any]) -> None:
+        if "error" not in hello and peer.state != "greeted":
+            raise LinkError("what came over the link was not due")
         if "error" not in hello:
             peer.hello, peer.port = hello, int(hello["port"])
             self._fleet.move(peer, "joined")

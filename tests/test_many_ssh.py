@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, is_alive, marked, play, state_of, until
+from conftest import CHILDREN, COMMAND, is_alive, marked, play, state_of, until
 from hosts import Bed, agents
 
 from infini_run.version import VERSION
@@ -385,8 +386,8 @@ def test_a_head_that_is_told_while_it_reaches_the_hosts_leaves_nothing(many, bed
 def test_ctrl_z_stops_every_rank_and_fg_goes_on(many, bell):
     command = many("--node_timeout=1", *ring(bell), hosts="host1,host2")
     bell.hear(4)
-    ranks = [pid for pid in marked() if Path(f"/proc/{pid}/comm").read_text() == "sleep\n"]
-    assert len(ranks) == 4
+    until(lambda: list(marked().values()).count("sleep") == 4)
+    ranks = [pid for pid, name in marked().items() if name == "sleep"]
     command.signal(signal.SIGTSTP)
     until(lambda: state_of(command.pid) == "T")
     until(lambda: all(state_of(pid) == "T" for pid in ranks))
@@ -612,3 +613,15 @@ else:
     done = subprocess.run([COMMAND[0], "-c", script], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+
+
+# ---- a real training
+
+
+@pytest.mark.torch
+def test_pytorch_ddp_over_gloo(many):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("no PyTorch here")
+    command = many("--export=GLOO_*,OMP_NUM_THREADS", str(CHILDREN / "train_ddp.py"), hosts="host1,host2")
+    assert command.wait(300) == 0, command.err
+    assert [line.split("] ")[1] for line in lines_of(command)] == ["same True of 4"] * 4
