@@ -28,7 +28,7 @@ _HINTS = (  # what ssh says, and what to do
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed: look why, then ssh-keygen -R {host}"),
     ("Host key verification failed", "its host key is not known here: ssh {host} once by hand"),
     ("Permission denied", "no key of ours is taken there: ssh-copy-id {host}, or an agent (ssh-add -l)"),
-    ("No module named infini_run", "install infini-run there, or give --remote_python=PATH of a Python that has it"),
+    ("No module named", "install infini-run there, or give --remote_python=PATH of a Python that has it"),
     ("not found", "give --remote_python=PATH of a Python there that has infini-run"),
     ("No such file or directory", "give --remote_python=PATH of a Python there that has infini-run"),
     ("timed out", "is it up, and is the port open?"),
