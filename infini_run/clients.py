@@ -109,10 +109,12 @@ class Clients:
         path = _find(client.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
             raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
-        env = [os.fsencode(f"{name}={value}") for name, value in client.env]
-        spec = Spec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], env)
+        spec = Spec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
         spec.dies_with_us = _is_main_thread()
-        base = [os.fsencode(f"{name}={value}") for name, value in self._environ.items() if name != MARK]
+        own = dict(client.env)
+        rest = {name: value for name, value in self._environ.items() if name not in own and name != MARK}
+        # ours first: Hydra 4.0 does not pass on the last variable that there is
+        base = [os.fsencode(f"{name}={value}") for name, value in (own | rest).items()]
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         ours, theirs = socketpair() if self._engine.OVER_STDIO else (None, None)
         group = None
@@ -154,6 +156,11 @@ class Clients:
             wire = self._start(Client(argv=tuple(argv), nodes=()), _TRIES)
             if wire is not None:
                 wire.close()
+
+    def words(self) -> str:
+        """The last line that a command has written which has not ended: why nobody comes."""
+        texts = (running.group.tail(0).decode("utf-8", "replace").split("\n") for running in self._running)
+        return next((line.strip() for lines in texts for line in reversed(lines) if line.strip()), "")
 
     def take_ended(self) -> list[Ended]:
         """Those that have ended since the last call."""

@@ -354,7 +354,9 @@ class Head:
             self._fail(NodeLost(text, node.name, node.index))
         elif now_s >= self._next_said_s:
             self._next_said_s = now_s + _SAY_MISSING_S
-            self._say(f"waiting for {count} of {total} nodes: {missing(self.peers)}")
+            words = self._clients.words()
+            said = f" ({words})" if words else ""
+            self._say(f"waiting for {count} of {total} nodes: {missing(self.peers)}{said}")
 
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS

@@ -9,14 +9,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cluster import Bed, Case, free_ports, need
 from conftest import COMMAND, OURS, until
-
-from bed import Bed, Case, free_ports, need
 
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
-SAY = 'echo "is $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $SLURMD_NODENAME at $MASTER_ADDR:$MASTER_PORT"'
+SEEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME")
+SAY = f'echo "is {" ".join("$" + name for name in SEEN)} at $MASTER_ADDR:$MASTER_PORT"'
 
 
 class Slurm(Bed):

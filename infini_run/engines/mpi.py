@@ -39,7 +39,8 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
         words += ["-ppn", "1", "-bind-to", "none", "-genvlist", f"{TOKEN},PATH"]
         words += ["-hosts", ",".join(host.name for host in hosts), "-n", str(len(hosts))]
         node = "PMI_RANK"
-    return [Client(argv=(*words, *agent_words(options, contact, node)), nodes=())]
+    env = (("PATH", environ["PATH"]),) if environ.get("PATH") else ()
+    return [Client(argv=(*words, *agent_words(options, contact, node)), nodes=(), env=env)]
 
 
 def _is_open_mpi(environ: Mapping[str, str]) -> bool:

@@ -1,8 +1,9 @@
 """Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. They dial.
 
 srun is never told to stop: SIGTERM to it is SIGKILL to the step, at once (srun(1), SIGNALS). The Link stops the
-ranks; srun ends when its agents have, and where one does not (it was stopped), scancel of the step ends it. What it inherits of the batch script's own shape (SLURM_NTASKS and the like)
-is stated anew on its command line, which wins. Each agent's node rank is SLURM_NODEID.
+ranks; srun ends when its agents have, and where one cannot (it was stopped), scancel of the step ends it. What srun
+inherits of the batch script's own shape (SLURM_NTASKS and the like) is stated anew on its command line, which wins.
+Each agent's node rank is SLURM_NODEID.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every bed of several nodes is made of: its packages, ports of its own, and an end that comes whatever happens."""
+"""What every bed of several nodes is made of: packages, ports of its own, an end that comes whatever happens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def free_ports(count: int) -> int:
 
 
 class Bed:
-    """A bed of `script`, started. It is stopped when we close it, and when we die: the keeper reads a pipe of ours."""
+    """A bed of `script`, started. It is stopped when we close it, or die: the keeper reads a pipe of ours."""
 
     def __init__(self, script: str, *words: str, **settings: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="bed-")

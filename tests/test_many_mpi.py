@@ -1,0 +1,160 @@
+"""--engine=mpi with Debian's Open MPI and MPICH (Hydra), over real sshd hosts (tests/beds/ssh.sh)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import pytest
+from cluster import AS_CASE, Bed, Case, free_ports, need
+from conftest import OURS, until
+
+HOSTS = "host1,host2,host3,host4"
+SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
+HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
+KINDS = {
+    "openmpi": {"mpirun": "/usr/bin/mpirun.openmpi"},
+    "mpich": {"mpirun": "/usr/bin/mpirun.mpich", "hydra_pmi_proxy": "/usr/bin/hydra_pmi_proxy"},
+}
+
+
+@pytest.fixture(scope="session")
+def bed():
+    need("openmpi-bin", "mpich", "openssh-server", "openssh-client")
+    bed = Bed("ssh.sh", "4", SSH_TB_PORT=str(free_ports(1)))
+    ssh = f"{bed.folder}/ssh"
+    with open(ssh, "w") as file:
+        file.write(f'#!/bin/sh\nexec ssh -F {bed.folder}/ssh_config "$@"\n')
+    os.chmod(ssh, 0o755)
+    for kind, programs in KINDS.items():
+        os.mkdir(f"{bed.folder}/{kind}")
+        for name, path in programs.items():
+            os.symlink(path, f"{bed.folder}/{kind}/{name}")
+    yield bed
+    bed.close()
+
+
+@pytest.fixture
+def case():
+    case = Case()
+    yield case
+    case.clear()
+
+
+@pytest.fixture(params=list(KINDS))
+def run(request, infini_run, bed, case):
+    """`infini-run --engine=mpi` with that mpirun first on PATH."""
+
+    def start(*words, hosts=HOSTS, path=None):
+        env = {
+            **os.environ,
+            **case.env,
+            "PATH": path if path is not None else f"{bed.folder}/{request.param}:{os.environ['PATH']}",
+            "OMPI_MCA_plm_rsh_agent": f"ssh -F {bed.folder}/ssh_config",
+            "OMPI_MCA_oob_tcp_if_include": "lo",
+            "OMPI_MCA_odls_base_cutoff": "100000",
+            "HYDRA_LAUNCHER": "ssh",
+            "HYDRA_LAUNCHER_EXEC": f"{bed.folder}/ssh",
+        }
+        flags = ["--engine=mpi", f"--hosts={hosts}", f"--export={AS_CASE},{OURS[0]}"]
+        return infini_run(*flags, *words, env=env, cwd="/tmp")
+
+    start.kind = request.param
+    return start
+
+
+def read_up(command, count=8):
+    while command.out.count(b"up\n") < count:
+        command.read_more()
+
+
+def test_every_rank_is_on_its_node(run, case):
+    say = 'echo "is $RANK $WORLD_SIZE $LOCAL_RANK $GROUP_RANK $(hostname) at $MASTER_ADDR:$MASTER_PORT"'
+    command = run("--nproc_per_node=2", "sh", "-c", say)
+    assert command.wait() == 0, command.err
+    lines = [line.split("is ", 1)[1].split() for line in command.out.decode().splitlines()]
+    found = {int(words[0]): words[1:] for words in lines}
+    assert sorted(found) == list(range(8))
+    assert len({words[5] for words in found.values()}) == 1
+    for rank, words in found.items():
+        assert words[:4] == ["8", str(rank % 2), str(rank // 2), f"host{rank // 2 + 1}"]
+    case.end()
+
+
+def test_ranks_do_not_see_the_mpi_that_started_the_agents(run, case):
+    """A rank that imports MPI would answer in the agent's place, and wait for ever."""
+    command = run("--nproc_per_node=1", "sh", "-c", "env")
+    assert command.wait() == 0, command.err
+    names = {line.split("] ", 1)[1].partition("=")[0] for line in command.out.decode().splitlines() if "] " in line}
+    assert "RANK" in names
+    places = {name for name in names if name.startswith(("OMPI_COMM", "PMIX_", "PMI_", "HYDI_", "MPI_LOCAL"))}
+    assert places == set()
+    case.end()
+
+
+def test_a_failure_on_one_node_ends_all_with_its_code(run, case):
+    script = "[ $RANK = 5 ] || { echo up; exec sleep 1000; }; echo up; sleep 0.3; exit 7"
+    command = run("--nproc_per_node=2", "sh", "-c", script)
+    assert command.wait() == 7
+    case.end()
+    text = command.err.decode()
+    assert text.count(" failed") == 1
+    assert "rank 5 on host3 failed: exit code 7" in text
+
+
+def test_the_head_told_to_stop_gives_ranks_their_grace(run, case):
+    command = run("--nproc_per_node=2", "sh", "-c", SLOW)
+    read_up(command)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert command.out.count(b"graceful") == 8
+    case.end()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_told_twice_it_kills_at_once(run, case, number):
+    command = run("--grace=1000", "--nproc_per_node=2", "sh", "-c", HARD)
+    read_up(command)
+    command.signal(number)
+    command.read_error_until(b"stopping")
+    command.signal(number)
+    assert command.wait() == 128 + number
+    case.end()
+
+
+def test_a_killed_head_leaves_nothing_anywhere(run, case):
+    command = run("--grace=1000", "--nproc_per_node=2", "sh", "-c", HARD)
+    read_up(command)
+    command.signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    case.end()
+
+
+def test_a_node_that_dies_is_named_and_ends_the_job(run, case, bed):
+    command = run("--nproc_per_node=2", "sh", "-c", SLOW)
+    read_up(command)
+    bed.call("host-down", "3")
+    try:
+        assert command.wait() == 1
+        case.end()
+        assert command.err.count(b"was lost") == 1
+        assert b"node 2 (host3) was lost" in command.err
+    finally:
+        bed.call("host-up", "3")
+        until(lambda: os.system(f"{bed.folder}/ssh host3 true 2>/dev/null") == 0)
+
+
+def test_mpirun_that_is_not_there_is_one_line(run, tmp_path):
+    command = run("true", path=str(tmp_path))
+    assert command.wait() == 127
+    assert command.err == b"infini-run: mpirun is not on PATH: --engine=mpi needs it\n"
+
+
+def test_an_mpirun_that_is_nobodys_is_one_line(run, tmp_path):
+    shutil.copy("/bin/echo", tmp_path / "mpirun")
+    command = run("true", path=str(tmp_path))
+    assert command.wait() == 2
+    assert command.err == (
+        b"infini-run: mpirun on PATH is neither Open MPI's nor Hydra's (MPICH, Intel MPI): give another --engine\n"
+    )
