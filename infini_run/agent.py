@@ -163,6 +163,7 @@ class Agent:
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.options import Options
+        from infini_run.site import without_place
         from infini_run.survey import find_command, free_port, survey
         from infini_run.version import VERSION
 
@@ -178,7 +179,8 @@ class Agent:
             raise UsageError(
                 f"{self._cwd} on {os.uname().nodename}: {error.strerror}; start from a directory that every node has"
             ) from None
-        environ = {**os.environ, **spec["environ"]}
+        # what an MPI launcher has told us is ours: a rank that imports MPI would answer in our place
+        environ = {**(without_place(os.environ) if self._own is None else os.environ), **spec["environ"]}
         environ.pop(TOKEN, None)
         options = record_of(Options, spec["options"])
         if self._own is not None:
