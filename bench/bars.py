@@ -25,6 +25,7 @@ BARS = {
     "output": Bar("≥ 300 MB/s or ≥ 0.5x", lambda value, ratio: value >= 300 or ratio >= 0.5),
     "whole": Bar("0 lines", lambda value, _: value == 0),
     "memory": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
+    "engine": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
     "idle": Bar("0", lambda value, _: value == 0),
     "sooner": Bar("≥ 1.5 s or ≥ 1x", lambda value, ratio: value >= 1.5 or ratio >= 1),
     "lighter": Bar("≥ 15x", lambda _, ratio: ratio >= 15),

@@ -18,6 +18,7 @@ from typing import Any
 
 import core
 import ddp
+import engines
 import idle
 import launch
 import many
@@ -38,6 +39,7 @@ FIGURES = {
     "idle": idle.measure,
     "ddp": ddp.measure,
     "many": many.measure,
+    "engines": engines.measure,
 }
 
 
