@@ -7,6 +7,7 @@ Exit codes of Hydra mean nothing, Open MPI takes a second to end what is left (b
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 
 from infini_run.engines import Client, Contact, agent_words
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
+_KNOWN = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # program: whether it is Open MPI's
 
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
@@ -44,7 +46,12 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
 
 
 def _is_open_mpi(environ: Mapping[str, str]) -> bool:
-    """Which of the two it is, as it says itself."""
+    """Which of the two it is: by the program behind the link, which is as good as always one; else as it says itself,
+    which takes it 40 ms."""
+    path = shutil.which("mpirun", path=environ.get("PATH"))
+    program = os.path.basename(os.path.realpath(path)) if path else ""
+    if program in _KNOWN:
+        return _KNOWN[program]
     try:
         said = subprocess.run(
             ["mpirun", "--version"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, check=False
