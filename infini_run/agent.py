@@ -486,8 +486,4 @@ def _token(path: str) -> bytes:
 
 
 if __name__ == "__main__":
-<<<<<<< HEAD
     os._exit(main(sys.argv[1:]))  # the interpreter's own end has nothing to do here
-=======
-    os._exit(main(sys.argv[1:]))  # nothing is buffered, and an interpreter's own end takes as long as a rank's start
->>>>>>> 15cf9c7 (Agents end without the interpreter's own end; Open MPI and Hydra told apart by the program, where that says it)
