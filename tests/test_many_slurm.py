@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,18 @@ from conftest import COMMAND, OURS, until
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
+# the same where Slurm itself sends TERM to every process (linuxproc): a shell may take that into its trap's own fork
+SURE = """
+import os, signal, time
+def end(*_):
+    time.sleep(1)
+    os.write(1, b"graceful\\n")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+os.write(1, b"up\\n")
+while True:
+    signal.pause()
+"""
 SEEN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "SLURMD_NODENAME")
 SAY = f'echo "is {" ".join("$" + name for name in SEEN)} at $MASTER_ADDR:$MASTER_PORT"'
 
@@ -289,7 +302,7 @@ def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
 
 
 def test_scancel_of_the_job_ends_it_with_its_grace(tracked, case, tmp_path):
-    words = shlex.join([*COMMAND, "--engine=slurm", "--nproc_per_node=2", "sh", "-c", SLOW])
+    words = shlex.join([*COMMAND, "--engine=slurm", "--nproc_per_node=2", sys.executable, "-ISc", SURE])
     script = tmp_path / "job.sh"
     script.write_text(f"#!/bin/sh\nexec {words}\n")
     env = {**os.environ, **tracked.env, **case.env}
