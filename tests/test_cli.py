@@ -305,17 +305,20 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize(("nproc", "more"), [(1, set()), (4, set())])
-def test_a_plain_launch_imports_these_modules_and_no_others(nproc, more):
+LONGER = "infini_run.cgroup"  # is imported once a launch takes more than 20 ms, as on a busy machine `true` may
+
+
+@pytest.mark.parametrize("nproc", [1, 4])
+def test_a_plain_launch_imports_these_modules_and_no_others(nproc):
     roots = [str(Path(package.__path__[0]).parent), str(Path(_cffi_backend.__file__).parent)]
     code = f"import sys; sys.path += {roots}; from infini_run.cli import main; main()"
     argv = [sys.executable, "-S", "-X", "importtime", "-c", code]
     lines = ask(*argv, f"--nproc_per_node={nproc}", "true").stderr.splitlines()
     loaded = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
-    assert {name for name in loaded if name.startswith("infini_run")} == PLAIN | more
+    assert {name for name in loaded if name.startswith("infini_run")} - {LONGER} == PLAIN
     assert loaded.isdisjoint(FORBIDDEN)
     bare = ask(sys.executable, "-S", "-X", "importtime", "-c", "pass").stderr.splitlines()
-    others = loaded - {line.rpartition("|")[2].strip() for line in bare} - PLAIN - more
+    others = loaded - {line.rpartition("|")[2].strip() for line in bare} - PLAIN - {LONGER}
     assert others <= {
         "__future__",
         "_cffi_backend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import json
@@ -20,6 +21,13 @@ from matplotlib.image import imread
 from infini_run.errors import UsageError
 from infini_run.plot import COLOURS, draw, plot
 from infini_run.timeline import Bar, Timeline, read_timeline
+
+
+@pytest.fixture(autouse=True)
+def no_font_stays_open():
+    """Some versions of matplotlib hold a font's file until its object is collected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)
