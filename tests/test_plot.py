@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import itertools
 import json
@@ -23,17 +22,13 @@ from infini_run.plot import COLOURS, draw, plot
 from infini_run.timeline import Bar, Timeline, read_timeline
 
 
-@pytest.fixture(autouse=True)
-def no_font_stays_open():
-    """Some versions of matplotlib hold a font's file until its object is collected."""
-    yield
-    gc.collect()
-
-
 @pytest.fixture(scope="module", autouse=True)
 def fonts():
-    """matplotlib keeps its fonts open from the first picture on."""
-    FigureCanvasAgg(draw(Timeline(title="t", bars=(Bar(rank=0, start_s=0.0, end_s=1.0, kind="done"),)))).draw()
+    """matplotlib keeps its fonts open from the first picture of a form on."""
+    figure = draw(Timeline(title="t", bars=(Bar(rank=0, start_s=0.0, end_s=1.0, kind="done"),)))
+    FigureCanvasAgg(figure).draw()
+    for form in ("pdf", "svg"):
+        figure.savefig(io.BytesIO(), format=form)
 
 
 def rank(number, start=100.0, end=110.0, **fields):
