@@ -106,7 +106,7 @@ def open_seeing(
         from infini_run.trace import Trace
 
         trace = Trace(absolute("trace", options.trace))
-        check_target("trace", options.trace)
+        check_target("trace", options.trace, options.log_dir)
     display = _open_display(options, environ, say) if options.live != "off" else None
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Seeing(trace, display)), options
