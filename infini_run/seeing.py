@@ -97,7 +97,7 @@ def open_seeing(
 
     Raises UsageError: rich is missing, or the trace cannot be written.
     """
-    if options.trace and options.trace == options.report:
+    if options.trace and options.report and _place("trace", options.trace) == _place("report", options.report):
         raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
     trace = None
     if options.trace:
@@ -110,6 +110,14 @@ def open_seeing(
     display = _open_display(options, environ, say) if options.live != "off" else None
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Seeing(trace, display)), options
+
+
+def _place(flag: str, path: str) -> tuple[str, str]:
+    """The folder and the name that a file is renamed to: links lead to a folder, a link itself is replaced."""
+    from infini_run.survey import absolute
+
+    folder, name = os.path.split(absolute(flag, path))
+    return os.path.realpath(folder), name
 
 
 def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:
