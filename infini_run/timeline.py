@@ -59,21 +59,27 @@ def read_timeline(paths: Sequence[str]) -> Timeline:
 
 
 def _read(path: str) -> Timeline:
-    if not os.path.isdir(path):
-        return _from_report(path, _load(path))
-    reports = [(os.path.getmtime(found), found) for found in _jsons(path) if _is_report(found)]
-    return _from_report(path, _load(max(reports)[1])) if reports else _from_logs(path)
-
-
-def _jsons(folder: str) -> list[str]:
-    return [entry.path for entry in os.scandir(folder) if entry.name.endswith(".json") and entry.is_file()]
-
-
-def _is_report(path: str) -> bool:
+    """The border: whatever the file system refuses further in comes out here as one sentence."""
     try:
-        return "ranks" in _load(path)
-    except UsageError:
-        return False
+        if not os.path.isdir(path):
+            return _from_report(path, _load(path))
+        report = _newest_report(path)
+        return _from_report(*report) if report else _from_logs(path)
+    except OSError as error:
+        name = printable(os.fsdecode(error.filename or path))
+        raise UsageError(f"--plot: {name} cannot be read: {error.strerror}; {_HOW}") from None
+
+
+def _newest_report(folder: str) -> tuple[str, dict[str, Any]] | None:
+    """The newest file there that is one, with what is in it."""
+    with os.scandir(folder) as entries:
+        found = [(e.stat().st_mtime, e.path) for e in entries if e.name.endswith(".json") and e.is_file()]
+    for _, path in sorted(found, reverse=True):
+        try:
+            return path, _load(path)
+        except (UsageError, OSError):
+            continue
+    return None
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -81,8 +87,6 @@ def _load(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read(_LARGEST))
-    except OSError as error:
-        raise UsageError(f"--plot: {name} cannot be read: {error.strerror}; {_HOW}") from None
     except (ValueError, RecursionError):
         raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}") from None
     if not isinstance(content, dict) or not isinstance(content.get("ranks"), list):

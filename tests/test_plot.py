@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import matplotlib.colors
 import numpy as np
@@ -203,7 +205,31 @@ def test_without_a_report_logs_say_when_they_were_made_and_last_written(infini_r
     assert imread(tmp_path / "o.png").shape[2] == 4
 
 
+def test_of_many_files_only_the_newest_report_is_read(write, tmp_path):
+    for number in range(3):
+        os.utime(write(report(rank(number)), f"{number}.json"), (number, number))
+    os.utime(write("{}", "config.json"), (9, 9))
+    code = (
+        "import sys; from infini_run.timeline import read_timeline\n"
+        "sys.addaudithook(lambda event, args: event == 'open' and str(args[0]).endswith('.json') and print(args[0]))\n"
+        "print([bar.rank for bar in read_timeline(['.']).bars])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["./config.json", "./2.json", "[2]"]
+
+
 # ---- what cannot be drawn
+
+
+def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").symlink_to("rank_0.log")
+    command = infini_run("--plot=o.png", "logs", cwd=tmp_path)
+    assert command.wait() == 2
+    reason = b"infini-run: --plot: logs/rank_0.log cannot be read: Too many levels of symbolic links; give the FILE"
+    assert command.err.startswith(reason)
+    assert command.err.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
