@@ -11,7 +11,7 @@ import os
 from infini_run.error_file import read_error_file
 from infini_run.errors import UsageError, printable
 from infini_run.kind import number
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch 
 class Bar:
     """One rank's life, in seconds since the epoch; None: not known. end: how it ended: `exit 3`, `SIGSEGV`, ...
 
-    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its launch.
+    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its attempt.
     """
 
     rank: int
@@ -101,12 +101,24 @@ def _load(path: str) -> dict[str, Any]:
 
 def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
     try:
-        bars = [_bar(rank, content) for rank in content["ranks"] if rank.get("start") is not None]
+        earlier = [_restarted(_bar(rank, content)) for rank in _started(content.get("earlier_failures") or [])]
+        bars = earlier + [_bar(rank, content) for rank in _started(content["ranks"])]
         world, code = int(content["world_size"]), int(content["exit_code"])
+        restarts = int(content.get("restarts") or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageError(f"--plot: {printable(path)} is a report that is not whole; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
-    return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}"), bars=tuple(bars))
+    after = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+    return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}{after}"), bars=tuple(bars))
+
+
+def _started(ranks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [rank for rank in ranks if rank.get("start") is not None]
+
+
+def _restarted(bar: Bar) -> Bar:
+    """As the first failure of an attempt, after which all ranks were started again."""
+    return replace(bar, is_first=True, end=f"{bar.end}, restarted")
 
 
 def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
@@ -176,8 +188,6 @@ def _signs(folder: str, rank: int) -> dict[str, Any]:
 
 
 def _with_first(bars: list[Bar]) -> list[Bar]:
-    from infini_run.record import replace
-
     failed = [bar for bar in bars if bar.kind == "failed"]
     first = min(failed, key=lambda bar: bar.end_s) if failed else None
     return [replace(bar, is_first=bar is first) for bar in bars]

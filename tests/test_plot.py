@@ -131,6 +131,22 @@ def test_the_command_draws_what_a_launch_reported(infini_run, tmp_path):
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
 
 
+def test_a_failure_before_a_restart_is_marked_though_the_job_went_well_then(infini_run, tmp_path):
+    once = ["sh", "-c", "[ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && exit 5; sleep 0.1"]
+    told = tmp_path / "report.json"
+    command = infini_run(f"--report={told}", "--nproc_per_node=2", "--max_restarts=1", "--restart_delay=100ms", *once)
+    assert command.wait() == 0
+    timeline = read_timeline([str(told)])
+    assert [(bar.rank, bar.kind, bar.is_first) for bar in timeline.bars] == [
+        (0, "done", False), (1, "failed", True), (1, "done", False)
+    ]  # fmt: skip
+    assert timeline.bars[1].end_s < timeline.bars[2].start_s
+    assert timeline.title.endswith(": 2 ranks, exit code 0 after 1 restart")
+    figure = draw(timeline)
+    assert list(artist(figure, "failures").get_ydata()) == [1]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["rank 1, first: exit 5, restarted"]
+
+
 def test_reports_of_several_nodes_are_one_picture(write):
     parts = [
         write(report(rank(2 * n, 100 + n), rank(2 * n + 1, 100 + n), world_size=4), f"{n}.json") for n in range(2)
@@ -245,6 +261,8 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
         (report(rank(0), exit_code=None), "is a report that is not whole"),
         (report(rank(0, start=None)), "tells of no rank that was started"),
         (report(), "tells of no rank that was started"),
+        (report(rank(0), earlier_failures=[{"rank": 0, "start": 1.0}]), "is a report that is not whole"),
+        (report(rank(0), earlier_failures=7), "is a report that is not whole"),
         (report(rank(0, start=float("nan"))), "is a report that is not whole"),
     ],
 )
