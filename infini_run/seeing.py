@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from infini_run.group import Event, Group
     from infini_run.live import Display, Scene
     from infini_run.options import Options
+    from infini_run.outcome import Outcome
     from infini_run.plan import Plan
-    from infini_run.report import Exit
     from infini_run.trace import Trace
 
 _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
@@ -32,12 +32,12 @@ class Seeing:
         self._trace = trace
         self._display = display
 
-    def begin(self, plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> None:
-        """The ranks are about to be started. exits: what became of them so far."""
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
+        """The ranks are about to be started. outcome: what became of them so far."""
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(_scene(plan, group, exits))
+            self._display.begin(_scene(plan, group, outcome))
 
     def follow(self, event: Event) -> None:
         if self._trace is not None:
@@ -83,10 +83,10 @@ class Seeing:
         return "" if self._trace is None else self._trace.write()
 
 
-def _scene(plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> Scene:
+def _scene(plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
     from infini_run.live import Scene
 
-    return Scene(plan=plan, group=group, exits=exits)
+    return Scene(plan=plan, group=group, outcome=outcome)
 
 
 def open_seeing(

@@ -105,6 +105,29 @@ def test_a_hang_is_a_state_and_its_look_is_told_above_the_table(window):
     assert one.wait() == 130
 
 
+@pytest.mark.parametrize(("key", "program", "code"), [
+    ("\x03", ["sh", "-c", "echo up; exec sleep 1000"], 130),
+    ("\x1c", ["sh", "-c", "ulimit -c 0; echo up; exec sleep 1000"], 131),
+    ("\x03", ["sh", "-c", "trap 'exit 130' INT; echo up; while :; do sleep 1000; done"], 130),
+])  # fmt: skip
+def test_a_lone_rank_that_the_user_has_interrupted_has_not_failed(window, key, program, code):
+    one = window(*LIVE, *program)
+    one.see(lambda: one.row(0)[-1:] == ["up"])
+    one.type(key)
+    assert one.wait() == code
+    assert one.row(0)[1] == "interrupted"
+    assert "1 interrupted" in one.text[one.text.index(_head(one)) - 1]
+    assert not any("failed" in line for line in one.text)
+    assert_in_order(one)
+
+
+def test_a_lone_rank_that_was_killed_by_another_has_failed(window):
+    one = window(*LIVE, "sh", "-c", "echo up; kill -TERM $$; exec sleep 1000")
+    assert one.wait() == 143
+    assert one.row(0)[1] == "SIGTERM"
+    assert "1 failed" in one.text[one.text.index(_head(one)) - 1]
+
+
 def _head(window):
     return next(line for line in window.text if HEAD in line)
 

@@ -280,7 +280,8 @@ def test_of_many_files_only_the_newest_report_is_read(write, tmp_path):
     os.utime(write("{}", "config.json"), (9, 9))
     code = (
         "import sys; from infini_run.timeline import read_timeline\n"
-        "sys.addaudithook(lambda event, args: event == 'open' and str(args[0]).endswith('.json') and print(args[0]))\n"
+        "def told(event, args): event == 'open' and str(args[0]).endswith('.json') and print(args[0])\n"
+        "sys.addaudithook(told)\n"
         "print([bar.rank for bar in read_timeline(['.']).bars])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
