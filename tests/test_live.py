@@ -421,6 +421,29 @@ def test_gpus_have_columns_where_nvml_is(window, busy_gpus, tmp_path):
     assert one.wait() == 130
 
 
+@pytest.mark.parametrize(
+    ("boards", "environ", "shown"),
+    [
+        (("GPU-aa", "GPU-bb"), {}, None),  # unequal boards, which CUDA may sort as it likes
+        (("GPU-aa", "GPU-bb"), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, (["500M", "20%"], ["2.9G", "70%"])),
+        (("GPU-a1", "GPU-a2"), {}, (["500M", "20%"], ["2.9G", "70%"])),
+        (("GPU-aa", "GPU-bb"), {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, (["500M", "20%"], ["2.9G", "70%"])),
+    ],
+)
+def test_a_rank_is_shown_the_gpus_that_it_was_given_or_none(window, busy_gpus, tmp_path, boards, environ, shown):
+    gpus = tmp_path / "gpus"
+    gpus.write_text(f"{boards[0]} 70 3000\n{boards[1]} 20 500\n")  # whose pids are told to nobody here
+    environ = {"CUDA_VISIBLE_DEVICES": "1,0", **environ, "LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus)}
+    one = window(*LIVE, "--nproc_per_node=2", "--gpus_per_proc=1", *play("wait"), **environ)
+    one.see(lambda: all(one.row(rank)[5:6] for rank in range(2)))  # a sample was taken
+    if shown is None:
+        assert not any("GPU" in line for line in one.text)
+    else:
+        assert (one.row(0)[6:8], one.row(1)[6:8]) == shown
+    one.type("\x03")
+    assert one.wait() == 130
+
+
 # ---- what it costs
 
 
