@@ -186,6 +186,12 @@ class Outcome:
         """How each worker ended, as far as it has; by rank."""
         return tuple(self._exits[rank] for rank in sorted(self._exits))
 
+    @property
+    def is_interrupted(self) -> bool:
+        """The user has ended the lone rank by Ctrl-C or Ctrl-\\: its failure is no news."""
+        first = self.first_failure()
+        return self._has_terminal and first is not None and first.shell_code in _INTERRUPTED
+
     def first_failure(self) -> Exit | None:
         return None if self.first is None else self._exits[self.first]
 
@@ -220,7 +226,7 @@ class Outcome:
             exits=self.exits(),
             first_failure=first,
             told=self.told,
-            quiet=self._has_terminal and first is not None and first.shell_code in _INTERRUPTED,
+            quiet=self.is_interrupted,
             strays=tuple(self._strays),
             stray_count=self._stray_count,
             stuck=tuple(self._stuck),
