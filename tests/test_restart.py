@@ -158,6 +158,27 @@ def test_job_that_was_told_to_stop_while_a_failure_ends_it_is_not_started_again(
     assert not restarts_in(command.err)
 
 
+@pytest.mark.parametrize("name", ["HUP", "USR1"])
+def test_job_that_died_of_a_signal_passed_on_is_not_started_again(launch, name):
+    command = launch("--max_restarts=3", NOW, *play("say=ready", "wait"))
+    command.pids_of(b"ready", launch.ranks)
+    command.signal(signal.Signals[f"SIG{name}"])
+    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
+    assert not restarts_in(command.err)
+    assert command.err.rstrip().endswith(f"; not restarted: SIG{name} was sent to the job".encode())
+
+
+def test_signal_that_ranks_have_handled_does_not_keep_a_later_failure_from_a_restart(infini_run):
+    words = play("+0", "tell=HUP", "say=ready", "read", "exit=3", "+1", "exit=0")
+    command = infini_run("--max_restarts=1", NOW, *words, stdin=subprocess.PIPE)
+    command.read_until(b"ready")
+    command.signal(signal.SIGHUP)
+    command.read_until(b"got HUP")
+    command.close_stdin()
+    assert command.wait() == 0
+    assert len(restarts_in(command.err)) == 1
+
+
 def test_keep_going_lets_the_others_finish_first(infini_run, gate):
     held = gate()
     words = play("+0", "@0", "exit=3", "@1", "say=works", f"hold={held}", "say=finished", "+1", "@*", "exit=0")
