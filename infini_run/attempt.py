@@ -184,9 +184,9 @@ class Attempts:
         return self._take(decision, report.first_failure, what)
 
     def _take(self, decision: Decision, first: Exit | None, what: str) -> list[Event]:
-        """Do as was decided. what: the failure in a sentence."""
+        """Do as was decided. what: the failure in a sentence; first: the rank's, where there was one."""
         if not decision.again:
-            self._over, self._why_not = True, decision.why
+            self._over, self._why_not = True, decision.why or ("" if first else what)
             return []
         try:
             self._pause = self._open_pause()

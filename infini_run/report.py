@@ -87,10 +87,10 @@ class Stray:
 @record
 class Report:
     """The end of a launch. `told`: the signal from outside that ended it, else 0. passed: those that were passed on
-    to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody else's, else 0. restarts: how often all ranks
-    were started again; all else is of the last attempt, but for `earlier_failures`: each restarted attempt's first
-    one, the last hundred. not_restarted: why the last failure was not followed by a restart, where that is not
-    plain."""
+    to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
+    else's, else 0. restarts: how often all ranks were started again; all else is of the last attempt, but for
+    `earlier_failures`: each restarted attempt's first one, the last hundred. not_restarted: why the last failure was
+    not followed by a restart, where that is not plain."""
 
     launch_id: str
     run_id: str

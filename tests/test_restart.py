@@ -384,6 +384,17 @@ def test_restart_that_cannot_be_started_counts_and_is_tried_again(infini_run, ga
     assert b"making its notify socket: Address already in use" in second
 
 
+def test_last_restart_that_cannot_be_started_is_told_with_its_reason(infini_run, tmp_path):
+    script = "[ $RANK = 0 ] || exec sleep 1000; prlimit --pid $PPID --nofile=14:14; exit 3"
+    words = ("--nproc_per_node=4", "--max_restarts=1", NOW, f"--report={tmp_path}/r", "sh", "-c", script)
+    command = infini_run(*words)
+    assert command.wait() == 3
+    last = command.err.decode().splitlines()[-1]
+    assert "; after 1 restart; not restarted: rank " in last
+    assert "Too many open files" in last
+    assert "Too many open files" in story(tmp_path / "r")["not_restarted"]
+
+
 def test_restart_that_makes_no_sense_any_more_leaves_the_last_failure_to_be_told(infini_run, tmp_path):
     script = "rm -r logs; touch logs; exit 3"
     command = infini_run("--max_restarts=2", NOW, "--log_dir=logs", "sh", "-c", script, cwd=tmp_path)
