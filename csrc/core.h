@@ -318,6 +318,7 @@ void processes_spread(const struct processes *all);
 struct process *process_find(const struct processes *all, pid_t pid);
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
 bool process_sees_itself(pid_t self);
+bool process_is_ending(pid_t pid, int sig);
 enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
 enum mark process_mark(pid_t pid, const char *mark);
 bool process_has_mark(pid_t pid, const char *mark);

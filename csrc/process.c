@@ -166,6 +166,23 @@ bool process_sees_itself(pid_t self) {
     return atoi(link) == self;
 }
 
+static uint64_t mask_in(const char *status, const char *name) {
+    const char *line = strstr(status, name);
+    return line == NULL ? 0 : strtoull(line + strlen(name), NULL, 16);
+}
+
+/* A signal that ends it has been sent and nothing stands in its way, or it is on its way out: proc_pid_status(5). */
+bool process_is_ending(pid_t pid, int sig) {
+    char path[32], status[4096];
+    (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
+    if (process_file(path, status, sizeof status) < 0) return true;
+    const uint64_t pending = mask_in(status, "\nSigPnd:") | mask_in(status, "\nShdPnd:");
+    const uint64_t held =
+        mask_in(status, "\nSigBlk:") | mask_in(status, "\nSigIgn:") | mask_in(status, "\nSigCgt:");
+    return (pending & (SIGNAL_BIT(SIGKILL) | (SIGNAL_BIT(sig) & ~held))) != 0 ||
+           strstr(status, "\nVmSize:") == NULL; /* an exiting process has given its memory back */
+}
+
 /* Whether the environment that a process was started with has the mark. Read in pieces that
  * overlap by the mark's length, so that a mark across two pieces is found. */
 static bool read_mark(pid_t pid, const char *mark, bool *ret_empty) {

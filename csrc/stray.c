@@ -157,11 +157,12 @@ static void stray_tell(struct ir_group *g, const struct process *stray, int kind
 }
 
 /* The first few by name, all of them by number; not the guard of a launch within this one, which has an
- * end of its own to see to. */
-static void strays_note(struct ir_group *g, const struct processes *all) {
+ * end of its own to see to, and not what is ending by the signal that its worker's group was sent. */
+static void strays_note(struct ir_group *g, const struct processes *all, int sig) {
     uint32_t known = g->strays_known;
     for (size_t i = 0; i < all->n; i++) {
         if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
+        if (process_is_ending(all->at[i].pid, sig)) continue;
         if (!stray_is_new(g, all->at[i].pid, known)) continue;
         if (g->strays_seen++ < STRAYS_TOLD) stray_tell(g, &all->at[i], IR_STRAY);
     }
@@ -198,7 +199,7 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
     struct processes all;
     const pid_t last = sig == SIGKILL ? chase_begin() : 0;
     bool whole = strays_find(g, &all);
-    if (tell) strays_note(g, &all);
+    if (tell) strays_note(g, &all, sig);
     if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
     for (size_t i = 0; i < all.n; i++) {

@@ -184,9 +184,9 @@ class Attempts:
         return self._take(decision, report.first_failure, what)
 
     def _take(self, decision: Decision, first: Exit | None, what: str) -> list[Event]:
-        """Do as was decided. what: the failure in a sentence."""
+        """Do as was decided. what: the failure in a sentence; first: the rank's, where there was one."""
         if not decision.again:
-            self._over, self._why_not = True, decision.why
+            self._over, self._why_not = True, decision.why or ("" if first else what)
             return []
         try:
             self._pause = self._open_pause()
@@ -202,7 +202,7 @@ class Attempts:
         count = describe(decision.tally, self._options)
         self._heading = f"{count}: {what}"
         self._tell(f"{count} in {duration_text(decision.delay_s)}: {what}")
-        return [Event(kind="restarting", code=decision.tally.total, time_ns=time.monotonic_ns())]
+        return [self._shown(Event(kind="restarting", code=decision.tally.total, time_ns=time.monotonic_ns()))]
 
     def _open_pause(self) -> Group:
         return Group(
@@ -228,8 +228,14 @@ class Attempts:
             self._end_pause()
             self._over = True
             if told:
-                self._note_told(told[0].signal)
+                self._note_told(self._shown(told[0]).signal)
             return [*told[:1], Event(kind="ended", time_ns=time.monotonic_ns())]
+
+    def _shown(self, event: Event) -> Event:
+        """One that no NodeRun has seen."""
+        if self._seeing is not None:
+            self._seeing.follow(event)
+        return event
 
     def _note_told(self, number: int) -> None:
         from infini_run.report import signal_name

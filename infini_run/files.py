@@ -40,11 +40,11 @@ def open_logs(
     """
     if not folder:
         return
+    _make_log_folder(folder)
     try:
-        _make_folder(folder)
         at = os.open(folder, _FOLDER)  # from here on nobody can put another folder in its place
     except OSError as error:
-        raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
+        raise UsageError(f"--log_dir={folder} cannot be opened: {error.strerror}") from None
     try:
         for worker in workers:
             if worker.error_log:
@@ -88,6 +88,13 @@ def _make_in(at: int, name: str) -> None:
         os.mkdir(name, 0o700, dir_fd=at)
     except FileExistsError:
         return
+
+
+def _make_log_folder(folder: str) -> None:
+    try:
+        _make_folder(folder)
+    except OSError as error:
+        raise UsageError(f"--log_dir={folder} cannot be made: {error.strerror}") from None
 
 
 def _make_folder(path: str) -> None:
@@ -157,14 +164,18 @@ def _forget_earlier(error_file: str, at: int) -> None:
         raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
 
-def check_target(flag: str, path: str) -> None:
-    """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device."""
+def check_target(flag: str, path: str, log_dir: str = "") -> None:
+    """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device.
+    log_dir: the one folder that is made for it, where it lies directly in that."""
     if not path:
         return
     if os.path.exists(path) and not os.path.isfile(path):
         raise UsageError(f"--{flag}={path} is not a regular file; give a file in a folder that is writable")
     try:
-        partial = _partial(os.path.abspath(path))
+        target = os.path.abspath(path)
+        if log_dir and os.path.dirname(target) == os.path.abspath(log_dir):
+            _make_log_folder(log_dir)
+        partial = _partial(target)
         os.close(os.open(partial, _NEW, 0o600))
         os.unlink(partial)
         _forget(path)  # an earlier launch's, which would be taken for ours

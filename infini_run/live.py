@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.group import Event, Group
+    from infini_run.outcome import Outcome
     from infini_run.plan import Plan
     from infini_run.report import Exit
     from infini_run.screen import Screen
@@ -29,11 +30,11 @@ _NOW = (18, 28)  # SIGCONT, SIGWINCH: what is on the screen is not what we drew
 
 @record
 class Scene:
-    """A launch to look at. exits: what became of its ranks so far."""
+    """A launch to look at. outcome: what became of its ranks so far."""
 
     plan: Plan
     group: Group
-    exits: Callable[[], tuple[Exit, ...]]
+    outcome: Callable[[], Outcome]
 
 
 class Display:
@@ -120,7 +121,7 @@ class Display:
         self._drawn_s, self._due_s = now_s, now_s + _TICK_S
         if not self._screen.is_ours(self._pids):
             return
-        exits = scene.exits()
+        exits = scene.outcome().exits()
         self._sample(scene, exits, now_s)
         columns, lines = self._screen.size()
         width = columns - 1  # in the last column a terminal may wrap already
@@ -145,7 +146,10 @@ class Display:
     def _row(self, scene: Scene, exit_: Exit) -> Row:
         is_over = exit_.end_s is not None
         sample = Sample() if is_over else self._samples.get(exit_.pid or 0, Sample())
-        state, kind = _end_state(exit_) if is_over or exit_.start_failure else self._state(scene, exit_, sample)
+        if is_over or exit_.start_failure:
+            state, kind = _end_state(exit_, scene.outcome().is_interrupted)
+        else:
+            state, kind = self._state(scene, exit_, sample)
         end_s = exit_.end_s or time.time()
         return Row(
             rank=exit_.rank,
@@ -184,7 +188,10 @@ class Display:
         return self._lines.get(rank) or plain(scene.group.status(index))
 
 
-def _end_state(exit_: Exit) -> tuple[str, int]:
+def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:
+    """is_interrupted: the user has ended this one himself."""
+    if is_interrupted:
+        return "interrupted", OVER
     if exit_.start_failure:
         return "not started", FAILED
     if exit_.verdict:

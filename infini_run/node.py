@@ -85,7 +85,7 @@ class NodeRun:
             if self.options.ready_timeout_s or self.options.hang_timeout_s:
                 self._watch = self._make_watch()
             if self._seeing is not None:
-                self._seeing.begin(self.plan, self.group, lambda: self.outcome.exits())
+                self._seeing.begin(self.plan, self.group, lambda: self.outcome)
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()

@@ -2,7 +2,7 @@
 
 The rule: the caller's own choice is law. An inherited list is read as CUDA reads it, and each rank gets some of its
 entries, spelled as the caller spelled them. NVML is asked, never CUDA: counting makes no context. `survey` and
-`find_holders` look; everything else here only decides.
+`find_holders` look, and who has NVML started does with `cards_of` and `processes_on`; all else here only decides.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def survey() -> tuple[Card, ...]:
 
     Raises DeviceError: NVML could not be loaded, started or asked.
     """
-    return _ask(_cards)
+    return _ask(cards_of)
 
 
 def _ask(question: Callable[[Any], T]) -> T:
@@ -131,7 +131,8 @@ def _ask(question: Callable[[Any], T]) -> T:
         raise _refusal(pynvml, error) from error
 
 
-def _cards(nvml: Any) -> tuple[Card, ...]:
+def cards_of(nvml: Any) -> tuple[Card, ...]:
+    """The same of NVML that is started, for who goes on asking. Raises NVMLError."""
     count = nvml.nvmlDeviceGetCount()
     cards = tuple(card for index in range(count) if (card := _card(nvml, index)))
     if count and not cards:
@@ -212,10 +213,7 @@ def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
 
 def _holders(nvml: Any, gpu: Gpu) -> Iterator[Holder]:
     handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-    try:  # by their versions: without one, pynvml has an error of its own for an old driver
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    except nvml.NVMLError_FunctionNotFound:  # before R510; the same structure
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+    processes = processes_on(nvml, handle)
     for process in processes:
         mib = None if process.usedGpuMemory is None else process.usedGpuMemory >> 20
         yield Holder(gpu=gpu, pid=process.pid, mib=mib)
@@ -225,3 +223,11 @@ def _holders(nvml: Any, gpu: Gpu) -> Iterator[Holder]:
         return
     if not processes and used >= _UNSHOWN_MIB:
         yield Holder(gpu=gpu, pid=None, mib=used)
+
+
+def processes_on(nvml: Any, handle: Any) -> Any:
+    """As NVML has them: pid, and usedGpuMemory in bytes or None. Raises NVMLError."""
+    try:  # by their versions: without one, pynvml has an error of its own for an old driver
+        return nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    except nvml.NVMLError_FunctionNotFound:  # before R510; the same structure
+        return nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)

@@ -264,7 +264,7 @@ FLAGS = (
     _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port; etcd is refused"),
     _row("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
-    Flag(group="torchrun", name="numa_binding", kind=plain, default="",
+    Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
          help="honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
     switch("virtual_local_rank", "torchrun",

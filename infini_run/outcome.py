@@ -29,7 +29,6 @@ _UNPLACED = {  # why a kernel takes no memory policy
     38: ": a kernel without NUMA",
 }
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
-_IGNORED = frozenset(("passed", "triggered"))
 _LOOKS = 256  # kept: of a job that hangs again and again the first ones
 
 
@@ -54,6 +53,7 @@ class Outcome:
         }
         self.first: int | None = None  # rank of the first failure
         self.told = 0  # the signal from outside that ended the job
+        self._passed: set[int] = set()  # signals
         self._strays: list[Stray] = []
         self._stray_count = 0
         self._stuck: list[Stray] = []
@@ -67,7 +67,7 @@ class Outcome:
 
     def note(self, event: Event) -> str:
         """Take one event in; return what there is to tell the user about it now, or ""."""
-        if event.kind in _IGNORED:
+        if event.kind == "triggered":
             return ""
         text: str = getattr(self, f"_note_{event.kind}")(event) or ""
         return text
@@ -108,6 +108,9 @@ class Outcome:
             return f"{name} again: killing what is left"
         self.told = event.signal
         return f"{name}: stopping; SIGKILL in {self._options.grace_s:g} s, or at once when told again"
+
+    def _note_passed(self, event: Event) -> None:
+        self._passed.add(event.signal)
 
     def _note_stray(self, event: Event) -> None:
         self._strays.append(Stray(pid=event.pid, name=event.name))
@@ -186,6 +189,12 @@ class Outcome:
         """How each worker ended, as far as it has; by rank."""
         return tuple(self._exits[rank] for rank in sorted(self._exits))
 
+    @property
+    def is_interrupted(self) -> bool:
+        """The user has ended the lone rank by Ctrl-C or Ctrl-\\: its failure is no news."""
+        first = self.first_failure()
+        return self._has_terminal and first is not None and first.shell_code in _INTERRUPTED
+
     def first_failure(self) -> Exit | None:
         return None if self.first is None else self._exits[self.first]
 
@@ -220,7 +229,8 @@ class Outcome:
             exits=self.exits(),
             first_failure=first,
             told=self.told,
-            quiet=self._has_terminal and first is not None and first.shell_code in _INTERRUPTED,
+            passed=tuple(sorted(self._passed)),
+            quiet=self.is_interrupted,
             strays=tuple(self._strays),
             stray_count=self._stray_count,
             stuck=tuple(self._stuck),

@@ -30,7 +30,8 @@ class Node:
     """One machine of the launch, as it was found.
 
     index: its node rank. nproc: workers on it. cpus: CPUs that they share. devices: the GPU names of each
-    local rank, for the variable `shown_by`; empty where --gpus_per_proc leaves them alone. places: what each
+    local rank, for the variable `shown_by`; empty where --gpus_per_proc leaves them alone. uuids: of the same GPUs,
+    empty for a rank where one of them is not known. places: what each
     local rank is bound to; empty without --bind. notices: what the user is to be told of it.
     """
 
@@ -39,6 +40,7 @@ class Node:
     nproc: int
     cpus: int = 0
     devices: tuple[tuple[str, ...], ...] = ()
+    uuids: tuple[tuple[str, ...], ...] = ()
     shown_by: str = "CUDA_VISIBLE_DEVICES"
     places: tuple[Place, ...] = ()
     notices: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ class Worker:
     error_log: str
     error_file: str
     notify: str
+    uuids: tuple[str, ...] = ()  # of its devices, where they are known
 
 
 @record
@@ -272,6 +275,7 @@ def _worker(
         error_log=error_log,
         error_file=error_file,
         notify=notify,
+        uuids=node.uuids[local_rank] if node.uuids else (),
     )
 
 

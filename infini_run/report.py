@@ -86,11 +86,11 @@ class Stray:
 
 @record
 class Report:
-    """The end of a launch. `told`: the signal from outside that ended it, else 0. `strays`: the first few of
-    `stray_count`. taken_port: the rendezvous port, if it was somebody else's, else 0. restarts: how often all ranks
-    were started again; all else is of the last attempt, but for `earlier_failures`: each restarted attempt's first
-    one, the last hundred. not_restarted: why the last failure was not followed by a restart, where that is not
-    plain."""
+    """The end of a launch. `told`: the signal from outside that ended it, else 0. passed: those that were passed on
+    to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
+    else's, else 0. restarts: how often all ranks were started again; all else is of the last attempt, but for
+    `earlier_failures`: each restarted attempt's first one, the last hundred. not_restarted: why the last failure was
+    not followed by a restart, where that is not plain."""
 
     launch_id: str
     run_id: str
@@ -101,6 +101,7 @@ class Report:
     exits: tuple[Exit, ...]
     first_failure: Exit | None = None
     told: int = 0
+    passed: tuple[int, ...] = ()
     quiet: bool = False
     strays: tuple[Stray, ...] = ()
     stray_count: int = 0

@@ -45,6 +45,10 @@ def decide(report: Report, options: Options, tally: Tally, chance: float = 0.0) 
     first = report.first_failure
     if first is None or report.told or report.quiet:  # quiet: Ctrl-C was the lone rank's own
         return Decision(again=False, tally=tally)
+    if first.shell_code - 128 in report.passed:  # killed by it, or says so
+        from infini_run.report import signal_name
+
+        return Decision(again=False, tally=tally, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
     if first.shell_code in _CANNOT_RUN:
         return Decision(again=False, tally=tally, why=_CANNOT_RUN[first.shell_code])
     if report.stuck:

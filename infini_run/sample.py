@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from infini_run.nvidia import cards_of, processes_on
 from infini_run.process import Table
 from infini_run.record import record
 
@@ -30,9 +31,9 @@ class Sample:
 
 @record
 class Card:
-    """A GPU at one moment. names: what may stand for it in CUDA_VISIBLE_DEVICES."""
+    """A GPU or MIG instance at one moment."""
 
-    names: tuple[str, ...]
+    uuid: str
     use: float | None
     memory: int
     held: Mapping[int, int]  # bytes by pid, as far as NVML knows the pids of this namespace
@@ -59,7 +60,7 @@ class Sampler:
                 cpu=self._cpu(pid, table.cpu_s(pid), start_s, now_s),
                 memory=table.memory(pid),
                 is_suspended=table.state(pid) in ("T", "t"),
-                **gpu_share(cards, worker.devices, pids),
+                **gpu_share(cards, worker.uuids, pids),
             )
         self._before = {pid: self._before[pid] for pid in ranks if pid in self._before}
         return found
@@ -77,13 +78,13 @@ class Sampler:
             meter.close()
 
 
-def gpu_share(cards: Sequence[Card], devices: Sequence[str], pids: set[int]) -> dict[str, Any]:
-    """The fields of a Sample that are about GPUs, of the processes `pids`, which were given `devices`.
+def gpu_share(cards: Sequence[Card], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
+    """The fields of a Sample that are about GPUs, of the processes `pids`, which were given those of `uuids`.
 
     Their GPUs are those given to them alone, else those on which they hold memory. Where NVML tells no pid of theirs
     (a container, an unprivileged user) the memory is all that is in use on the GPUs given to them.
     """
-    given = [card for card in cards if any(_stands_for(device, card) for device in devices)]
+    given = [card for card in cards if card.uuid in uuids]
     held = [card for card in cards if pids & card.held.keys()]
     ours = given or held
     if not ours:
@@ -96,29 +97,24 @@ def gpu_share(cards: Sequence[Card], devices: Sequence[str], pids: set[int]) -> 
     }
 
 
-def _stands_for(device: str, card: Card) -> bool:
-    """An index, or a UUID or its beginning."""
-    return any(device == name or (device.startswith("GPU-") and name.startswith(device)) for name in card.names)
-
-
 class Meter:
     """NVML, started. Whatever it cannot say is left out; an error for good ends it."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        self._names = [(str(i), nvml.nvmlDeviceGetUUID(handle)) for i, handle in enumerate(self._handles)]
+        uuids = [gpu.uuid for card in cards_of(nvml) for gpu in card.gpus]
+        self._handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids if uuid is not None}
 
     def read(self) -> list[Card]:
-        return [self._card(handle, names) for handle, names in zip(self._handles, self._names, strict=True)]
+        return [self._card(uuid, handle) for uuid, handle in self._handles.items()]
 
-    def _card(self, handle: Any, names: tuple[str, ...]) -> Card:
+    def _card(self, uuid: str, handle: Any) -> Card:
         nvml = self._nvml
         use = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
-        running = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+        running = self._ask(lambda of: processes_on(nvml, of), handle) or []
         return Card(
-            names=names,
+            uuid=uuid,
             use=None if use is None else use.gpu / 100,
             memory=0 if memory is None else memory.used,
             held={process.pid: process.usedGpuMemory or 0 for process in running},

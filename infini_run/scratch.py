@@ -30,7 +30,7 @@ class Scratch:
         if options.report or options.log_dir:
             from infini_run.files import check_target, open_logs
 
-            check_target("report", options.report)
+            check_target("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading)
         if not options.log_dir:
             self._make_error_folder(os.path.dirname(plan.workers[0].error_file))

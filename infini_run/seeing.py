@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from infini_run.group import Event, Group
     from infini_run.live import Display, Scene
     from infini_run.options import Options
+    from infini_run.outcome import Outcome
     from infini_run.plan import Plan
-    from infini_run.report import Exit
     from infini_run.trace import Trace
 
 _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
@@ -32,12 +32,12 @@ class Seeing:
         self._trace = trace
         self._display = display
 
-    def begin(self, plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> None:
-        """The ranks are about to be started. exits: what became of them so far."""
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
+        """The ranks are about to be started. outcome: what became of them so far."""
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(_scene(plan, group, exits))
+            self._display.begin(_scene(plan, group, outcome))
 
     def follow(self, event: Event) -> None:
         if self._trace is not None:
@@ -83,10 +83,10 @@ class Seeing:
         return "" if self._trace is None else self._trace.write()
 
 
-def _scene(plan: Plan, group: Group, exits: Callable[[], tuple[Exit, ...]]) -> Scene:
+def _scene(plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
     from infini_run.live import Scene
 
-    return Scene(plan=plan, group=group, exits=exits)
+    return Scene(plan=plan, group=group, outcome=outcome)
 
 
 def open_seeing(
@@ -97,7 +97,7 @@ def open_seeing(
 
     Raises UsageError: rich is missing, or the trace cannot be written.
     """
-    if options.trace and options.trace == options.report:
+    if options.trace and options.report and _place("trace", options.trace) == _place("report", options.report):
         raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
     trace = None
     if options.trace:
@@ -106,10 +106,18 @@ def open_seeing(
         from infini_run.trace import Trace
 
         trace = Trace(absolute("trace", options.trace))
-        check_target("trace", options.trace)
+        check_target("trace", options.trace, options.log_dir)
     display = _open_display(options, environ, say) if options.live != "off" else None
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Seeing(trace, display)), options
+
+
+def _place(flag: str, path: str) -> tuple[str, str]:
+    """The folder and the name that a file is renamed to: links lead to a folder, a link itself is replaced."""
+    from infini_run.survey import absolute
+
+    folder, name = os.path.split(absolute(flag, path))
+    return os.path.realpath(folder), name
 
 
 def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:

@@ -196,7 +196,7 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
         if options.gpus_per_proc:
             shares = share(found, node.nproc, options.gpus_per_proc)
             names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
-            node = replace(node, devices=names, shown_by=found.variable)
+            node = replace(node, devices=names, uuids=tuple(map(_uuids, shares)), shown_by=found.variable)
         if options.check_gpus != "off":
             node = replace(node, notices=_notices(found, shares, options.check_gpus))
     elif options.bind != "none":
@@ -221,6 +221,11 @@ def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
     from infini_run.placement import find_places
 
     return replace(node, notices=(notice,), places=find_places(options.bind, node.nproc, ()))
+
+
+def _uuids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    known = tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
+    return known if len(known) == len(gpus) else ()
 
 
 def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import os
 from infini_run.error_file import read_error_file
 from infini_run.errors import UsageError, printable
 from infini_run.kind import number
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch 
 class Bar:
     """One rank's life, in seconds since the epoch; None: not known. end: how it ended: `exit 3`, `SIGSEGV`, ...
 
-    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its launch.
+    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its attempt.
     """
 
     rank: int
@@ -59,21 +59,27 @@ def read_timeline(paths: Sequence[str]) -> Timeline:
 
 
 def _read(path: str) -> Timeline:
-    if not os.path.isdir(path):
-        return _from_report(path, _load(path))
-    reports = [(os.path.getmtime(found), found) for found in _jsons(path) if _is_report(found)]
-    return _from_report(path, _load(max(reports)[1])) if reports else _from_logs(path)
-
-
-def _jsons(folder: str) -> list[str]:
-    return [entry.path for entry in os.scandir(folder) if entry.name.endswith(".json") and entry.is_file()]
-
-
-def _is_report(path: str) -> bool:
+    """The border: whatever the file system refuses further in comes out here as one sentence."""
     try:
-        return "ranks" in _load(path)
-    except UsageError:
-        return False
+        if not os.path.isdir(path):
+            return _from_report(path, _load(path))
+        report = _newest_report(path)
+        return _from_report(*report) if report else _from_logs(path)
+    except OSError as error:
+        name = printable(os.fsdecode(error.filename or path))
+        raise UsageError(f"--plot: {name} cannot be read: {error.strerror}; {_HOW}") from None
+
+
+def _newest_report(folder: str) -> tuple[str, dict[str, Any]] | None:
+    """The newest file there that is one, with what is in it."""
+    with os.scandir(folder) as entries:
+        found = [(e.stat().st_mtime, e.path) for e in entries if e.name.endswith(".json") and e.is_file()]
+    for _, path in sorted(found, reverse=True):
+        try:
+            return path, _load(path)
+        except (UsageError, OSError):
+            continue
+    return None
 
 
 def _load(path: str) -> dict[str, Any]:
@@ -81,8 +87,6 @@ def _load(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             content = json.loads(file.read(_LARGEST))
-    except OSError as error:
-        raise UsageError(f"--plot: {name} cannot be read: {error.strerror}; {_HOW}") from None
     except (ValueError, RecursionError):
         raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}") from None
     if not isinstance(content, dict) or not isinstance(content.get("ranks"), list):
@@ -97,12 +101,24 @@ def _load(path: str) -> dict[str, Any]:
 
 def _from_report(path: str, content: Mapping[str, Any]) -> Timeline:
     try:
-        bars = [_bar(rank, content) for rank in content["ranks"] if rank.get("start") is not None]
+        earlier = [_restarted(_bar(rank, content)) for rank in _started(content.get("earlier_failures") or [])]
+        bars = earlier + [_bar(rank, content) for rank in _started(content["ranks"])]
         world, code = int(content["world_size"]), int(content["exit_code"])
+        restarts = int(content.get("restarts") or 0)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UsageError(f"--plot: {printable(path)} is a report that is not whole; {_HOW}") from None
     title = f"{content.get('run_id') or content.get('launch_id')} on {content.get('host')}"
-    return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}"), bars=tuple(bars))
+    after = f" after {restarts} restart{'s' * (restarts > 1)}" if restarts else ""
+    return Timeline(title=printable(f"{title}: {world} ranks, exit code {code}{after}"), bars=tuple(bars))
+
+
+def _started(ranks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [rank for rank in ranks if rank.get("start") is not None]
+
+
+def _restarted(bar: Bar) -> Bar:
+    """As the first failure of an attempt, after which all ranks were started again."""
+    return replace(bar, is_first=True, end=f"{bar.end}, restarted")
 
 
 def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
@@ -138,42 +154,103 @@ def _end(rank: Mapping[str, Any]) -> object:
 # ---- from logs
 
 
+@record
+class _Log:
+    """What a rank of one attempt has left. birth_s: None where nobody knows."""
+
+    rank: int
+    birth_s: float | None
+    end_s: float
+    error_file: str
+    hang_file: str
+
+
 def _from_logs(folder: str) -> Timeline:
     """A log is as old as its rank, and its last line was written when it was last changed: that much a folder
     without a report says, and who left an error file or was found hanging."""
-    logs = {}
-    for entry in os.scandir(folder):
-        rank = number(entry.name.removeprefix("rank_").removesuffix(".log"))
-        if entry.name == f"rank_{rank}.log" and rank is not None and rank >= 0 and entry.is_file():
-            logs[rank] = (_birth_s(entry.path), entry.stat().st_mtime)
-    if not logs:
-        raise UsageError(f"--plot: {printable(folder)} holds no rank_N.log and no report; {_HOW}")
-    first_s = min(end_s if birth_s is None else birth_s for birth_s, end_s in logs.values())
-    bars = [
-        Bar(
-            rank=rank,
-            start_s=min(end_s, first_s if birth_s is None else birth_s),
-            end_s=end_s,
-            **_signs(folder, rank),
-        )
-        for rank, (birth_s, end_s) in logs.items()
+    name, what, attempts = folder, "logs", [_flat_logs(folder)]
+    if not attempts[0]:
+        name, attempts = _newest_run(folder)
+        what = "pairs of logs of local ranks"
+    if not attempts:
+        raise UsageError(f"--plot: {printable(folder)} holds no log of a rank and no report; {_HOW}")
+    bars = _bars(attempts[-1])
+    for logs in reversed(attempts[:-1]):
+        earlier = _bars(logs, until_s=min(bar.start_s for bar in bars))
+        bars = [_restarted(bar) if bar.is_first else bar for bar in earlier] + bars
+    title = f"{os.path.basename(os.path.abspath(name))}: {len(bars)} {what}, from their creation to their last line"
+    return Timeline(title=printable(title), bars=tuple(bars))
+
+
+def _flat_logs(folder: str) -> list[_Log]:
+    """rank_R.log"""
+    return [
+        _log(rank, [path], f"{folder}/rank_{rank}.error.json", f"{folder}/hang_{rank}.txt")
+        for rank, path in _numbered(folder, "rank_", ".log")
+        if os.path.isfile(path)
     ]
-    title = f"{os.path.basename(os.path.abspath(folder))}: {len(bars)} logs, from their creation to their last line"
-    return Timeline(title=printable(title), bars=tuple(_with_first(bars)))
 
 
-def _signs(folder: str, rank: int) -> dict[str, Any]:
-    message = read_error_file(f"{folder}/rank_{rank}.error.json")
+def _newest_run(folder: str) -> tuple[str, list[list[_Log]]]:
+    """torchrun's layout: the run in this folder that wrote last, or the run that this folder is, and its attempts."""
+    with os.scandir(folder) as entries:
+        runs = [entry.path for entry in entries if "_" in entry.name and entry.is_dir()]
+    found = [(run, _attempts(run, folder)) for run in runs]
+    found.append((folder, _attempts(folder, os.path.join(folder, os.pardir))))
+    return max(found, key=lambda run: max((log.end_s for logs in run[1] for log in logs), default=0.0))
+
+
+def _attempts(run: str, log_dir: str) -> list[list[_Log]]:
+    """RUN/attempt_N/R/stdout.log and stderr.log, attempt by attempt. log_dir: where looks at a hang are."""
+    attempts = []
+    for _, attempt in sorted(_numbered(run, "attempt_")):
+        logs = []
+        for rank, inner in _numbered(attempt) if os.path.isdir(attempt) else ():
+            files = [path for path in (f"{inner}/stdout.log", f"{inner}/stderr.log") if os.path.isfile(path)]
+            if files:
+                logs.append(_log(rank, files, f"{inner}/error.json", f"{log_dir}/hang_{rank}.txt"))
+        attempts += [logs] if logs else []
+    return attempts
+
+
+def _numbered(folder: str, before: str = "", after: str = "") -> list[tuple[int, str]]:
+    """What is called so there, with its number from 0."""
+    with os.scandir(folder) as entries:
+        named = [(number(entry.name.removeprefix(before).removesuffix(after)), entry) for entry in entries]
+    return [(n, e.path) for n, e in named if n is not None and n >= 0 and e.name == f"{before}{n}{after}"]
+
+
+def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _Log:
+    births = [birth_s for path in paths if (birth_s := _birth_s(path)) is not None]
+    return _Log(
+        rank=rank,
+        birth_s=min(births, default=None),
+        end_s=max(os.stat(path).st_mtime for path in paths),
+        error_file=error_file,
+        hang_file=hang_file,
+    )
+
+
+def _bars(logs: Sequence[_Log], until_s: float = float("inf")) -> list[Bar]:
+    """Of one attempt, which begins when the first of its logs is made. until_s: when the next one began."""
+    first_s = min(log.end_s if log.birth_s is None else log.birth_s for log in logs)
+    bars = []
+    for log in logs:
+        start_s = min(log.end_s, first_s if log.birth_s is None else log.birth_s)
+        bars.append(Bar(rank=log.rank, start_s=start_s, end_s=log.end_s, **_signs(log, start_s, until_s)))
+    return _with_first(bars)
+
+
+def _signs(log: _Log, start_s: float, until_s: float) -> dict[str, Any]:
+    message = read_error_file(log.error_file)
     if message:
         return {"kind": "failed", "end": printable(message.partition("\n")[0][:60])}
-    if os.path.exists(f"{folder}/hang_{rank}.txt"):
+    if os.path.exists(log.hang_file) and start_s <= os.stat(log.hang_file).st_mtime < until_s:
         return {"kind": "failed", "end": "hung"}
     return {"kind": "unknown"}
 
 
 def _with_first(bars: list[Bar]) -> list[Bar]:
-    from infini_run.record import replace
-
     failed = [bar for bar in bars if bar.kind == "failed"]
     first = min(failed, key=lambda bar: bar.end_s) if failed else None
     return [replace(bar, is_first=bar is first) for bar in bars]

@@ -39,8 +39,8 @@ def signals_to_handle(text: str) -> str:
                 kind.stop_signal(name.strip())
             except ValueError:
                 raise ValueError(
-                    f"{quote(name.strip())} is no signal that can be handled; TERM, INT, HUP and QUIT stop the job, "
-                    "USR1, USR2 and others reach every rank, without this flag"
+                    f"{quote(name.strip())} is no signal that can be handled; TERM, INT and QUIT stop the job; "
+                    "HUP, USR1 and others reach every rank, without this flag"
                 ) from None
     return text
 

@@ -32,9 +32,11 @@ _BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved col
 class _Life:
     """One rank of one attempt."""
 
-    def __init__(self, index: int, worker: Worker, event: Event) -> None:
+    def __init__(self, index: int, worker: Worker, event: Event, attempt: int) -> None:
         self.index = index
         self.worker = worker
+        self.attempt = attempt
+        self.name = f"rank {worker.rank}, attempt {attempt}" if attempt else f"rank {worker.rank}"
         self.pid = event.pid
         self.start_ns = event.time_ns
         self.ready_ns = self.stop_ns = 0  # 0: never
@@ -65,6 +67,7 @@ class Trace:
         self._group: Group | None = None
         self._live: dict[int, _Life] = {}  # by index
         self._lives: list[_Life] = []  # of all attempts
+        self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
         self._told = 0  # instants
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
@@ -132,7 +135,7 @@ class Trace:
 
     def _note_started(self, event: Event) -> None:
         assert self._plan is not None
-        life = _Life(event.worker, self._plan.workers[event.worker], event)
+        life = _Life(event.worker, self._plan.workers[event.worker], event, self._attempt)
         self._live[event.worker] = life
         self._lives.append(life)
         self._spawned_ns = max(self._spawned_ns, event.time_ns)
@@ -156,6 +159,10 @@ class Trace:
 
     def _note_passed(self, event: Event) -> None:
         self._instant(f"passed {signal_name(event.signal)} on", event)
+
+    def _note_restarting(self, event: Event) -> None:
+        self._attempt = event.code
+        self._instant(f"restart {event.code}", event)
 
     def _note_stray(self, event: Event) -> None:
         self._instant(f"left behind: {printable(event.name)}", event, {"pid": event.pid})
@@ -222,8 +229,7 @@ class Trace:
         names = _names(os.getpid(), f"infini-run on {os.uname().nodename}", -1)
         events = list(self._events)
         for life in self._lives:
-            worker = life.worker
-            names += _names(life.pid, f"rank {worker.rank}", worker.rank)
+            names += _names(life.pid, life.name, life.worker.rank)
             events += self._life_events(life, now_ns)
         events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
         plan = self._plan
@@ -232,7 +238,7 @@ class Trace:
 
     def _life_events(self, life: _Life, now_ns: int) -> list[dict[str, Any]]:
         end_ns = life.end.time_ns if life.end else now_ns
-        whole = self._span(f"rank {life.worker.rank}", life.pid, life.start_ns, end_ns)
+        whole = self._span(life.name, life.pid, life.start_ns, end_ns)
         events = [{**whole, "cat": "rank", "cname": _colour(life.end), "args": _args(life)}]
         stop_ns = min(life.stop_ns or end_ns, end_ns)
         if life.stop_ns:
@@ -289,7 +295,11 @@ def _end_text(end: Event) -> str:
 
 
 def _args(life: _Life) -> dict[str, Any]:
-    args: dict[str, Any] = {"rank": life.worker.rank, "local_rank": life.worker.local_rank}
+    args: dict[str, Any] = {
+        "rank": life.worker.rank,
+        "local_rank": life.worker.local_rank,
+        "attempt": life.attempt,
+    }
     if life.worker.devices:
         args["devices"] = ",".join(life.worker.devices)
     if life.end is not None:

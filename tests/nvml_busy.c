@@ -1,15 +1,17 @@
 /* A stand-in for libnvidia-ml.so.1 whose GPUs are in use. It knows only what the file $BUSY_GPUS says whenever it is
- * asked: one GPU a line, `uuid percent MiB pid:MiB ...`. */
+ * asked: one GPU a line, `uuid percent MiB pid:MiB ...`. The
+ * model is told by the first letter after `GPU-`. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, TOO_SMALL = 7, MAX_GPUS = 8, MAX_HELD = 8 };
+enum { OK = 0, NOT_FOUND = 6, TOO_SMALL = 7, MAX_GPUS = 8, MAX_HELD = 8 };
 
 struct held { unsigned pid; unsigned long long memory; unsigned gi, ci; };
 struct gpu { char uuid[64]; unsigned use; unsigned long long mib; struct held held[MAX_HELD]; unsigned n; };
 struct memory { unsigned long long total, free, used; };
 struct use { unsigned gpu, memory; };
+struct pci { char old_bus_id[16]; unsigned domain, bus, device, device_id, subsystem_id; char bus_id[32]; };
 
 static struct gpu gpus[MAX_GPUS];
 static unsigned gpu_count;
@@ -48,6 +50,29 @@ NVML(nvmlDeviceGetHandleByIndex_v2, unsigned index, struct gpu **ret_gpu) { *ret
 NVML(nvmlDeviceGetUUID, const struct gpu *gpu, char *ret_text, unsigned size)
 {
     (void)snprintf(ret_text, size, "%s", gpu->uuid);
+    return OK;
+}
+
+NVML(nvmlDeviceGetHandleByUUID, const char *uuid, struct gpu **ret_gpu)
+{
+    for (unsigned i = 0; i < gpu_count; i++) {
+        *ret_gpu = &gpus[i];
+        if (strcmp(gpus[i].uuid, uuid) == 0)
+            return OK;
+    }
+    return NOT_FOUND;
+}
+
+NVML(nvmlDeviceGetName, const struct gpu *gpu, char *ret_text, unsigned size)
+{
+    (void)snprintf(ret_text, size, "NVIDIA %c", gpu->uuid[strlen("GPU-")]);
+    return OK;
+}
+
+NVML(nvmlDeviceGetPciInfo_v3, const struct gpu *gpu, struct pci *ret_pci)
+{
+    *ret_pci = (struct pci){.bus = (unsigned)(gpu - gpus)};
+    (void)snprintf(ret_pci->bus_id, sizeof ret_pci->bus_id, "00000000:%02X:00.0", ret_pci->bus);
     return OK;
 }
 

@@ -284,12 +284,14 @@ def bound():
         (("--log_dir=closed/logs", *PROGRAM), 2, "--log_dir=closed/logs cannot be made: Permission denied"),
         (("--log_dir=closed", *PROGRAM), 2, "--log_dir: closed/rank_0.log cannot be written: Permission denied"),
         (("--report=closed/report", *PROGRAM), 2, "--report=closed/report cannot be written: Permission denied"),
+        (("--plot=o.png", "locked"), 2, "--plot: locked cannot be read: Permission denied; give the FILE"),
         (("--flagfile=secret.py", *PROGRAM), 2, "--flagfile=secret.py: cannot be read: Permission denied"),
         (("secret.py",), 126, "secret.py cannot be read: permission denied"),
     ],
 )
 def test_what_is_not_permitted_is_refused(words, code, said, refused, bound, here):
     (here / "closed").mkdir(mode=0o555)
+    (here / "locked").mkdir(mode=0o311)
     script(here / "secret.py", "", 0)
     got, line = refused(*words, under=bound)
     assert got == code

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import COMMAND, PATHS
+from conftest import COMMAND, PATHS, play
 from live import Live, spec
 from native import build
 
@@ -162,6 +162,16 @@ def test_a_sandbox_without_memory_policies_is_told_of_once_and_cpus_are_bound(in
     assert err.count("\n") == 1
     assert "bound to their CPUs alone (set_mempolicy: Operation not permitted: a container's seccomp" in err
     assert command.out.count(b"cpus") == 2
+
+
+@needs_numa
+def test_a_sandbox_without_memory_policies_is_told_of_once_for_each_attempt(infini_run):
+    deny = (build("deny.c", instead_of="*"), "set_mempolicy", "0", "1")
+    again = ("--max_restarts=1", "--restart_delay=0")
+    command = infini_run("--nproc_per_node=2", "--bind=numa", *again, *play("+0", "exit=3"), under=deny)
+    if command.wait() == 77:
+        pytest.skip("no filter is permitted here")
+    assert command.err.count(b"set_mempolicy") == 2
 
 
 def test_a_sandbox_that_forbids_affinity_is_a_failed_start_with_its_step(infini_run, every_path):

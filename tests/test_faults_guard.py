@@ -35,19 +35,20 @@ ERRORS = {
     "syscall424": ("EPERM", "ENOSYS"),
     "syscall434": (*SHORT, "ENOSYS"),
 }
-RUNS, AT_MOST_EACH = 30, 12
+RUNS, AT_MOST_EACH = 20, 12
 MARK = "INFINI_RUN_ID=guarded"
 LAUNCHER = """
 import os, signal, subprocess, sys
 guard, folder, preload = sys.argv[1], sys.argv[2], sys.argv[3:]
 environ = {**os.environ, **dict(word.split("=", 1) for word in preload)}
-worker = subprocess.Popen(["sleep", "1000"], process_group=0)
+quiet = {"stdout": subprocess.DEVNULL}
+worker = subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp, **quiet)
 for script in ("sleep 1000", "sleep 1000 & setsid sleep 1000"):
-    subprocess.Popen(["sh", "-c", script], start_new_session=True)
+    subprocess.Popen(["sh", "-c", script], start_new_session=True, **quiet)
 words = [guard, str(os.getpid()), str(os.getsid(0)), "0", os.environb[b"MARK"].decode(), folder, ""]
-guard = subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, start_new_session=True)
-guard.stdin.write(worker.pid.to_bytes(4, "little"))
-guard.stdin.flush()
+reading, writing = os.pipe()
+os.write(writing, worker.pid.to_bytes(4, "little"))
+guard = subprocess.Popen(words, env=environ, stdin=reading, start_new_session=True, **quiet)
 print(guard.pid, flush=True)
 signal.pause()
 """

@@ -105,6 +105,29 @@ def test_a_hang_is_a_state_and_its_look_is_told_above_the_table(window):
     assert one.wait() == 130
 
 
+@pytest.mark.parametrize(("key", "program", "code"), [
+    ("\x03", ["sh", "-c", "echo up; exec sleep 1000"], 130),
+    ("\x1c", ["sh", "-c", "ulimit -c 0; echo up; exec sleep 1000"], 131),
+    ("\x03", ["sh", "-c", "trap 'exit 130' INT; echo up; while :; do sleep 1000; done"], 130),
+])  # fmt: skip
+def test_a_lone_rank_that_the_user_has_interrupted_has_not_failed(window, key, program, code):
+    one = window(*LIVE, *program)
+    one.see(lambda: one.row(0)[-1:] == ["up"])
+    one.type(key)
+    assert one.wait() == code
+    assert one.row(0)[1] == "interrupted"
+    assert "1 interrupted" in one.text[one.text.index(_head(one)) - 1]
+    assert not any("failed" in line for line in one.text)
+    assert_in_order(one)
+
+
+def test_a_lone_rank_that_was_killed_by_another_has_failed(window):
+    one = window(*LIVE, "sh", "-c", "echo up; kill -TERM $$; exec sleep 1000")
+    assert one.wait() == 143
+    assert one.row(0)[1] == "SIGTERM"
+    assert "1 failed" in one.text[one.text.index(_head(one)) - 1]
+
+
 def _head(window):
     return next(line for line in window.text if HEAD in line)
 
@@ -394,6 +417,29 @@ def test_gpus_have_columns_where_nvml_is(window, busy_gpus, tmp_path):
     one.see(lambda: one.row(1)[6:8] == ["300M", "20%"])
     assert "GPUMEM  GPU" in _head(one)
     assert len(one.row(0)) == 6
+    one.type("\x03")
+    assert one.wait() == 130
+
+
+@pytest.mark.parametrize(
+    ("boards", "environ", "shown"),
+    [
+        (("GPU-aa", "GPU-bb"), {}, None),  # unequal boards, which CUDA may sort as it likes
+        (("GPU-aa", "GPU-bb"), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, (["500M", "20%"], ["2.9G", "70%"])),
+        (("GPU-a1", "GPU-a2"), {}, (["500M", "20%"], ["2.9G", "70%"])),
+        (("GPU-aa", "GPU-bb"), {"CUDA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, (["500M", "20%"], ["2.9G", "70%"])),
+    ],
+)
+def test_a_rank_is_shown_the_gpus_that_it_was_given_or_none(window, busy_gpus, tmp_path, boards, environ, shown):
+    gpus = tmp_path / "gpus"
+    gpus.write_text(f"{boards[0]} 70 3000\n{boards[1]} 20 500\n")  # whose pids are told to nobody here
+    environ = {"CUDA_VISIBLE_DEVICES": "1,0", **environ, "LD_LIBRARY_PATH": busy_gpus, "BUSY_GPUS": str(gpus)}
+    one = window(*LIVE, "--nproc_per_node=2", "--gpus_per_proc=1", *play("wait"), **environ)
+    one.see(lambda: all(one.row(rank)[5:6] for rank in range(2)))  # a sample was taken
+    if shown is None:
+        assert not any("GPU" in line for line in one.text)
+    else:
+        assert (one.row(0)[6:8], one.row(1)[6:8]) == shown
     one.type("\x03")
     assert one.wait() == 130
 

@@ -37,3 +37,7 @@ def test_helpfull_tells_what_becomes_of_torchruns_flags():
     text = " ".join(help_text(True).split())
     for part in ("--run_id=ID, --rdzv_id", "--grace=TIME, --shutdown_timeout", "ignored: ", "refused: "):
         assert part in text
+
+
+def test_every_default_that_is_shown_has_a_word():
+    assert "(default: )" not in " ".join(help_text(True).split())

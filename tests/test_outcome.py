@@ -107,6 +107,14 @@ def test_a_signal_to_us_is_told_with_the_grace_and_the_second_with_the_end():
     assert outcome.report().exit_code == 143
 
 
+def test_signals_that_were_passed_on_are_kept_each_once():
+    outcome = outcome_of()
+    for number in (10, 1, 10):
+        assert outcome.note(event("passed", signal=number)) == ""
+    assert outcome.report().passed == (1, 10)
+    assert outcome.report().told == 0
+
+
 @pytest.mark.parametrize(
     ("given_event", "text"),
     [

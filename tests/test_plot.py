@@ -7,11 +7,13 @@ import itertools
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import matplotlib.colors
 import numpy as np
 import pytest
-from conftest import play
+from conftest import play, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -24,8 +26,11 @@ from infini_run.timeline import Bar, Timeline, read_timeline
 
 @pytest.fixture(scope="module", autouse=True)
 def fonts():
-    """matplotlib keeps its fonts open from the first picture on."""
-    FigureCanvasAgg(draw(Timeline(title="t", bars=(Bar(rank=0, start_s=0.0, end_s=1.0, kind="done"),)))).draw()
+    """matplotlib keeps its fonts open from the first picture of a form on."""
+    figure = draw(Timeline(title="t", bars=(Bar(rank=0, start_s=0.0, end_s=1.0, kind="done"),)))
+    FigureCanvasAgg(figure).draw()
+    for form in ("pdf", "svg"):
+        figure.savefig(io.BytesIO(), format=form)
 
 
 def rank(number, start=100.0, end=110.0, **fields):
@@ -129,6 +134,22 @@ def test_the_command_draws_what_a_launch_reported(infini_run, tmp_path):
     assert stat.S_IMODE(picture.stat().st_mode) == 0o600
 
 
+def test_a_failure_before_a_restart_is_marked_though_the_job_went_well_then(infini_run, tmp_path):
+    once = ["sh", "-c", "[ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ] && exit 5; sleep 0.1"]
+    told = tmp_path / "report.json"
+    command = infini_run(f"--report={told}", "--nproc_per_node=2", "--max_restarts=1", "--restart_delay=100ms", *once)
+    assert command.wait() == 0
+    timeline = read_timeline([str(told)])
+    assert [(bar.rank, bar.kind, bar.is_first) for bar in timeline.bars] == [
+        (0, "done", False), (1, "failed", True), (1, "done", False)
+    ]  # fmt: skip
+    assert timeline.bars[1].end_s < timeline.bars[2].start_s
+    assert timeline.title.endswith(": 2 ranks, exit code 0 after 1 restart")
+    figure = draw(timeline)
+    assert list(artist(figure, "failures").get_ydata()) == [1]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["rank 1, first: exit 5, restarted"]
+
+
 def test_reports_of_several_nodes_are_one_picture(write):
     parts = [
         write(report(rank(2 * n, 100 + n), rank(2 * n + 1, 100 + n), world_size=4), f"{n}.json") for n in range(2)
@@ -203,7 +224,85 @@ def test_without_a_report_logs_say_when_they_were_made_and_last_written(infini_r
     assert imread(tmp_path / "o.png").shape[2] == 4
 
 
+TWICE = """
+echo "attempt $TORCHELASTIC_RESTART_COUNT"
+if [ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ]; then echo '{"message": "boom"}' > $TORCHELASTIC_ERROR_FILE; exit 3; fi
+sleep 0.2; echo done >&2
+"""
+
+
+def test_logs_in_the_layout_of_torchrun_are_drawn_attempt_by_attempt(infini_run, tmp_path):
+    flags = ("--log_layout=torchrun", "--nproc_per_node=2", "--max_restarts=1", "--restart_delay=100ms")
+    command = infini_run("--log_dir=lg", "--rdzv_id=job", *flags, "sh", "-c", TWICE, cwd=tmp_path)
+    assert command.wait() == 0
+    (run,) = (tmp_path / "lg").iterdir()
+    for folder in (tmp_path / "lg", run):
+        timeline = read_timeline([str(folder)])
+        assert timeline.title == f"{run.name}: 4 pairs of logs of local ranks, from their creation to their last line"
+        assert [(bar.rank, bar.kind, bar.end, bar.is_first) for bar in timeline.bars] == [
+            (0, "unknown", "", False), (0, "unknown", "", False),
+            (1, "failed", "boom, restarted", True), (1, "unknown", "", False),
+        ]  # fmt: skip
+        for before, after in (timeline.bars[:2], timeline.bars[2:]):
+            assert before.start_s <= before.end_s < after.start_s
+            assert 0.1 < after.end_s - after.start_s < 50
+    command = infini_run("--plot=x.png", "lg", cwd=tmp_path)
+    assert (command.wait(), command.err) == (0, b"")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_of_several_runs_in_the_layout_of_torchrun_the_newest_is_drawn(infini_run, tmp_path):
+    for count in (3, 2):
+        flags = ("--log_layout=torchrun", f"--nproc_per_node={count}")
+        assert infini_run(f"--log_dir={tmp_path}", *flags, "sh", "-c", "echo; sleep 0.1; echo").wait() == 0
+    assert [bar.rank for bar in read_timeline([str(tmp_path)]).bars] == [0, 1]
+
+
+def test_a_hang_is_that_of_the_attempt_in_which_it_was_found(tmp_path):
+    for attempt in range(3):
+        inner = tmp_path / f"lg/none_1/attempt_{attempt}/0"
+        inner.mkdir(parents=True)
+        (inner / "stdout.log").write_text("said\n")
+        last = inner / "stdout.log"
+        if attempt == 1:
+            last = write_later(tmp_path / "lg/hang_0.txt", last)
+        write_later(inner / "error.log", last)
+    kinds = [(bar.kind, bar.end) for bar in read_timeline([str(tmp_path / "lg")]).bars]
+    assert kinds == [("unknown", ""), ("failed", "hung, restarted"), ("unknown", "")]
+
+
+def write_later(path, than):
+    """When the file system's clock has gone on."""
+    until(lambda: path.write_text("x") and path.stat().st_mtime > than.stat().st_mtime)
+    return path
+
+
+def test_of_many_files_only_the_newest_report_is_read(write, tmp_path):
+    for number in range(3):
+        os.utime(write(report(rank(number)), f"{number}.json"), (number, number))
+    os.utime(write("{}", "config.json"), (9, 9))
+    code = (
+        "import sys; from infini_run.timeline import read_timeline\n"
+        "def told(event, args): event == 'open' and str(args[0]).endswith('.json') and print(args[0])\n"
+        "sys.addaudithook(told)\n"
+        "print([bar.rank for bar in read_timeline(['.']).bars])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["./config.json", "./2.json", "[2]"]
+
+
 # ---- what cannot be drawn
+
+
+def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_path):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").symlink_to("rank_0.log")
+    command = infini_run("--plot=o.png", "logs", cwd=tmp_path)
+    assert command.wait() == 2
+    reason = b"infini-run: --plot: logs/rank_0.log cannot be read: Too many levels of symbolic links; give the FILE"
+    assert command.err.startswith(reason)
+    assert command.err.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -219,6 +318,8 @@ def test_without_a_report_logs_say_when_they_were_made_and_last_written(infini_r
         (report(rank(0), exit_code=None), "is a report that is not whole"),
         (report(rank(0, start=None)), "tells of no rank that was started"),
         (report(), "tells of no rank that was started"),
+        (report(rank(0), earlier_failures=[{"rank": 0, "start": 1.0}]), "is a report that is not whole"),
+        (report(rank(0), earlier_failures=7), "is a report that is not whole"),
         (report(rank(0, start=float("nan"))), "is a report that is not whole"),
     ],
 )
@@ -232,7 +333,7 @@ def test_what_is_no_report_is_refused(write, content, reason):
     [
         ([], b"--plot draws what has run: give the FILE of --report=FILE or the DIR of --log_dir=DIR"),
         (["python", "train.py"], b"python cannot be read: No such file or directory; give the FILE"),
-        (["empty"], b"empty holds no rank_N.log and no report"),
+        (["empty"], b"empty holds no log of a rank and no report"),
     ],
 )
 def test_the_command_says_what_to_give(infini_run, tmp_path, words, reason):

@@ -158,6 +158,27 @@ def test_job_that_was_told_to_stop_while_a_failure_ends_it_is_not_started_again(
     assert not restarts_in(command.err)
 
 
+@pytest.mark.parametrize("name", ["HUP", "USR1"])
+def test_job_that_died_of_a_signal_passed_on_is_not_started_again(launch, name):
+    command = launch("--max_restarts=3", NOW, *play("say=ready", "wait"))
+    command.pids_of(b"ready", launch.ranks)
+    command.signal(signal.Signals[f"SIG{name}"])
+    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
+    assert not restarts_in(command.err)
+    assert command.err.rstrip().endswith(f"; not restarted: SIG{name} was sent to the job".encode())
+
+
+def test_signal_that_ranks_have_handled_does_not_keep_a_later_failure_from_a_restart(infini_run):
+    words = play("+0", "tell=HUP", "say=ready", "read", "exit=3", "+1", "exit=0")
+    command = infini_run("--max_restarts=1", NOW, *words, stdin=subprocess.PIPE)
+    command.read_until(b"ready")
+    command.signal(signal.SIGHUP)
+    command.read_until(b"got HUP")
+    command.close_stdin()
+    assert command.wait() == 0
+    assert len(restarts_in(command.err)) == 1
+
+
 def test_keep_going_lets_the_others_finish_first(infini_run, gate):
     held = gate()
     words = play("+0", "@0", "exit=3", "@1", "say=works", f"hold={held}", "say=finished", "+1", "@*", "exit=0")
@@ -361,6 +382,17 @@ def test_restart_that_cannot_be_started_counts_and_is_tried_again(infini_run, ga
     assert b"exit code 3" in first
     assert second.startswith(b"restart 2 of 2 in 0 ms: ")
     assert b"making its notify socket: Address already in use" in second
+
+
+def test_last_restart_that_cannot_be_started_is_told_with_its_reason(infini_run, tmp_path):
+    script = "[ $RANK = 0 ] || exec sleep 1000; prlimit --pid $PPID --nofile=14:14; exit 3"
+    words = ("--nproc_per_node=4", "--max_restarts=1", NOW, f"--report={tmp_path}/r", "sh", "-c", script)
+    command = infini_run(*words)
+    assert command.wait() == 3
+    last = command.err.decode().splitlines()[-1]
+    assert "; after 1 restart; not restarted: rank " in last
+    assert "Too many open files" in last
+    assert "Too many open files" in story(tmp_path / "r")["not_restarted"]
 
 
 def test_restart_that_makes_no_sense_any_more_leaves_the_last_failure_to_be_told(infini_run, tmp_path):

@@ -70,6 +70,8 @@ def test_a_delay_never_falls_and_has_a_bound(first_s, number):
         (report(failed(code=0)), ""),
         (report(told=15), ""),
         (report(failed(code=None, signal=2), quiet=True), ""),
+        (report(failed(code=None, signal=1), passed=(1, 28)), "SIGHUP was sent to the job"),
+        (report(failed(code=129), passed=(1,)), "SIGHUP was sent to the job"),
         (report(failed(code=127)), "the program is not there"),
         (report(failed(code=126)), "the program cannot be executed"),
         (report(failed(code=126, start_failure="executing the program", start_errno=8)), "the program cannot be exe"),
@@ -89,6 +91,11 @@ def test_some_ends_are_never_followed_by_a_restart(ended, why):
 def test_a_rank_that_failed_is_followed_by_a_restart(exit_):
     wanted = Decision(again=True, tally=Tally(spent=1, total=1), delay_s=2.0)
     assert decide(report(exit_), options(*AGAIN), Tally()) == wanted
+
+
+@pytest.mark.parametrize("exit_", [failed(), failed(code=None, signal=9), failed(code=1), failed(code=28)])
+def test_signal_that_was_passed_on_and_killed_nobody_is_no_reason(exit_):
+    assert decide(report(exit_, passed=(1, 28)), options(*AGAIN), Tally()).again
 
 
 def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():

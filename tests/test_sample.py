@@ -8,6 +8,7 @@ import sys
 import time
 
 from conftest import until
+from nvml import MIG, UUIDS, environment
 
 from infini_run.plan import Output, Worker
 from infini_run.process import Table
@@ -52,9 +53,9 @@ def test_a_process_that_is_gone_has_no_sample():
 
 
 CARDS = [
-    Card(names=("0", "GPU-aa11"), use=0.5, memory=1000, held={10: 400, 11: 100}),
-    Card(names=("1", "GPU-bb22"), use=0.7, memory=3000, held={12: 700}),
-    Card(names=("2", "GPU-cc33"), use=None, memory=50, held={}),
+    Card(uuid="GPU-aa11", use=0.5, memory=1000, held={10: 400, 11: 100}),
+    Card(uuid="GPU-bb22", use=0.7, memory=3000, held={12: 700}),
+    Card(uuid="MIG-cc33", use=None, memory=50, held={}),
 ]
 
 
@@ -62,7 +63,19 @@ def test_the_gpus_of_a_rank_are_those_given_to_it_or_those_it_holds():
     assert gpu_share(CARDS, (), {10, 11}) == {"gpu_memory": 500, "gpu": 0.5}
     assert gpu_share(CARDS, (), {10, 12}) == {"gpu_memory": 1100, "gpu": 0.6}
     assert gpu_share(CARDS, (), {99}) == {}
-    assert gpu_share(CARDS, ("1",), {12}) == {"gpu_memory": 700, "gpu": 0.7}
-    assert gpu_share(CARDS, ("GPU-bb",), {99}) == {"gpu_memory": 3000, "gpu": 0.7}  # no pid of ours is told
-    assert gpu_share(CARDS, ("2",), {99}) == {"gpu_memory": 50, "gpu": None}
-    assert gpu_share([], ("0",), {1}) == {}
+    assert gpu_share(CARDS, ("GPU-bb22",), {12}) == {"gpu_memory": 700, "gpu": 0.7}
+    assert gpu_share(CARDS, ("GPU-bb22",), {99}) == {"gpu_memory": 3000, "gpu": 0.7}  # no pid of ours is told
+    assert gpu_share(CARDS, ("MIG-cc33",), {99}) == {"gpu_memory": 50, "gpu": None}
+    assert gpu_share(CARDS, ("0", "GPU-bb"), {99}) == {}  # what is no UUID stands for nothing
+    assert gpu_share([], ("GPU-aa11",), {1}) == {}
+
+
+def test_each_mig_instance_is_a_gpu_of_its_own_and_a_board_that_is_closed_to_us_is_none(driver):
+    code = "from infini_run.sample import open_meter; m = open_meter(); print(*m.read(), sep='\\n'); m.close()"
+    boards = [*MIG, f"{UUIDS[3]}|NVIDIA H100|81559|off|4"]
+    held = {"NVML_STUB_HELD": f"MIG-bbbb|12|30\n{UUIDS[0]}|13|-\n{UUIDS[1]}|14|7"}
+    environ = environment(LD_LIBRARY_PATH=str(driver.folder), **driver.settings(boards), **held)
+    child = subprocess.run([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    found = [(UUIDS[0], {13: 0}), ("MIG-aaaa", {}), ("MIG-bbbb", {12: 30 << 20}), ("MIG-cccc", {})]
+    cards = [Card(uuid=uuid, use=None, memory=0, held=held) for uuid, held in found]
+    assert child.stdout.splitlines() == [repr(card) for card in cards]

@@ -119,7 +119,7 @@ MET = (
     ("--monitor_interval=often", "a time from 0"),
     ("--local_addr=a,b", "a host name or an address"),
     ("--signals_to_handle=SIGTERM,SIGKILL", "SIGKILL is no signal that can be handled"),
-    ("--signals_to_handle=SIGFOO", "SIGFOO is no signal that can be handled; TERM, INT, HUP and QUIT stop the job"),
+    ("--signals_to_handle=SIGFOO", "TERM, INT and QUIT stop the job; HUP, USR1 and others reach"),
     ("--numa_binding=nodes", "(the nearest is node)"),
     ("--virtual_local_rank --gpus_per_proc=0", "contradict each other: drop one of them"),
     ("--redirects=3", "needs --log_dir=DIR: there is no file to write to without it (--log_dir=/dev/null drops"),

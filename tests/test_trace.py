@@ -188,10 +188,21 @@ def test_a_file_that_cannot_be_made_is_refused_before_the_start(infini_run, tmp_
     assert not (tmp_path / "started").exists()
 
 
-def test_one_file_cannot_be_trace_and_report(infini_run, path):
-    command = infini_run(f"--trace={path}", f"--report={path}", "true")
+@pytest.mark.parametrize("other", ["t.json", "./t.json", "link/t.json", "{}/t.json"])
+def test_one_file_cannot_be_trace_and_report(infini_run, tmp_path, other):
+    (tmp_path / "link").symlink_to(".")
+    other = other.format(tmp_path)
+    command = infini_run("--trace=t.json", f"--report={other}", "true", cwd=tmp_path)
     assert command.wait() == 2
-    assert b"one file" in command.err
+    assert command.err == f"infini-run: --trace=t.json and --report={other} are one file: give two names\n".encode()
+    assert os.listdir(tmp_path) == ["link"]
+
+
+def test_a_report_may_have_the_name_of_the_trace_in_another_folder(infini_run, tmp_path):
+    (tmp_path / "other").mkdir()
+    assert infini_run("--trace=t.json", "--report=other/t.json", "true", cwd=tmp_path).wait() == 0
+    assert read(tmp_path / "t.json")
+    assert (tmp_path / "other/t.json").exists()
 
 
 def test_a_link_is_replaced_and_never_followed(infini_run, path, tmp_path):
