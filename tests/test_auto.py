@@ -135,12 +135,6 @@ REFUSALS = [
         SRUN | {"INFINI_RUN_ID": "ir-1"},
         "--engine=auto: INFINI_RUN_ID is set, so this is a rank of another launch",
     ),
-    (
-        [],
-        BATCH_SCRIPT,
-        "--engine=auto: slurm job 8 holds node[1-2], and starting a launcher on each node from here is",
-    ),
-    ([], ONE_NODE | {"SLURMD_NODENAME": ""}, "slurm job 8 holds n1, and starting a launcher on each node from here"),
     ([], {"SLURM_JOB_ID": "8"}, "--engine=auto: slurm job 8 has no host in its allocation"),
     (["--nproc_per_node=8"], TASKS, "--nproc_per_node=8, but SLURM_STEP_TASKS_PER_NODE=4(x3) (slurm), where each"),
     (["--nproc_per_node=gpu"], TASKS, "--nproc_per_node=gpu, but SLURM_STEP_TASKS_PER_NODE=4(x3)"),
@@ -161,6 +155,22 @@ REFUSALS = [
 @pytest.mark.parametrize(("flags", "environ", "message"), REFUSALS, ids=[message[:50] for *_, message in REFUSALS])
 def test_a_contradiction_shows_both_and_a_gap_says_what_to_give(flags, environ, message):
     assert message in refused(*flags, environ=environ)
+
+
+@pytest.mark.parametrize("environ", [BATCH_SCRIPT, ONE_NODE | {"SLURMD_NODENAME": ""}])
+def test_an_allocation_of_several_nodes_or_elsewhere_is_reached_from_here(environ):
+    request = resolve(["--engine=auto", "true"], environ)
+    assert request.roster.engine == "slurm"
+    assert len(request.roster.hosts) == int(environ["SLURM_JOB_NUM_NODES"]) == request.options.nnodes
+
+
+def test_our_own_node_is_reached_without_an_engine():
+    assert resolve(["--engine=auto", "true"], ONE_NODE).roster is None
+
+
+def test_an_allocation_that_its_engine_does_not_reach_may_be_reached_by_ssh():
+    lsf = {"LSB_JOBID": "8", "LSB_MCPU_HOSTS": "n1 4 n2 4"}
+    assert "--engine=ssh --hosts=n[1-2]" in refused(environ=lsf)
 
 
 def test_a_flag_at_its_default_needs_no_launcher():

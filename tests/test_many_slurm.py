@@ -325,7 +325,7 @@ def test_without_an_allocation_one_line_says_so(run, slurm):
     command = run("true", env={**os.environ, **slurm.env})
     assert command.wait() == 2
     assert command.err == (
-        b"infini-run: --engine=slurm: there is no allocation here; salloc -N2, or sbatch gives one\n"
+        b"infini-run: --engine=slurm: there is no allocation here; salloc -N2 or sbatch makes one\n"
     )
 
 
