@@ -12,7 +12,6 @@ from conftest import play
 from test_live import assert_in_order, heads, window  # noqa: F401
 from test_trace import of, rank_slices, read
 
-
 TELL_CPUS = ("sh", "-c", 'grep Cpus_allowed_list /proc/self/status; exec "$@"', "sh")
 
 
