@@ -385,7 +385,7 @@ def test_restart_that_cannot_be_started_counts_and_is_tried_again(infini_run, ga
 
 
 def test_last_restart_that_cannot_be_started_is_told_with_its_reason(infini_run, tmp_path):
-    script = "[ $RANK = 0 ] || exec sleep 1000; prlimit --pid $PPID --nofile=14:14; exit 3"
+    script = "[ $RANK = 3 ] || exec sleep 1000; prlimit --pid $PPID --nofile=14:14; exit 3"
     words = ("--nproc_per_node=4", "--max_restarts=1", NOW, f"--report={tmp_path}/r", "sh", "-c", script)
     command = infini_run(*words)
     assert command.wait() == 3
