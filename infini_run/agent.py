@@ -485,5 +485,10 @@ def _token(path: str) -> bytes:
         return file.read().strip().encode()
 
 
+def run() -> None:
+    """Be the agent that our words say, and end: the interpreter's own end has nothing to do here."""
+    os._exit(main(sys.argv[1:]))
+
+
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # the interpreter's own end has nothing to do here
+    run()
