@@ -18,7 +18,7 @@ from functools import partial
 from infini_run import frame
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import OPENING, TOKEN, Handshake, Wire
+from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 from infini_run.roster import options_of_agents
@@ -181,7 +181,8 @@ class Agent:
             ) from None
         # what an MPI launcher has told us is ours: a rank that imports MPI would answer in our place
         environ = {**(without_place(os.environ) if self._own is None else os.environ), **spec["environ"]}
-        environ.pop(TOKEN, None)
+        for name in (TOKEN, TOKEN_FILE):
+            environ.pop(name, None)
         options = record_of(Options, spec["options"])
         if self._own is not None:
             _check_same(self._own, options)

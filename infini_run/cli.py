@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
-TOKEN = "INFINI_RUN_TOKEN"  # link.TOKEN: with it, launchers of several nodes join
+TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
 _PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes this without blocking
 
@@ -61,7 +61,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         if options.dry_run:
             return _print(1, show_many(options, request.roster))
         return run_many(options, request.roster, environ, say=_say)
-    if options.nnodes > 1 and environ.get(TOKEN) and not options.dry_run:
+    if options.nnodes > 1 and not options.dry_run and any(environ.get(name) for name in TOKENS):
         from infini_run.many import run_by_hand
 
         return run_by_hand(options, environ, say=_say)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOKEN = "INFINI_RUN_TOKEN"  # the variable that both sides know it by
+TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or a file that has it, by hand
 OPENING = b"\0infini-run link 1\n"
 _NOISE_LIMIT = 1 << 20  # that a login script may print
 _STRANGER_LIMIT = 64  # bytes of a payload, until it has proved who it is

@@ -8,7 +8,7 @@ import signal
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
-from infini_run.link import TOKEN
+from infini_run.link import TOKEN, TOKEN_FILE
 from infini_run.record import replace
 from infini_run.roster import HAND, Roster
 
@@ -120,15 +120,33 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     """The same command was started on every node, with a token: node 0 is the head, the others join it."""
     if not options.rdzv_explicit:
         raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
+    token = environ.get(TOKEN) or _token_in(environ[TOKEN_FILE])
     port = options.link_port or options.master_port + 1
     if options.node_rank == 0:
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
+        environ = {**environ, TOKEN: token}
         return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)
     from infini_run.agent import Agent
     from infini_run.dial import dial_until
 
     wire = dial_until(f"{options.master_addr}:{port}", options.join_timeout_s)
-    return Agent(wire, options.node_rank, own=options).serve(environ[TOKEN].encode())
+    return Agent(wire, options.node_rank, own=options).serve(token.encode())
+
+
+def _token_in(path: str) -> str:
+    """The first line of a file that only we may read. Raises UsageError."""
+    import stat
+
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                raise UsageError(f"{TOKEN_FILE}={path}: others may read or write it; chmod 600 {path}")
+            token = file.readline().strip()
+    except OSError as error:
+        raise UsageError(f"{TOKEN_FILE}={path}: {error.strerror}") from None
+    if not token:
+        raise UsageError(f"{TOKEN_FILE}={path}: its first line is empty; a token is any text that is hard to guess")
+    return token
 
 
 def _act(head: Head, number: int) -> None:

@@ -249,6 +249,33 @@ def test_a_token_without_an_endpoint_is_refused(infini_run):
     assert len(told(command)) == 1
 
 
+def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
+    file = tmp_path / "token"
+    file.write_text("secret\nand a remark\n")
+    file.chmod(0o600)
+    said = ["sh", "-c", "echo $RANK ${INFINI_RUN_TOKEN-none} ${INFINI_RUN_TOKEN_FILE-none}"]
+    head = node(0, *said, token="", env={"INFINI_RUN_TOKEN_FILE": str(file)})
+    joiner = node(1, *said)
+    assert (head.wait(), joiner.wait()) == (0, 0)
+    assert sorted(line.split(b"] ")[1] for line in head.out.splitlines()) == [b"%d none none" % r for r in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "problem"),
+    [("secret", 0o644, "others may read or write it; chmod 600 "), ("\n", 0o600, "its first line is empty"),
+     (None, 0, "No such file")],
+)  # fmt: skip
+def test_a_token_file_that_is_no_secret_is_refused(node, tmp_path, text, mode, problem):
+    file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
+        file.chmod(mode)
+    command = node(0, "true", token="", env={"INFINI_RUN_TOKEN_FILE": str(file)})
+    assert command.wait() == 2
+    assert f"INFINI_RUN_TOKEN_FILE={file}: {problem}" in told(command)[0]
+    assert len(told(command)) == 1
+
+
 def test_a_port_that_is_taken_is_one_line(node, port):
     with socket.create_server(("127.0.0.1", port + 1)):
         command = node(0, "true")
