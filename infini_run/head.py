@@ -416,6 +416,8 @@ class Head:
         line = self._repeats.decide(self._joint_report()) if self._fleet.census.count("lost") == 0 else ""
         if line:
             self._stopping, self._stop_end_s = False, float("inf")
+            for peer in self.peers:
+                peer.failed_s = float("inf")  # that is behind us: what comes now is another reason
             self._say(line)
         return bool(line)
 
