@@ -216,7 +216,7 @@ def test_prefix_labels_each_line_with_its_rank_and_stream(infini_run):
 
 
 def test_several_nodes_are_told_apart_by_host(infini_run):
-    node = ("--nnodes=2", "--node_rank=1", "--rdzv_endpoint=127.0.0.1:29500")
+    node = ("--nnodes=2", "--node_rank=1", "--rdzv_endpoint=10.0.0.1:29500")
     command = run_script(infini_run, "echo out; echo err >&2", "--console=prefix", *node, nproc=2)
     assert command.wait() == 0
     host = os.uname().nodename
