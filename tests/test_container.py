@@ -207,12 +207,11 @@ def test_a_failure_is_told_with_or_without_a_place_for_its_error_file(container,
 
 
 def test_logs_and_report_go_where_a_volume_is(container):
-    words = ("--report=/tmp/out/report", "--log_dir=/tmp/out")
-    inner = 'infini-run "$@" echo line && cat /tmp/out/rank_0.log /tmp/out/report'
-    command = container("sh", "-c", inner, "sh", *words)
+    command = container("--report=/tmp/none/report", "--log_dir=/tmp/out", "true")
     assert command.wait() == 2
     assert b"give a file in a folder that is there" in command.err
-    command = container("sh", "-c", f"mkdir /tmp/out; {inner}", "sh", *words)
+    inner = 'infini-run "$@" echo line && cat /tmp/out/rank_0.log /tmp/out/report'
+    command = container("sh", "-c", inner, "sh", "--report=/tmp/out/report", "--log_dir=/tmp/out")
     assert command.wait() == 0, command.err
     assert b"line\n" in command.out
     assert b'"exit_code": 0' in command.out
