@@ -34,7 +34,13 @@
             X(prctl, MINUS) X(chdir, MINUS) X(send, MINUS) X(open, MINUS) X(read, MINUS)           \
                 X(mmap, MINUS) X(sigaction, MINUS) X(readdir, NOTHING) X(nanosleep, MINUS)         \
                     X(timerfd_settime, MINUS) X(fstat, MINUS) X(sigpending, MINUS)                 \
-                        X(waitid, MINUS) X(tcsetpgrp, MINUS) X(ioctl, MINUS)
+                        X(waitid, MINUS) X(tcsetpgrp, MINUS) X(ioctl, MINUS)                       \
+                            X(mkdir, MINUS) X(mkdirat, MINUS) X(openat, MINUS) X(unlinkat, MINUS)  \
+                                X(rmdir, MINUS) X(statfs, MINUS) X(access, MINUS)                  \
+                                    X(getxattr, MINUS) X(fdopendir, NOTHING) X(fdopen, NOTHING)    \
+                                        X(stat, MINUS) X(dup2, MINUS) X(pread, MINUS)              \
+                                            X(sigwaitinfo, MINUS) X(socket, MINUS)                 \
+                                                X(bind, MINUS) X(recvmsg, MINUS)
 
 enum { EPOLL_CTL_ADD = 1 }; /* <sys/epoll.h> would declare what is defined here */
 enum { MINUS, NOTHING, NUMBER };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -9,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, Command, is_alive, play, until
+from conftest import COMMAND, LIMIT_S, Command, is_alive, play, until
+from test_faults_core import Shim, complaint_of, shim  # noqa: F401
 
 ROOTS = [
     root for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")) if (root / "cgroup.procs").exists()
@@ -181,3 +183,59 @@ def test_a_cgroup_that_may_have_no_more_children_is_no_hindrance(infini_run, del
     command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
     assert command.wait() == 0
     assert command.out.decode().split() == [f"0::/{delegated.name}"] * 3
+
+
+# ---- any call may fail
+
+ERRORS = {
+    "mkdir": ("EAGAIN", "EACCES"),
+    "mkdirat": ("EAGAIN",),
+    "openat": ("EMFILE", "ENOENT"),
+    "fdopendir": ("ENOMEM",),
+    "fdopen": ("ENOMEM",),
+    "unlinkat": ("EBUSY",),
+    "rmdir": ("EBUSY",),
+    "statfs": ("EACCES",),
+    "stat": ("EACCES",),
+    "access": ("EACCES",),
+    "getxattr": ("ENODATA",),
+    "open": ("ENFILE",),
+    "read": ("EINTR",),
+    "malloc": ("ENOMEM",),
+    "write": ("EINTR",),
+}
+AT_MOST_EACH = 6
+
+
+@pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="the sanitizer must be the first library")
+def test_whatever_call_fails_the_job_is_done_or_refused_and_no_cgroup_is_left(
+    infini_run,
+    shim,  # noqa: F811
+    tmp_path,
+    delegated,
+):
+    """The same as test_faults_core.py, where there are leaves."""
+
+    def leave(infini_run, folder, environ):
+        flags = ("--nproc_per_node=2", "--grace=0.2")
+        script = HIDDEN.replace("echo hidden 0 $$; ", "") + "exit 3"
+        command = infini_run(*flags, "sh", "-c", script, env=environ, preexec_fn=enter(delegated))
+        _, err = command.process.communicate(timeout=LIMIT_S)
+        return command.process.returncode, 3, err
+
+    plain = Shim(shim, tmp_path)
+    assert not complaint_of(leave, infini_run, tmp_path, plain.environ)
+    wrong = []
+    for function, errors in ERRORS.items():
+        count = plain.counts().get(function, 0)
+        for error in errors:
+            for k in range(1, count + 1, max(1, count // AT_MOST_EACH)):
+                fault = Shim(shim, tmp_path, f"{function}:{k}:{getattr(errno, error)}")
+                complaint = complaint_of(leave, infini_run, tmp_path, fault.environ)
+                if complaint:
+                    wrong.append(f"call {k} of {function} fails with {error}: {complaint}")
+    for folder in sorted(delegated.rglob("*"), reverse=True):  # what could not be removed, as the call for it failed
+        if folder.is_dir():
+            until(lambda folder=folder: "populated 0" in (folder / "cgroup.events").read_text())
+            folder.rmdir()
+    assert not wrong, "\n".join(wrong)

@@ -51,6 +51,10 @@ ERRORS = {
     "getrlimit": ("EPERM",),
     "setrlimit": ("EPERM",),
     "chdir": ("EACCES",),
+    "stat": ("EACCES", "ENOENT"),
+    "socket": ("EMFILE", "ENOMEM", "EAFNOSUPPORT"),
+    "bind": ("EADDRINUSE", "ENOMEM"),
+    "recvmsg": ("EINTR", "ENOMEM"),
     "syscall56": ("EAGAIN", "ENOMEM", "EPERM"),  # clone
     "syscall247": ("EINTR",),  # waitid
     "syscall424": ("EPERM", "ENOSYS", "ESRCH"),  # pidfd_send_signal
