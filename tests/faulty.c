@@ -40,7 +40,8 @@
                                     X(getxattr, MINUS) X(fdopendir, NOTHING) X(fdopen, NOTHING)    \
                                         X(stat, MINUS) X(dup2, MINUS) X(pread, MINUS)              \
                                             X(sigwaitinfo, MINUS) X(socket, MINUS)                 \
-                                                X(bind, MINUS) X(recvmsg, MINUS)
+                                                X(bind, MINUS) X(recvmsg, MINUS)         \
+                                                    X(setsockopt, MINUS)
 
 enum { EPOLL_CTL_ADD = 1 }; /* <sys/epoll.h> would declare what is defined here */
 enum { MINUS, NOTHING, NUMBER };

@@ -52,6 +52,7 @@ ERRORS = {
     "setrlimit": ("EPERM",),
     "chdir": ("EACCES",),
     "stat": ("EACCES", "ENOENT"),
+    "setsockopt": ("ENOPROTOOPT",),
     "socket": ("EMFILE", "ENOMEM", "EAFNOSUPPORT"),
     "bind": ("EADDRINUSE", "ENOMEM"),
     "recvmsg": ("EINTR", "ENOMEM"),

@@ -670,3 +670,19 @@ def test_a_console_that_is_not_open_shows_nothing_and_harms_nothing(debug):
     ) as live:
         live.end()
     assert [event.code for event in live.of("exited")] == [0]
+
+
+def test_what_is_asked_of_workers_that_are_not_there_is_answered_with_nothing():
+    with Live(size=2, say_fd=-1) as live:
+        assert live.group.signal(-1, signal.SIGTERM) == 0
+        with pytest.raises(OSError, match="Invalid argument"):
+            live.group.signal(99, signal.SIGTERM)
+        for worker in (-2, 2, 99):
+            assert live.group.activity(worker) == (0, 0)
+            assert live.group.status(worker) == b""
+            assert live.group.tail(worker) == b""
+        live.spawn(spec(0, "true"), spec(1, "true"))
+        live.end()
+        assert live.group.signal(0, signal.SIGTERM) == 0
+        assert live.group.signal(-1, signal.SIGTERM) == 0
+        assert [live.group.status(worker) for worker in (0, 1)] == [b"", b""]
