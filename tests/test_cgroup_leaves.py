@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import COMMAND, LIMIT_S, Command, is_alive, play, until
 from test_faults_core import Shim, complaint_of, shim  # noqa: F401
+from test_isolate import as_somebody
 
 ROOTS = [
     root for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")) if (root / "cgroup.procs").exists()
@@ -183,6 +184,22 @@ def test_a_cgroup_that_may_have_no_more_children_is_no_hindrance(infini_run, del
     command = infini_run("--nproc_per_node=3", "sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
     assert command.wait() == 0
     assert command.out.decode().split() == [f"0::/{delegated.name}"] * 3
+
+
+def test_a_cgroup_that_is_said_not_to_be_delegated_is_left_alone(infini_run, delegated):
+    os.setxattr(delegated, "user.delegate", b"0")
+    command = infini_run("sh", "-c", "grep ^0:: /proc/self/cgroup", preexec_fn=enter(delegated))
+    assert command.wait() == 0
+    assert command.out.decode().strip() == f"0::/{delegated.name}"
+
+
+def test_somebody_elses_cgroup_is_left_alone_though_it_can_be_written(infini_run, delegated):
+    os.chmod(delegated, 0o777)
+    os.chmod(delegated / "cgroup.procs", 0o666)
+    words = ("sh", "-c", "grep ^0:: /proc/self/cgroup")
+    command = infini_run(*words, under=as_somebody(30000 + os.getpid() % 20000), preexec_fn=enter(delegated))
+    assert command.wait() == 0, command.err
+    assert command.out.decode().strip() == f"0::/{delegated.name}"
 
 
 # ---- any call may fail
