@@ -21,6 +21,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# speed is bench/'s affair: how long an example takes on a busy machine says nothing
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 pytest_plugins = ["shape", "nvml", "machine"]
 CHILDREN = Path(__file__).parent / "children"
