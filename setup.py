@@ -8,7 +8,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
 
 GUARD = "irun-guard"
-GUARD_SOURCES = ["csrc/guard/main.c", "csrc/guard/hunt.c", "csrc/chase.c", "csrc/process.c"]
+GUARD_SOURCES = ["csrc/guard/main.c", "csrc/guard/hunt.c", "csrc/chase.c", "csrc/clock.c", "csrc/process.c"]
 GUARD_ENTRY = "csrc/guard/entry.c"  # waits before libc starts: worth it only if nothing else starts it first
 
 

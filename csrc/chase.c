@@ -6,16 +6,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define CHASE_MS 50  /* that it goes on and finds nobody, where others fork and exit, too */
+#define CHASE_NS                                                                                   \
+    (50 * NS_PER_MS) /* that it goes on and finds nobody, where others fork and exit, too */
 #define AT_ONCE 4096 /* numbers: of more the newest */
-
-long long now_ms(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000LL + now.tv_nsec / NS_PER_MS;
-}
 
 /* The number that was given last, to a process or a thread of our PID namespace; 0: not known. Taken before
  * the look that the chase is to follow. */
@@ -30,7 +24,7 @@ pid_t chase_begin(void) {
  * none is ours; one that has gone may have left a child. Whether any was ours. */
 bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
     bool killed = false;
-    for (long long end_ms = now_ms() + CHASE_MS; now_ms() <= end_ms;) {
+    for (int64_t end_ns = clock_ns() + CHASE_NS; clock_ns() <= end_ns;) {
         const pid_t newest = chase_begin();
         unsigned seen[CHASED_KILLED + 1] = {0};
         if (newest < last) last = 0; /* the numbers began anew */
@@ -39,7 +33,7 @@ bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
         last = newest;
         if (seen[CHASED_KILLED] > 0) {
             killed = true;
-            end_ms = now_ms() + CHASE_MS;
+            end_ns = clock_ns() + CHASE_NS;
         } else if (seen[CHASED_GONE] == 0) {
             break;
         }

@@ -11,7 +11,8 @@
  * input.c  our stdin to the workers          notify.c what workers say of themselves
  * group.c  the handle                        entry.c  the process at its start
  * guard.c  the process that ends what we leave; guard/main.c is that process
- * cgroup.c a leaf for each worker, where we may */
+ * cgroup.c a leaf for each worker, where we may
+ * clock.c  the time */
 #ifndef CORE_H
 #define CORE_H
 
@@ -305,7 +306,6 @@ void state_check(struct ir_group *g);
 
 /* chase.c */
 enum chased { CHASED_GONE, CHASED_OTHER, CHASED_KILLED };
-long long now_ms(void);
 pid_t chase_begin(void);
 bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
 

@@ -126,12 +126,6 @@ int fd_release(const struct ir_group *g, int fd) {
     return fd_close(fd);
 }
 
-int64_t clock_ns(void) {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec;
-}
-
 /* proc_pid_stat(5) gives a process's start in these, since boot and rounded down. */
 uint64_t clock_ticks(void) {
     struct timespec now;

@@ -11,7 +11,7 @@ from functools import partial
 
 from infini_run.engines import Client
 from infini_run.errors import ProgramMissing
-from infini_run.group import PIPE, Group, Spec, debug_flags
+from infini_run.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.link import Wire
 from infini_run.plan import MARK
 from infini_run.poller import READ
@@ -110,7 +110,7 @@ class Clients:
         if not path:
             raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
         spec = Spec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
-        spec.dies_with_us = _is_main_thread()
+        spec.dies_with_us = is_main_thread()
         own = dict(client.env)
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARK}
         # ours first: Hydra 4.0 does not pass on the last variable that there is
@@ -222,10 +222,3 @@ def _find(name: str, path: str) -> str:
 
 def _jitter(low: float, high: float) -> float:
     return low + (high - low) * os.urandom(1)[0] / 255
-
-
-def _is_main_thread() -> bool:
-    """The parent-death signal is the spawning thread's (prctl(2)): only the main one lives as long as we do."""
-    from _thread import get_native_id
-
-    return get_native_id() == os.getpid()

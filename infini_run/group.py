@@ -177,6 +177,13 @@ def debug_flags(environ: Any) -> int:
     return sum(flag for name, flag in _DEBUG.items() if name in asked)
 
 
+def is_main_thread() -> bool:
+    """The parent-death signal is the spawning thread's (prctl(2)): only the main one lives as long as we do."""
+    from _thread import get_native_id
+
+    return get_native_id() == os.getpid()
+
+
 class Group:
     """A handle on live workers. Spawn once, then step and wait until an `ended` event, then close.
 

@@ -327,9 +327,8 @@ class Head:
                 self._fail(error)
         if self._lobby is not None:
             self._lobby.expire(now_s)
-        if (now_s >= self._repeats.due_s and not self._stopping) or (
-            not self._stopping and self._fleet.census.count("joined") == self._fleet.census.total
-        ):
+        has_come = self._fleet.census.count("joined") == self._fleet.census.total
+        if not self._stopping and (has_come or now_s >= self._repeats.due_s):
             self._go()
         elif self._is_joining:
             self._wait_for_nodes(now_s)

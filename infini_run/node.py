@@ -10,7 +10,7 @@ import os
 from _thread import RLock
 
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags
+from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
 from infini_run.plan import MARK
 from infini_run.scratch import Scratch
 
@@ -139,7 +139,7 @@ class NodeRun:
         spec.notify = os.fsencode(worker.notify)
         if worker.place is not None:
             spec.cpus, spec.nodes = worker.place.cpus, worker.place.nodes
-        spec.dies_with_us = self._entry is not None or _is_main_thread()
+        spec.dies_with_us = self._entry is not None or is_main_thread()
         spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._scratch.null}[worker.stdin]
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = self._has_terminal = os.isatty(0)
@@ -388,10 +388,3 @@ class NodeRun:
 
 def _labels(name: str) -> tuple[bytes, bytes]:
     return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
-
-
-def _is_main_thread() -> bool:
-    """The parent-death signal is the spawning thread's (prctl(2)): only the main one lives as long as we do."""
-    from _thread import get_native_id
-
-    return get_native_id() == os.getpid()

@@ -25,7 +25,12 @@ def build_guard() -> str:
     if b"/ld-" in installed.read_bytes():
         return str(installed)
     made = build(
-        "../csrc/guard/main.c", "../csrc/guard/hunt.c", "../csrc/chase.c", "../csrc/process.c", instead_of="*"
+        "../csrc/guard/main.c",
+        "../csrc/guard/hunt.c",
+        "../csrc/chase.c",
+        "../csrc/clock.c",
+        "../csrc/process.c",
+        instead_of="*",
     )
     named = Path(made).with_name("irun-guard")
     os.rename(made, named)

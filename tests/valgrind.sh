@@ -19,7 +19,7 @@ for name in $wrapped; do link="$link -Wl,--wrap=$name"; done
 driver=$(mktemp) GUARD=$(mktemp)
 trap 'rm -f "$driver" "$GUARD"' EXIT
 export GUARD
-${CC:-gcc} -std=c11 -D_GNU_SOURCE -O1 -Icsrc -o "$GUARD" csrc/guard/main.c csrc/guard/hunt.c csrc/chase.c csrc/process.c
+${CC:-gcc} -std=c11 -D_GNU_SOURCE -O1 -Icsrc -o "$GUARD" csrc/guard/main.c csrc/guard/hunt.c csrc/chase.c csrc/clock.c csrc/process.c
 ${CC:-gcc} -std=c11 -D_GNU_SOURCE -g -O1 -UNDEBUG -pthread -Icsrc $link -o "$driver" tests/core_driver.c csrc/[!_]*.c
 "$driver" walk
 "$driver" walk nopidfd

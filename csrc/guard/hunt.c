@@ -47,8 +47,7 @@ static void kill_one(struct launch *launch, const struct process *p) {
     launch->found = true;
 }
 
-/* Killed as soon as it is seen: it may go on forking. The orphans of a
- * launch have come to where we have; a process that has the mark and a parent elsewhere is somebody's
+/* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process that has the mark and a parent elsewhere is somebody's
  * who looks at the launch. The environment is not read of what is killed already: a process that hangs
  * in the kernel may hold its memory's lock. */
 static void judge(struct process *p, void *with) {
@@ -114,10 +113,10 @@ static bool look(struct launch *launch) {
 /* First those that are known without reading what may hang; then all, until several looks in a row find
  * nobody: one alone may have missed who was forking just then. */
 void end_launch(struct launch *launch) {
-    const long long end_ms = now_ms() + GIVE_UP_MS;
+    const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     launch->groups_only = true;
     (void)look(launch);
     launch->groups_only = false;
-    for (int empty = 0; empty < EMPTY_LOOKS && now_ms() <= end_ms;)
+    for (int empty = 0; empty < EMPTY_LOOKS && clock_ns() <= end_ns;)
         empty = look(launch) ? 0 : empty + 1;
 }
