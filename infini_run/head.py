@@ -20,7 +20,7 @@ from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
 from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, meeting, missing
+from infini_run.muster import count_ranks, meeting, missing, named
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, Poller
@@ -97,6 +97,8 @@ class Head:
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
         self._is_last_resort = False
+        self._engine_end: Ended | None = None  # of one command for all nodes, where it ended before they were over
+        self._stops_for_engine = False
         self._repeats = Repeats(options)
 
     # ---- starting
@@ -238,13 +240,17 @@ class Head:
             self._outlets.write(kind, lines.end())
 
     def _bury(self, ended: Ended) -> None:
-        """A command has ended: its nodes are lost unless they have said all, or unless it is tried again."""
+        """A command has ended: its nodes are lost unless they have said all, or unless it is tried again. One for all
+        nodes ends when any of them is lost: which one that is, their links know."""
         peers = [self.peers[node] for node in ended.client.nodes or range(len(self.peers))]
         for peer in peers:
             if self._engine.OVER_STDIO:
                 self._fleet.hear_out(peer)  # what it said before the end
         for peer in peers:
             if peer.state == "done" or (peer.state == "lost" and not peer.is_unexplained):
+                continue
+            if len(peers) > 1 and not peer.is_new:
+                self._engine_end = ended
                 continue
             if peer.is_new and not self._stopping and self._clients.retry(ended):
                 self._fleet.part(peer)
@@ -255,6 +261,24 @@ class Head:
                 continue
             noise = "" if peer.wire is None else peer.wire.noise
             self._lose(peer, self._engine.explain(peer.name, ended.code, ended.words + noise))
+        if self._engine_end is not None and not self._stopping:
+            self._stops_for_engine = True
+            self.stop()
+        self._explain()
+
+    def _explain(self) -> None:
+        """What the engine's one command said at its end, to what our links know. Nodes that went together are told
+        together: the engine ends them all, and may be faster than the news of the first."""
+        if self._engine_end is None or self._told:
+            return
+        lost = sorted((peer for peer in self.peers if peer.is_unexplained), key=lambda peer: peer.failed_s)
+        about = lost[0].name if len(lost) == 1 else ""
+        text = self._engine.explain(about, self._engine_end.code, self._engine_end.words)
+        if lost and isinstance(self.error, NodeLost) and self.error.node == lost[0].index:
+            others = f", and with it {named(lost[1:])}" if lost[1:] else ""
+            self.error = NodeLost(f"{lost[0].title} was lost{others}: {text}", lost[0].name, lost[0].index)
+        elif self._stops_for_engine and self.error is None and not lost and self._fleet.census.count("running") == 0:
+            self.error = InfiniRunError(text)
 
     # ---- acting
 
@@ -302,6 +326,9 @@ class Head:
     def tell(self, number: int, by: str = "") -> None:
         """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not. A
         scheduler that ends a job tells every agent, and us: for us that is the first time."""
+        is_engine_gone = self._stops_for_engine or any(peer.is_unexplained for peer in self.peers)
+        if by and is_engine_gone and not self._engine.OVER_STDIO:
+            return  # an engine that lost a node ends all that it has started
         name, where = signal_name(number), f" on {by}" if by else ""
         was_told, self._told_here = self._told_here, self._told_here or not by
         if not self._told:
@@ -428,6 +455,7 @@ class Head:
         if self._end_s == float("inf"):
             if is_over and self._rests():
                 return
+            self._explain()
             self._end_s, self._stop_end_s = now_s + _END_S, float("inf")
             self._next_said_s = now_s + _SAY_MISSING_S
             exit_code = self.exit_code

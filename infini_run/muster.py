@@ -16,7 +16,12 @@ _NAMED = 8  # nodes that a message names
 
 def missing(peers: Sequence[Peer]) -> str:
     """Those that have not come yet, by name; the first few of many."""
-    names = [peer.name or f"node {peer.index}" for peer in peers if peer.is_new]
+    return named([peer for peer in peers if peer.is_new])
+
+
+def named(peers: Sequence[Peer]) -> str:
+    """Their names; the first few of many."""
+    names = [peer.name or f"node {peer.index}" for peer in peers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 

@@ -50,7 +50,7 @@ def explain(host: str, code: int, words: str) -> str:
     """srun's own last words."""
     said = [line.strip() for line in words.splitlines() if line.strip() and "CANCELLED" not in line]
     cause = next((line for line in said if any(text in line for text in _NOT_THERE)), "")
-    about = cause or next((line for line in reversed(said) if host in line), said[-1] if said else "")
+    about = cause or next((line for line in reversed(said) if host and host in line), said[-1] if said else "")
     hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
     return f"srun ended with {code}" + (f": {about}" if about else "") + hint
 
