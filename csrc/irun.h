@@ -33,7 +33,8 @@ enum { /* ir_config.flags */
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
 
 struct ir_config {
-    const char *mark;         /* "NAME=value", in every worker's environment: how strays are known */
+    const char *mark;         /* "NAME=value", in every worker's environment: how strays are known; "": none,
+                               * and a library looks for nothing that left its workers' process groups */
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
     struct ir_entry entry;    /* own process: from ir_entry_take */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */

@@ -71,6 +71,7 @@ static bool strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
     if (!g->has_proc)
         return true; /* the numbers in there are not ours: they would name strangers */
+    if (g->mark[0] == '\0' && !(g->config.flags & IR_OWN_PROCESS)) return true;
     int r = processes_scan(all, NULL, NULL);
     if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
     else mark_marked(g, all);

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import time
+from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
-from functools import partial
 
 from infini_run.engines import Client
 from infini_run.errors import ProgramMissing
@@ -56,7 +56,6 @@ class Clients:
         self,
         engine: Engine,
         environ: Mapping[str, str],
-        launch_id: str,
         nodes: int,
         poller: Poller,
     ) -> None:
@@ -64,7 +63,6 @@ class Clients:
         self._poller = poller
         self._ended: list[Ended] = []
         self._environ = environ
-        self._mark = os.fsencode(f"{MARK}={launch_id}-head")
         self._nodes = nodes
         self._waiting: list[tuple[float, Client, int]] = []  # not before when, tries so far
         self._running: dict[_Running, None] = {}  # a set that keeps its order
@@ -104,8 +102,8 @@ class Clients:
                 self._schedule()
 
     def _start(self, client: Client, tries: int) -> Wire | None:
-        """The mark is left out of its environment: a connection that ssh keeps open for others (ControlPersist) is
-        no stray of ours."""
+        """Without a mark: a connection that ssh keeps open for others (ControlPersist) is no stray of ours, and to
+        look through all processes at the end of each of many clients would take longer than the launch."""
         path = _find(client.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
             raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
@@ -123,7 +121,7 @@ class Clients:
             spec.stdio = [stdio, stdio, PIPE]
             group = Group(
                 1,
-                mark=self._mark,
+                mark=b"",
                 grace_s=0.0,
                 stop_signal=_TERM,
                 stop_scope="group",

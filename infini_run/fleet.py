@@ -4,7 +4,7 @@ follows from it, is the head's affair."""
 from __future__ import annotations
 
 import time
-from functools import partial
+from _functools import partial
 
 from infini_run.errors import LinkError
 from infini_run.peer import NEW, Census, Peer

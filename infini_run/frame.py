@@ -9,6 +9,7 @@ from __future__ import annotations
 from struct import Struct
 
 from infini_run.errors import LinkError
+from infini_run.notation import dump, load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,17 +37,13 @@ def pack(kind: bytes, payload: bytes = b"") -> bytes:
 
 def pack_json(kind: bytes, content: object) -> bytes:
     """One frame of plain types."""
-    import json  # 8 ms, during which an ssh that was started before gets on
-
-    return pack(kind, json.dumps(content, separators=(",", ":")).encode())
+    return pack(kind, dump(content))
 
 
 def unpack_json(payload: bytes) -> Any:
     """The plain types of a payload. Raises LinkError."""
-    import json
-
     try:
-        return json.loads(payload)
+        return load(payload)
     except (ValueError, RecursionError):
         raise LinkError("what came over the link is not what infini-run sends") from None
 

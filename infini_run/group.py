@@ -189,6 +189,7 @@ class Group:
 
     Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped. `beside`
     another group of the same process it is not: only the workers get their signal mask from the entry.
+    mark: in every worker's environment, how strays are known; empty: what leaves a worker's group is not looked for.
     guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
     """
 

@@ -83,7 +83,7 @@ class Head:
         self._start_s = time.time()
         self._nproc = 0
         self._poller = Poller()
-        self._clients = Clients(engine, environ, self.launch_id, len(roster.hosts), self._poller)
+        self._clients = Clients(engine, environ, len(roster.hosts), self._poller)
         self._fleet = Fleet(roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached)
         self.peers = self._fleet.peers
         self._lobby: Lobby | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
+from _functools import partial
 
 from infini_run import frame
 from infini_run.dial import accept, listen, own_addresses

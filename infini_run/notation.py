@@ -1,0 +1,54 @@
+"""JSON, by the interpreter's own C code: `import json` takes longer than all else that an agent imports, for the
+regular expressions of a decoder that is not used where the C one is."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+try:
+    import _json as c
+except ImportError:  # another interpreter than CPython
+    c = None  # type: ignore[assignment]
+
+
+class _Rules:
+    """What json.JSONDecoder has of its defaults, and the C scanner reads."""
+
+    strict = True
+    object_hook = object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = {"-Infinity": float("-inf"), "Infinity": float("inf"), "NaN": float("nan")}.__getitem__
+    memo: dict[str, str] = {}  # noqa: RUF012
+
+
+def _refuse(value: object) -> object:
+    raise TypeError(f"{value!r} is none of JSON's types")
+
+
+def dump(content: object) -> bytes:
+    """The shortest JSON of plain types, in ASCII. Raises TypeError."""
+    if c is None:
+        import json
+
+        return json.dumps(content, separators=(",", ":")).encode()
+    encode = c.make_encoder(None, _refuse, c.encode_basestring_ascii, None, ":", ",", False, False, True)
+    return "".join(encode(content, 0)).encode()
+
+
+def load(data: bytes) -> Any:
+    """What `dump` was given; tuples as lists. Raises ValueError or RecursionError: it did not write that."""
+    text = data.decode()
+    if c is None:
+        import json
+
+        return json.loads(text)
+    try:
+        content, end = c.make_scanner(_Rules)(text, 0)  # type: ignore[arg-type]
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("more than one JSON text")
+    return content

@@ -1,0 +1,60 @@
+"""JSON without `import json`: the same texts, the same refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infini_run import notation
+
+TEXT = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too: bytes of file names
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(PLAIN)
+@settings(deadline=None)
+def test_it_is_what_json_writes_and_comes_back(content):
+    data = notation.dump(content)
+    assert data == json.dumps(content, separators=(",", ":")).encode()
+    assert notation.load(data) == content
+
+
+@given(st.binary(max_size=30))
+@settings(deadline=None)
+def test_anything_else_is_a_value_error_or_what_json_reads(data):
+    read = []
+    for load in (notation.load, lambda data: json.loads(data.decode())):
+        try:
+            read.append(repr(load(data)))
+        except ValueError:
+            read.append("refused")
+    # json bears white space around a text, which nothing that we write has
+    assert read[0] == read[1] or (read[0] == "refused" and data != data.strip(b" \t\r\n"))
+
+
+def test_deep_nesting_is_a_recursion_error():
+    with pytest.raises(RecursionError):
+        notation.load(b"[" * 200_000)
+
+
+def test_what_is_not_plain_is_a_type_error():
+    with pytest.raises(TypeError, match="none of JSON's types"):
+        notation.dump({"a": object()})
+
+
+def test_neither_json_nor_re_is_imported():
+    folder = os.path.dirname(os.path.dirname(notation.__file__))
+    code = f"import sys; sys.path[:1] = [{folder!r}]; from infini_run import notation as n"
+    code += "; n.load(n.dump([1, 'a'])); print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert not {"json", "re", "enum"} & set(said.stdout.split())
