@@ -59,6 +59,12 @@ def by_hand(config: Path) -> list[str]:
     return ["/bin/sh", "-c", f"{each} & wait"]
 
 
+def bare(bed: Bed, config: Path) -> list[str]:
+    """As many Pythons as a launch has, one here and then one on each host, which do nothing."""
+    each = " & ".join(f"{SSH} -F {config} {host} exec {bed.python} -S -c pass" for host in HOSTS)
+    return ["/bin/sh", "-c", f"{bed.python} -c pass; {each} & wait"]
+
+
 def launch_cases(bed: Bed, folder: Path) -> list[Case]:
     cases = []
     for name, config in (("ssh", folder / "ssh_config"), ("ssh, open", folder / "ssh_config.mux")):
@@ -68,6 +74,9 @@ def launch_cases(bed: Bed, folder: Path) -> list[Case]:
         cases.append(
             Case(name=f"by hand, {name}", measure=partial(time_command, by_hand(config), bed.env), rounds=rounds)
         )
+    open_config = folder / "ssh_config.mux"
+    measure = partial(time_command, bare(bed, open_config), bed.env)
+    cases.append(Case(name="bare, ssh, open", measure=measure, rounds=rounds))
     return cases
 
 
@@ -205,6 +214,8 @@ def measure(bed: Bed) -> Figure:
             rows.append(
                 Row(figure=f"4 hosts x 2, {name}", value=ms, unit="ms", ratio=ms / hand, against="by hand", bar=bar)
             )
+        ms, hand = (done[name].median / 1e6 for name in ("bare, ssh, open", "by hand, ssh, open"))
+        rows.append(Row(figure="Pythons alone, ssh, open", value=ms, unit="ms", ratio=ms / hand, against="by hand"))
         rows.append(Row(figure=failure.name, value=failure.median / 1e6, unit="ms", bar="dead"))
         samples |= raw([*launches, failure])
     scale = [measure_scale(bed, SIMULATED) for _ in range(bed.rounds(SCALE_ROUNDS))]
