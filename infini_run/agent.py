@@ -135,11 +135,7 @@ class Agent:
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
-            while not self._handshake.done:
-                self._turn(_PROVE_S)
-                if self._lost:
-                    raise LinkError("the head did not take our token, or is no infini-run")
-            self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+            self._prove(self._handshake)
         spec = unpack_json(self._next(frame.SPEC)[1])
         self._silence_s = float(spec["silence_s"])
         try:
@@ -157,6 +153,23 @@ class Agent:
                 raise
             except InfiniRunError as error:
                 self._refuse(error)
+
+    def _prove(self, handshake: Handshake) -> None:
+        """That we are ours, and who of them. Whatever has the port may also take a connection and say nothing."""
+        limit_s = _PROVE_S if self._own is None else min(_PROVE_S, self._own.join_timeout_s)
+        end_s = time.monotonic() + limit_s
+        while not handshake.done:
+            self._turn(max(0.0, end_s - time.monotonic()))
+            if self._lost:
+                raise LinkError("the head did not take our token, or is no infini-run")
+            if time.monotonic() >= end_s and not handshake.done:
+                raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
+        self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+        try:
+            self._frames.append(self._next(frame.SPEC))
+        except LinkError:
+            why = "it has no such node, or that one had come before"
+            raise LinkError(f"the head has turned node {self._node} away: {why}; or it has gone") from None
 
     # ---- before the start
 
@@ -205,6 +218,8 @@ class Agent:
             )
         )
         import infini_run.node  # noqa: F401  it will be needed, and others are still on their way
+
+        self._heard_s = time.monotonic()  # we did not listen, and until it knows us the head says nothing
 
         return options, command, environ
 

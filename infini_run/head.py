@@ -387,7 +387,7 @@ class Head:
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
         for peer in self.peers:
-            if peer.state not in ("joined", "running") and not (peer.state == "done" and self._repeats.is_resting):
+            if peer.state not in ("joined", "running", "done"):  # who is done waits for our last word, and listens
                 continue
             if self._outlets.are_behind:  # we do not listen: what it says is on its way
                 peer.heard_s = now_s

@@ -129,7 +129,9 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     from infini_run.agent import Agent
     from infini_run.dial import dial_until
 
-    wire = dial_until(f"{options.master_addr}:{port}", options.join_timeout_s)
+    wire = dial_until(
+        f"{options.master_addr}:{port}", options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}")
+    )
     return Agent(wire, options.node_rank, own=options).serve(token.encode())
 
 
