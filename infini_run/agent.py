@@ -25,7 +25,7 @@ from infini_run.roster import options_of_agents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from infini_run.group import Entry, Event
@@ -103,12 +103,21 @@ class Agent:
     """One life: greet the head, then run what it says, as often as it says so, until it says good-bye.
 
     own: where the same command was given on every node, what this one was given; the head says only who comes when.
+    environ: what our ranks inherit, by hand (None: ours).
     """
 
-    def __init__(self, wire: Wire, node: int, own: Options | None = None, told: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        node: int,
+        own: Options | None = None,
+        told: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._wire = wire
         self._node = node
         self._own = own
+        self._environ = os.environ if environ is None else environ
         self._about = list(told)  # what the engine asked us to say
         self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
@@ -176,7 +185,7 @@ class Agent:
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.options import Options
-        from infini_run.site import without_place
+        from infini_run.place import withhold_descriptors, withhold_place
         from infini_run.survey import find_command, free_port, survey
         from infini_run.version import VERSION
 
@@ -192,8 +201,11 @@ class Agent:
             raise UsageError(
                 f"{self._cwd} on {os.uname().nodename}: {error.strerror}; start from a directory that every node has"
             ) from None
-        # what an MPI launcher has told us is ours: a rank that imports MPI would answer in our place
-        environ = {**(without_place(os.environ) if self._own is None else os.environ), **spec["environ"]}
+        environ = dict(self._environ)
+        if not spec["is_by_hand"]:  # else the user has started us: what he has set for MPI is for the ranks
+            environ = withhold_place(environ)
+            withhold_descriptors()
+        environ |= spec["environ"]
         for name in (TOKEN, TOKEN_FILE):
             environ.pop(name, None)
         options = record_of(Options, spec["options"])

@@ -27,7 +27,7 @@ from infini_run.poller import READ, Poller
 from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report import Report, signal_name
-from infini_run.roster import Roster, exported, options_of_agents
+from infini_run.roster import HAND, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
 
@@ -69,6 +69,7 @@ class Head:
         cwd: str | None = None,
     ) -> None:
         self._options = options
+        self._roster = roster
         self._engine = engine = find_engine(roster.engine)
         self._environ = environ
         self._say = say
@@ -144,6 +145,7 @@ class Head:
     def _make_spec(self) -> bytes:
         content = {
             "version": VERSION,
+            "is_by_hand": self._roster.engine == HAND,
             "silence_s": self._options.node_timeout_s,
             "cwd": self._cwd,
             "environ": exported(self._options.export, self._environ),

@@ -69,6 +69,12 @@ def test_three_launchers_are_one_job(node, order):
     assert told(*commands.values()) == []
 
 
+def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):
+    commands = [node(rank, "sh", "-c", "echo is $OMPI_MCA_btl", env={"OMPI_MCA_btl": "self"}) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0]
+    assert [line.split("is ")[1] for line in commands[0].out.decode().splitlines()] == ["self"] * 4
+
+
 def test_ranks_of_one_job_meet(node):
     script = "echo $INFINI_RUN_ID $MASTER_ADDR $MASTER_PORT"
     commands = [node(rank, "sh", "-c", script) for rank in range(2)]
