@@ -16,7 +16,7 @@ import time
 from _functools import partial  # the C module: `functools` costs 3 ms
 
 from infini_run import frame
-from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
+from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
 from infini_run.plain import record_of, to_plain
@@ -250,6 +250,8 @@ class Agent:
         if self._entry is None:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
+        for notice in plan.nodes[0].notices:
+            _say(f"infini-run: {go['host']}: {printable(notice)}")
         self._told_failure = False
         run = NodeRun(
             plan,

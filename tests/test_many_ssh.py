@@ -221,6 +221,21 @@ def test_a_login_script_may_print(many, tmp_path):
     assert sorted(lines_of(command)) == ["[host1:0] said", "[host2:1] said"]
 
 
+def test_what_agents_say_has_their_host(many):
+    command = many("--verbose", "--check_gpus=warn", "true", hosts="host1,host2", nproc=1)
+    assert command.wait() == 0
+    lines = own_lines(command)
+    assert sorted(line.partition(" of ir-")[0] for line in lines if "started" in line) == [
+        f"infini-run: host{node}: started 1 of 1 workers" for node in (1, 2)
+    ]
+    assert sorted(line.partition(": nothing was")[0] for line in lines if "--check_gpus" in line) == [
+        f"infini-run: host{node}: --check_gpus" for node in (1, 2)
+    ]
+    assert sorted(line for line in lines if "ended" in line) == [
+        f"infini-run: host{rank + 1}: rank {rank} ended, exit code 0" for rank in range(2)
+    ]
+
+
 # ---- failing
 
 
