@@ -376,7 +376,6 @@ for engine in ("auto", "slurm"):
 
 @pytest.mark.torch
 def test_two_nodes_train_together(run, case, tmp_path):
-    pytest.importorskip("torch")
     program = tmp_path / "train.py"
     program.write_text(DDP)
     command = run("--nnodes=2", "--nproc_per_node=2", str(program))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -634,8 +633,6 @@ else:
 
 @pytest.mark.torch
 def test_pytorch_ddp_over_gloo(many):
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("no PyTorch here")
     command = many("--export=GLOO_*,OMP_NUM_THREADS", str(CHILDREN / "train_ddp.py"), hosts="host1,host2")
     assert command.wait(300) == 0, command.err
     assert [line.split("] ")[1] for line in lines_of(command)] == ["same True of 4"] * 4
