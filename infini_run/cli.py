@@ -128,14 +128,9 @@ def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
         return
-    from infini_run.reach import HOSTS, complaint
+    from infini_run.reach import complaint, read_hosts
 
-    try:
-        with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
-            hosts = file.read()
-    except OSError:
-        hosts = ""
-    why = complaint(options.master_addr, hosts)
+    why = complaint(options.master_addr, read_hosts())
     if why:
         _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 

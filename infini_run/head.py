@@ -20,10 +20,11 @@ from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
 from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, meeting, missing, named
+from infini_run.muster import count_ranks, doubt, meeting, missing, named
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, Poller
+from infini_run.reach import read_hosts
 from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report import Report, signal_name
@@ -417,6 +418,10 @@ class Head:
         address, port = meeting(self._options, self.peers)
         self._repeats.end_rest()
         restarts = self._repeats.total
+        if not restarts and self._roster.engine != HAND:  # by hand they have reached us there
+            why = doubt(address, self.peers, read_hosts())
+            if why:
+                self._notice(why)
         for peer in self.peers:
             self._fleet.move(peer, "running")
             peer.report, peer.failed_s = None, float("inf")

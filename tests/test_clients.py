@@ -41,6 +41,22 @@ def test_more_nodes_than_are_reached_at_a_time(fake):
     assert sorted(command.out.splitlines()) == sorted(b"[n%d:%d] 70" % (rank + 1, rank) for rank in range(70))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_told"),
+    [("127.0.0.1", "10.0.0.2", True), ("169.254.1.1", "10.0.0.2", True), ("10.0.0.1", "10.0.0.2", False),
+     ("127.0.0.1", "127.0.0.2", False)],
+)  # fmt: skip
+def test_an_address_that_others_cannot_use_is_told(fake, first, second, is_told):
+    """As sshd says where it was reached: one host by its loopback, another from outside."""
+    before = f'SSH_CONNECTION="1 2 {second} 22"; [ $2 = b ] || SSH_CONNECTION="1 2 {first} 22"; export SSH_CONNECTION'
+    command = fake("--hosts=a,b", "--nproc_per_node=1", "sh", "-c", "echo $MASTER_ADDR", before=before)
+    assert command.wait() == 0
+    assert [line.split(b"] ")[1].decode() for line in command.out.splitlines()] == [first, first]
+    told = command.err.decode().splitlines()
+    assert len(told) == is_told
+    assert all(f"other nodes cannot reach node 0: {first} is " in line for line in told)
+
+
 @pytest.mark.parametrize("limit", [16, 20, 32, 48, 64, 80])
 def test_too_few_descriptors_are_one_line_and_nothing_is_left(fake, limit):
     words = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh")
