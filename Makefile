@@ -10,11 +10,12 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 TORCH := .venv/torch-$(VERSION)
+TORCH_TESTS := tests/test_torch.py tests/test_many_ssh.py tests/test_many_slurm.py
 
 .PHONY: help generated test torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python)"
-	@echo "make torch   the tests that need PyTorch, in an environment of their own (PYTHON of 3.10 to 3.13)"
+	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make generated  the man page and the completions, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
@@ -48,7 +49,8 @@ $(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 torch-env: $(TORCH)/made
 
 torch: torch-env
-	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch tests/test_torch.py $(PYTEST_ARGS)
+	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
+	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
 
 lint: $(VENV)/made
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,16 @@ def launch_cases(bed: Bed, folder: Path) -> list[Case]:
 # ---- a rank fails
 
 
+def free_port() -> int:
+    """One that nobody has, and nor has anybody the next one, which is the link's."""
+    while True:
+        with socket.socket() as probe, socket.socket() as following:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            if port < 65535 and following.connect_ex(("127.0.0.1", port + 1)):
+                return port
+
+
 def ranks_alive(mark: bytes) -> dict[int, int]:
     """rank: pid, of the processes that carry the mark and wait."""
     found = {}
@@ -98,10 +108,10 @@ def ranks_alive(mark: bytes) -> dict[int, int]:
     return found
 
 
-def time_failure(bed: Bed, command: list[str], mark: bytes, count: int) -> int:
-    """From the death of rank 1, which reads our stdin, to the last death of all, in ns."""
+def time_failure(commands: list[list[str]], env: Mapping[str, str], mark: bytes, count: int) -> int:
+    """From the death of rank 1, which reads the first command's stdin, to the last death of all, in ns."""
     read_fd, write_fd = os.pipe()
-    pid = start(command, bed.env, {0: read_fd})
+    pids = [start(command, env, {0: read_fd}) for command in commands]
     os.close(read_fd)
     try:
         end = time.monotonic() + LIMIT_S
@@ -121,17 +131,30 @@ def time_failure(bed: Bed, command: list[str], mark: bytes, count: int) -> int:
             os.close(fd)
     finally:
         os.close(write_fd)
-        code = finish(pid)
-    expect(command, code, 7)
+        codes = [finish(pid) for pid in pids]
+    for command, code in zip(commands, codes, strict=True):
+        expect(command, code, 7)
     return max(died.values()) - first
 
 
-def failure_case(bed: Bed, folder: Path) -> Case:
+def failure_cases(bed: Bed, folder: Path) -> list[Case]:
+    """By ssh, and by hand: two launchers of this machine, each a node of four ranks, joined by a token."""
     mark = f"BENCH_MARK={os.getpid()}"
     script = f"export {mark}; if [ $RANK = 1 ]; then exec sh -c 'read x; exit 7'; else exec sleep 1000; fi"
-    command = ours(bed, folder / "ssh_config", "--stdin=1", "/bin/sh", "-c", script)
-    measure = partial(time_failure, bed, command, mark.encode(), 8)
-    return Case(name="a rank fails: all dead", measure=measure, rounds=bed.rounds(FAIL_ROUNDS))
+    words = ["--stdin=1", "/bin/sh", "-c", script]
+    by_ssh = partial(time_failure, [ours(bed, folder / "ssh_config", *words)], bed.env, mark.encode(), 8)
+
+    def by_hand() -> int:
+        shape = ["--nnodes=2", "--nproc_per_node=4", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
+        env = {**bed.env, "INFINI_RUN_TOKEN": os.urandom(16).hex()}
+        nodes = [[bed.python, bed.infini_run, *shape, f"--node_rank={node}", *words] for node in range(2)]
+        return time_failure(nodes, env, mark.encode(), 8)
+
+    rounds = bed.rounds(FAIL_ROUNDS)
+    return [
+        Case(name="a rank fails: all dead, ssh", measure=by_ssh, rounds=rounds),
+        Case(name="a rank fails: all dead, by hand", measure=by_hand, rounds=rounds),
+    ]
 
 
 # ---- many
@@ -153,9 +176,7 @@ def peak_kib(pid: int) -> int:
 
 def measure_scale(bed: Bed, nodes: int) -> dict[str, float]:
     """Of one head with so many agents: until all are told to go, peak memory, CPU at rest, from TERM to its end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {**bed.env, "INFINI_RUN_TOKEN": os.urandom(16).hex()}
     begin = time.monotonic_ns()
     pid = start(head_of(bed, nodes, port), env)
@@ -207,8 +228,8 @@ def scale_rows(samples: list[dict[str, float]]) -> list[Row]:
 def measure(bed: Bed) -> Figure:
     rows, samples = [], {}
     with scratch() as folder, hosts(folder) as at:
-        launches, failure = launch_cases(bed, at), failure_case(bed, at)
-        done = interleave([*launches, failure])
+        launches, failures = launch_cases(bed, at), failure_cases(bed, at)
+        done = interleave([*launches, *failures])
         for name, bar in (("ssh", "many_ssh"), ("ssh, open", "many_open")):
             ms, hand = (done[f"{who}, {name}"].median / 1e6 for who in ("4 hosts x 2", "by hand"))
             rows.append(
@@ -216,8 +237,8 @@ def measure(bed: Bed) -> Figure:
             )
         ms, hand = (done[name].median / 1e6 for name in ("bare, ssh, open", "by hand, ssh, open"))
         rows.append(Row(figure="Pythons alone, ssh, open", value=ms, unit="ms", ratio=ms / hand, against="by hand"))
-        rows.append(Row(figure=failure.name, value=failure.median / 1e6, unit="ms", bar="dead"))
-        samples |= raw([*launches, failure])
+        rows += [Row(figure=case.name, value=case.median / 1e6, unit="ms", bar="dead") for case in failures]
+        samples |= raw([*launches, *failures])
     scale = [measure_scale(bed, SIMULATED) for _ in range(bed.rounds(SCALE_ROUNDS))]
     samples["scale"] = scale
     return Figure(name="many", rows=rows + scale_rows(scale), samples=samples)

@@ -16,7 +16,7 @@ import time
 from _functools import partial  # the C module: `functools` costs 3 ms
 
 from infini_run import frame
-from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
+from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
 from infini_run.plain import record_of, to_plain
@@ -25,7 +25,7 @@ from infini_run.roster import options_of_agents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from infini_run.group import Entry, Event
@@ -103,12 +103,21 @@ class Agent:
     """One life: greet the head, then run what it says, as often as it says so, until it says good-bye.
 
     own: where the same command was given on every node, what this one was given; the head says only who comes when.
+    environ: what our ranks inherit, by hand (None: ours).
     """
 
-    def __init__(self, wire: Wire, node: int, own: Options | None = None, told: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        node: int,
+        own: Options | None = None,
+        told: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self._wire = wire
         self._node = node
         self._own = own
+        self._environ = os.environ if environ is None else environ
         self._about = list(told)  # what the engine asked us to say
         self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
@@ -135,11 +144,7 @@ class Agent:
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
-            while not self._handshake.done:
-                self._turn(_PROVE_S)
-                if self._lost:
-                    raise LinkError("the head did not take our token, or is no infini-run")
-            self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+            self._prove(self._handshake)
         spec = unpack_json(self._next(frame.SPEC)[1])
         self._silence_s = float(spec["silence_s"])
         try:
@@ -158,12 +163,29 @@ class Agent:
             except InfiniRunError as error:
                 self._refuse(error)
 
+    def _prove(self, handshake: Handshake) -> None:
+        """That we are ours, and who of them. Whatever has the port may also take a connection and say nothing."""
+        limit_s = _PROVE_S if self._own is None else min(_PROVE_S, self._own.join_timeout_s)
+        end_s = time.monotonic() + limit_s
+        while not handshake.done:
+            self._turn(max(0.0, end_s - time.monotonic()))
+            if self._lost:
+                raise LinkError("the head did not take our token, or is no infini-run")
+            if time.monotonic() >= end_s and not handshake.done:
+                raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
+        self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+        try:
+            self._frames.append(self._next(frame.SPEC))
+        except LinkError:
+            why = "it has no such node, or that one had come before"
+            raise LinkError(f"the head has turned node {self._node} away: {why}; or it has gone") from None
+
     # ---- before the start
 
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.options import Options
-        from infini_run.site import without_place
+        from infini_run.place import withhold_descriptors, withhold_place
         from infini_run.survey import find_command, free_port, survey
         from infini_run.version import VERSION
 
@@ -179,8 +201,11 @@ class Agent:
             raise UsageError(
                 f"{self._cwd} on {os.uname().nodename}: {error.strerror}; start from a directory that every node has"
             ) from None
-        # what an MPI launcher has told us is ours: a rank that imports MPI would answer in our place
-        environ = {**(without_place(os.environ) if self._own is None else os.environ), **spec["environ"]}
+        environ = dict(self._environ)
+        if not spec["is_by_hand"]:  # else the user has started us: what he has set for MPI is for the ranks
+            environ = withhold_place(environ)
+            withhold_descriptors()
+        environ |= spec["environ"]
         for name in (TOKEN, TOKEN_FILE):
             environ.pop(name, None)
         options = record_of(Options, spec["options"])
@@ -206,6 +231,8 @@ class Agent:
         )
         import infini_run.node  # noqa: F401  it will be needed, and others are still on their way
 
+        self._heard_s = time.monotonic()  # we did not listen, and until it knows us the head says nothing
+
         return options, command, environ
 
     def _refuse(self, error: InfiniRunError) -> None:
@@ -223,6 +250,8 @@ class Agent:
         if self._entry is None:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
+        for notice in plan.nodes[0].notices:
+            _say(f"infini-run: {go['host']}: {printable(notice)}")
         self._told_failure = False
         run = NodeRun(
             plan,

@@ -61,9 +61,11 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         if options.dry_run:
             return _print(1, show_many(options, request.roster))
         return run_many(options, request.roster, environ, say=_say)
-    if options.nnodes > 1 and not options.dry_run and any(environ.get(name) for name in TOKENS):
+    if _joins_by_hand(options, request.site, environ):
         from infini_run.many import run_by_hand
 
+        if options.engine == "auto":
+            environ = _settle_in(request.site, options, environ)
         return run_by_hand(options, environ, say=_say)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
@@ -104,29 +106,31 @@ def _take_entry(before: set[int] | None) -> Entry:
     return take_entry(sum(1 << (number - 1) for number in blocked))
 
 
+def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str]) -> bool:
+    """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
+    is_task = site is not None and site.is_task
+    has_token = any(environ.get(name) for name in TOKENS)
+    return options.nnodes > 1 and not options.dry_run and not is_task and has_token
+
+
 def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
     """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
     from infini_run.auto import NOTHING, describe
-    from infini_run.site import without_place
+    from infini_run.place import withhold_place
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
     if not is_quiet:
         _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
-    return without_place(environ, options.export) if site and not site.is_task else environ
+    return withhold_place(environ, options.export) if site and not site.is_task else environ
 
 
 def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
         return
-    from infini_run.reach import HOSTS, complaint
+    from infini_run.reach import complaint, read_hosts
 
-    try:
-        with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
-            hosts = file.read()
-    except OSError:
-        hosts = ""
-    why = complaint(options.master_addr, hosts)
+    why = complaint(options.master_addr, read_hosts())
     if why:
         _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 

@@ -10,12 +10,13 @@ from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
 from infini_run.engines import Client
-from infini_run.errors import ProgramMissing
+from infini_run.errors import ProgramMissing, StartError
 from infini_run.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.link import Wire
 from infini_run.plan import MARK
 from infini_run.poller import READ
 from infini_run.record import record
+from infini_run.shortage import explain_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,6 +108,15 @@ class Clients:
         path = _find(client.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
             raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
+        try:
+            return self._spawn(client, tries, path)
+        except StartError as error:
+            raise explain_command(error, client.argv[0]) from None
+        except OSError as error:
+            number = error.errno or 0
+            raise explain_command(StartError(os.strerror(number), "a pipe", number), client.argv[0]) from None
+
+    def _spawn(self, client: Client, tries: int, path: str) -> Wire | None:
         spec = Spec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
         spec.dies_with_us = is_main_thread()
         own = dict(client.env)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.poller import Poller
 
 _HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
-_LONGEST = 1 << 16  # of a line that is held for its end; a longer one is passed on in pieces
+_LONGEST = 1 << 18  # of a line that is held for its end; agents send pieces of 64 KiB and a label as lines, at most
 
 
 class Outlet:

@@ -8,9 +8,14 @@ import socket
 from infini_run.errors import LinkError, UsageError
 from infini_run.link import Wire
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _CONNECT_S = 10.0  # for one address; a node that drops packets must not hold the next address up for ever
 _BACKLOG = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_SAY_S = 5.0  # between two lines about who is waited for
 
 
 def listen(port: int = 0) -> socket.socket:
@@ -70,17 +75,22 @@ def dial(target: str) -> Wire:
     raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
 
 
-def dial_until(target: str, limit_s: float) -> Wire:
+def dial_until(target: str, limit_s: float, say: Callable[[str], None]) -> Wire:
     """The same, again and again: the head may not be there yet, and nothing tells when another machine's port opens.
-    Raises LinkError: not within the time."""
+    say: gets a line every few seconds. Raises LinkError: not within the time."""
     import time
 
-    end_s, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+    now_s = time.monotonic()
+    end_s, say_s, pause_s = now_s + limit_s, now_s + _SAY_S, _FIRST_PAUSE_S
     while True:
         try:
             return dial(target)
-        except LinkError:
-            if time.monotonic() + pause_s > end_s:
+        except LinkError as error:
+            now_s = time.monotonic()
+            if now_s + pause_s > end_s:
                 raise
+            if now_s >= say_s:
+                say_s = now_s + _SAY_S
+                say(f"waiting for node 0: {error}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

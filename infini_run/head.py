@@ -20,14 +20,15 @@ from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
 from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, meeting, missing, named
+from infini_run.muster import count_ranks, doubt, meeting, missing, named
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, Poller
+from infini_run.reach import read_hosts
 from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report import Report, signal_name
-from infini_run.roster import Roster, exported, options_of_agents
+from infini_run.roster import HAND, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
 
@@ -69,6 +70,7 @@ class Head:
         cwd: str | None = None,
     ) -> None:
         self._options = options
+        self._roster = roster
         self._engine = engine = find_engine(roster.engine)
         self._environ = environ
         self._say = say
@@ -144,6 +146,7 @@ class Head:
     def _make_spec(self) -> bytes:
         content = {
             "version": VERSION,
+            "is_by_hand": self._roster.engine == HAND,
             "silence_s": self._options.node_timeout_s,
             "cwd": self._cwd,
             "environ": exported(self._options.export, self._environ),
@@ -387,7 +390,7 @@ class Head:
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
         for peer in self.peers:
-            if peer.state not in ("joined", "running") and not (peer.state == "done" and self._repeats.is_resting):
+            if peer.state not in ("joined", "running", "done"):  # who is done waits for our last word, and listens
                 continue
             if self._outlets.are_behind:  # we do not listen: what it says is on its way
                 peer.heard_s = now_s
@@ -415,6 +418,10 @@ class Head:
         address, port = meeting(self._options, self.peers)
         self._repeats.end_rest()
         restarts = self._repeats.total
+        if not restarts and self._roster.engine != HAND:  # by hand they have reached us there
+            why = doubt(address, self.peers, read_hosts())
+            if why:
+                self._notice(why)
         for peer in self.peers:
             self._fleet.move(peer, "running")
             peer.report, peer.failed_s = None, float("inf")

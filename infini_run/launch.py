@@ -18,7 +18,7 @@ from weakref import WeakSet
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
 from infini_run.node import NodeRun
 from infini_run.options import resolve
-from infini_run.plan import make_plan
+from infini_run.plan import MARK, make_plan
 from infini_run.ready import all_ready
 from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from infini_run.options import Options, Request
     from infini_run.plan import Plan
     from infini_run.report import Exit, Report
+    from infini_run.roster import Roster
     from infini_run.seeing import Seeing
+    from infini_run.site import Site
     from infini_run.survey import Command
 
-_ON_NODES = ("hosts", "hostfile", "engine")
+_FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _NOT_HERE = ("dry_run", "isolate", "report", "verbose")
 
 
@@ -58,15 +60,19 @@ def run(
     (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here); a relative
     program is looked for there.
     flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`; with
-    `hosts=["a", "b"]` or `engine="slurm"` on many nodes. stdin is "none" unless it is given: what is typed is for
+    `hosts=["a", "b"]` or `engine="slurm"` on many nodes; with `engine="auto"` as one node of those that the
+    surroundings name, or on all of an allocation. stdin is "none" unless it is given: what is typed is for
     the host program.
 
     Raises UsageError and ProgramError before anything starts, StartError when a rank could not be created,
     WorkerError when one failed, NodeLost when a node could not be reached or was lost. Whatever is raised, Ctrl-C
     too, no rank is left.
     """
-    if any(flags.get(name) for name in _ON_NODES):
-        return _run_on_nodes(command, check, timeout_s, env, cwd, flags)
+    words, environ = _words_of(command), dict(os.environ if env is None else env)
+    request = _request(flags, words, environ)
+    if request.roster is not None:
+        assert request.options is not None
+        return _run_on_nodes(request.options, request.roster, environ, check, timeout_s, cwd)
     with ProcessLauncher(command, env=env, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
@@ -121,22 +127,17 @@ def launch_multi_node(
 
 
 def _run_on_nodes(
-    command: Sequence[str],
+    options: Options,
+    roster: Roster,
+    environ: Mapping[str, str],
     check: bool,
     timeout_s: float | None,
-    env: Mapping[str, str] | None,
     cwd: str | os.PathLike[str] | None,
-    flags: Mapping[str, object],
 ) -> Report:
     from infini_run.head import Head
 
-    words, environ = _words_of(command), dict(os.environ if env is None else env)
-    request = _request(flags, words, environ)
-    assert request.options is not None
-    if request.roster is None:
-        raise UsageError(f"engine={request.options.engine!r} belongs to the command, not to the Python API")
     folder = None if cwd is None else os.fspath(cwd)
-    head = Head(request.options, request.roster, environ=environ, say=_say, cwd=folder)
+    head = Head(options, roster, environ=environ, say=_say, cwd=folder)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:
@@ -150,7 +151,8 @@ def _run_on_nodes(
     finally:
         head.close()
     if is_late:
-        raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
+        program = options.program[0]
+        raise LaunchTimeout(f"{program} has not ended within {timeout_s:g} s; all ranks were stopped")
     if head.error is not None and head.blames_node:
         raise head.error
     if check and report.exit_code != 0:
@@ -184,11 +186,13 @@ class ProcessLauncher:
         self._environ = dict(os.environ if env is None else env)
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
-        request = _request(flags, self._command, {})
+        request = _request(flags, self._command, self._environ)
         if request.roster is not None:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
         self._options = request.options
+        if request.site is not None:
+            self._environ = _settle_in(request.site, self._options, self._environ)
         self._run: NodeRun | Attempts | None = None
         self._seeing: Seeing | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
@@ -452,13 +456,27 @@ def _request(flags: Mapping[str, object], program: tuple[str, ...], environ: Map
     environment an engine's own variables are read, and none that stands for a flag."""
     flags = {"stdin": "none", **flags}
     words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
-    around = {name: value for name, value in environ.items() if not name.startswith(("INFINI_RUN_", "PET_"))}
+    around = {name: value for name, value in environ.items() if name == MARK or not name.startswith(_FOR_FLAGS)}
     request = resolve([*words, "--", *program], around)
     options = request.options
     asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}= belongs to the command, not to the Python API")
     return request
+
+
+def _settle_in(site: Site, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell what engine="auto" had to guess; the environment less what is for one process alone."""
+    if site.is_task:
+        raise UsageError(
+            f"engine='auto': with {site.source('tasks_per_node')} each task is one rank already, and no launcher is "
+            "above it; start one task for each node, or give engine='local'"
+        )
+    from infini_run.place import withhold_place
+
+    if site.remark:
+        warn(f"engine='auto': {printable(site.remark)}", RuntimeWarning, stacklevel=3)
+    return withhold_place(environ, options.export)
 
 
 def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -129,8 +129,10 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     from infini_run.agent import Agent
     from infini_run.dial import dial_until
 
-    wire = dial_until(f"{options.master_addr}:{port}", options.join_timeout_s)
-    return Agent(wire, options.node_rank, own=options).serve(token.encode())
+    wire = dial_until(
+        f"{options.master_addr}:{port}", options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}")
+    )
+    return Agent(wire, options.node_rank, own=options, environ=environ).serve(token.encode())
 
 
 def _token_in(path: str) -> str:

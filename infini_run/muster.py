@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import UsageError
+from infini_run.reach import complaint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,3 +47,13 @@ def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:
     if len(peers) == 1:
         return "127.0.0.1", first.port
     return str(first.hello["address"]) or first.name, first.port
+
+
+def doubt(address: str, peers: Sequence[Peer], hosts: str) -> str:
+    """Why the other nodes may not reach node 0 at that address; "" where nothing speaks against it, or where all of
+    them are on this machine. hosts: what is in /etc/hosts."""
+    why = complaint(address, hosts)
+    others = (str(peer.hello["address"]) or peer.name for peer in peers[1:])
+    if not why or all(complaint(other, hosts) for other in others):
+        return ""
+    return f"other nodes cannot reach node 0: {why}; give --rdzv_endpoint=HOST:PORT, or another name for it"

@@ -297,7 +297,8 @@ class NodeRun:
         """Printable, whatever is in them: a process that was left behind chose its own name."""
         if self._say is None or not any(lines):
             return
-        text = "infini-run: " + "\n".join(map(printable, lines))
+        where = f"{self.plan.nodes[0].host}: " if self._has_head else ""  # beside those of other nodes
+        text = "infini-run: " + "\n".join(printable(where + line) for line in lines)
         if self._seeing is not None and self._seeing.say(text):
             return
         if not self.ended:

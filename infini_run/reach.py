@@ -12,6 +12,15 @@ HOSTS = "/etc/hosts"
 _MAPPED = bytes(10) + b"\xff\xff"
 
 
+def read_hosts() -> str:
+    """What is in /etc/hosts; "" where it cannot be read."""
+    try:
+        with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def complaint(address: str, hosts: str) -> str:
     """Why other nodes cannot use the address; "" where nothing speaks against it. `hosts`: what is in /etc/hosts."""
     why = _own(address)

@@ -16,7 +16,15 @@ LIMITS = {
 
 def explain(error: StartError) -> StartError:
     """The same error in a sentence: who, which step, the system's word, and the limit."""
+    return _explained(error, "nothing can" if error.rank is None else f"rank {error.rank} cannot")
+
+
+def explain_command(error: StartError, program: str) -> StartError:
+    """The same of a command that reaches other nodes: its only worker is no rank."""
+    return _explained(StartError(str(error), error.step, error.errno), f"{program} cannot")
+
+
+def _explained(error: StartError, who: str) -> StartError:
     limit = LIMITS.get(error.errno, "")
-    who = "nothing can" if error.rank is None else f"rank {error.rank} cannot"
     text = f"{who} be started: {error.step}: {error}"
     return StartError(f"{text}; {limit}" if limit else text, error.step, error.errno, error.rank)

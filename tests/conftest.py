@@ -7,6 +7,7 @@ that carry the mark of a launch.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import select
 import shlex
@@ -124,6 +125,13 @@ def is_full(stream):
         return not select.select([], [end], [], 0)[1]
     finally:
         os.close(end)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What needs PyTorch is skipped where there is none; TEST_TORCH=required (make torch): then it fails."""
+    is_asked = item.get_closest_marker("torch") is not None and os.environ.get("TEST_TORCH") != "required"
+    if is_asked and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed: make torch")
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,12 @@ def test_three_launchers_are_one_job(node, order):
     assert told(*commands.values()) == []
 
 
+def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):
+    commands = [node(rank, "sh", "-c", "echo is $OMPI_MCA_btl", env={"OMPI_MCA_btl": "self"}) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0]
+    assert [line.split("is ")[1] for line in commands[0].out.decode().splitlines()] == ["self"] * 4
+
+
 def test_ranks_of_one_job_meet(node):
     script = "echo $INFINI_RUN_ID $MASTER_ADDR $MASTER_PORT"
     commands = [node(rank, "sh", "-c", script) for rank in range(2)]
@@ -158,6 +164,28 @@ def test_a_stopped_joiner_is_silent_and_lost(node, bell):
     assert commands[1].wait() == 1
 
 
+def test_a_node_that_is_done_early_waits_for_the_others(node):
+    """Longer than the silence that it would bear of a head: srun and mpirun end all when one agent fails."""
+    flags = ("--node_timeout=0.5", "--grace=1")
+    commands = [node(rank, "sh", "-c", "[ $RANK -ge 2 ] || sleep 2.5", flags=flags) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0]
+    assert told(*commands) == []
+
+
+def test_what_takes_the_connection_and_says_nothing_is_given_up(node, port):
+    with socket.create_server(("127.0.0.1", port + 1)):
+        command = node(1, "true", flags=("--join_timeout=1",))
+        assert command.wait() == 1
+    assert told(command) == ["infini-run: what listens there has said nothing for 1 s: is it node 0's infini-run?"]
+
+
+def test_a_joiner_says_whom_it_waits_for(node, port):
+    command = node(1, "true")
+    command.read_error_until(f"waiting for node 0: the head does not answer on port {port + 1}: 127.0.0.1: ".encode())
+    command.signal(signal.SIGTERM)
+    command.wait()
+
+
 def test_a_wrong_token_is_refused_and_the_job_unharmed(node, bell):
     head = node(0, *ring(bell), flags=("--join_timeout=50",))
     wrong = node(1, "true", token="other")
@@ -229,6 +257,7 @@ def test_the_same_node_rank_twice_is_turned_away(node, bell):
     bell.hear(4)
     second = node(1, "true", flags=("--join_timeout=5",))
     assert second.wait() == 1
+    assert "the head has turned node 1 away: it has no such node, or that one had come before" in told(second)[0]
     head.read_error_until(b"number 1")
     head.signal(signal.SIGTERM)
     assert [head.wait(), first.wait()] == [143, 143]

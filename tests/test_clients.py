@@ -22,13 +22,13 @@ exec sh -c "$3"
 def fake(tmp_path, infini_run):
     """Start the command with such an ssh; `before`: what it does first, with the host as $2."""
 
-    def start(*words, before=":"):
+    def start(*words, before=":", **kwargs):
         ssh = tmp_path / "bin" / "ssh"
         ssh.parent.mkdir(exist_ok=True)
         ssh.write_text(FAKE.format(before=before))
         ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
         env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
-        return infini_run("--engine=ssh", *words, env=env)
+        return infini_run("--engine=ssh", *words, env=env, **kwargs)
 
     yield start
     until(lambda: not agents(), 15)
@@ -39,6 +39,33 @@ def test_more_nodes_than_are_reached_at_a_time(fake):
     command = fake("--hosts=n[1-70]", "--nproc_per_node=1", "sh", "-c", "echo $WORLD_SIZE")
     assert command.wait() == 0, command.err
     assert sorted(command.out.splitlines()) == sorted(b"[n%d:%d] 70" % (rank + 1, rank) for rank in range(70))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_told"),
+    [("127.0.0.1", "10.0.0.2", True), ("169.254.1.1", "10.0.0.2", True), ("10.0.0.1", "10.0.0.2", False),
+     ("127.0.0.1", "127.0.0.2", False)],
+)  # fmt: skip
+def test_an_address_that_others_cannot_use_is_told(fake, first, second, is_told):
+    """As sshd says where it was reached: one host by its loopback, another from outside."""
+    before = f'SSH_CONNECTION="1 2 {second} 22"; [ $2 = b ] || SSH_CONNECTION="1 2 {first} 22"; export SSH_CONNECTION'
+    command = fake("--hosts=a,b", "--nproc_per_node=1", "sh", "-c", "echo $MASTER_ADDR", before=before)
+    assert command.wait() == 0
+    assert [line.split(b"] ")[1].decode() for line in command.out.splitlines()] == [first, first]
+    told = command.err.decode().splitlines()
+    assert len(told) == is_told
+    assert all(f"other nodes cannot reach node 0: {first} is " in line for line in told)
+
+
+@pytest.mark.parametrize("limit", [16, 20, 32, 48, 64, 80])
+def test_too_few_descriptors_are_one_line_and_nothing_is_left(fake, limit):
+    words = ("sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh")
+    command = fake("--hosts=n[1-20]", "--nproc_per_node=1", "sleep", "1000", under=words)
+    assert command.wait() == 1
+    lines = command.err.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("infini-run: ssh cannot be started: ")
+    assert lines[0].endswith("Too many open files; the limit on open descriptors was hit: ulimit -n, or ulimit -Hn")
 
 
 def test_a_connection_that_was_dropped_is_tried_again(fake, tmp_path):
@@ -55,9 +82,8 @@ def test_it_is_not_tried_for_ever(fake, tmp_path):
     command = fake("--hosts=a", "true", before=before)
     assert command.wait() == 1
     assert (tmp_path / "a").read_text().count("x") == 5
-    assert (
-        command.err == b"infini-run: node 0 (a) could not be reached: ssh ended with 255: Connection reset by peer\n"
-    )
+    last = command.err.splitlines()[-1]  # it may take so long that it is told who is waited for
+    assert last == b"infini-run: node 0 (a) could not be reached: ssh ended with 255: Connection reset by peer"
 
 
 def test_what_would_fail_again_is_not_tried_again(fake, tmp_path):

@@ -24,9 +24,17 @@ def test_lines_are_whole_and_nothing_is_lost(chunks):
 
 def test_a_line_without_end_is_passed_on_in_pieces():
     lines = Lines()
-    assert lines.feed(b"x" * 65535) == b""
-    assert lines.feed(b"x") == b"x" * 65536
+    assert lines.feed(b"x" * (1 << 18) + b"") == b"x" * (1 << 18)
+    assert lines.feed(b"x" * ((1 << 18) - 1)) == b""
+    assert lines.feed(b"x") == b"x" * (1 << 18)
     assert lines.feed(b"end\n") == b"end\n"
+
+
+def test_what_agents_send_as_a_line_is_no_line_too_long():
+    """The core passes on pieces of 64 KiB, each with a label and an end of line: cut again, two nodes' would mix."""
+    lines, piece = Lines(), b"[a-host-with-a-name:123456 +] " + b"x" * 65536 + b"\n"
+    halves = [lines.feed(piece[:-1]), lines.feed(piece[-1:])]
+    assert halves == [b"", piece]
 
 
 def test_what_a_reader_does_not_take_is_kept():

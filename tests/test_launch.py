@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import CHILDREN, LIMIT_S, marked, processes, until
+from test_site import SRUN
 
 import infini_run as ir
 
@@ -151,7 +152,6 @@ def test_flags_are_keywords_with_python_values(tmp_path):
         ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
         ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
         ({"engine": "ssh"}, "--engine=ssh needs --hosts=a,b or --hostfile=FILE"),
-        ({"engine": "auto"}, "engine='auto' belongs to the command, not to the Python API"),
         *(
             ({name: True}, "belongs to the command, not to the Python API")
             for name in ("help", "h", "helpfull", "version", "dry_run", "dry-run", "isolate", "verbose")
@@ -164,6 +164,55 @@ def test_a_wrong_flag_is_refused_before_anything_starts(flags, message, tmp_path
         ir.run(["touch", str(tmp_path / "started")], **flags)
     assert message in str(caught.value)
     assert not (tmp_path / "started").exists()
+
+
+# ---- engine="auto"
+
+PLACE = ["sh", "-c", "echo $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT ${PMI_RANK-none} > $0"]
+
+
+def test_auto_is_one_node_of_those_that_the_surroundings_name(tmp_path):
+    environ = {**os.environ, **SRUN, "PMI_RANK": "2"}
+    report = ir.run([*PLACE, str(tmp_path / "said")], engine="auto", env=environ)
+    assert [exit_.rank for exit_ in report.exits] == [2]
+    assert (tmp_path / "said").read_text() == "2/3 2/3 node2:29799 none\n"
+
+
+def test_a_launcher_to_watch_takes_its_place_as_well(tmp_path):
+    environ = {**os.environ, **SRUN}
+    with ir.ProcessLauncher([*PLACE, str(tmp_path / "said")], engine="auto", env=environ) as launcher:
+        launcher.launch()
+        assert launcher.wait(LIMIT_S)
+    assert (tmp_path / "said").read_text() == "2/3 2/3 node2:29799 none\n"
+
+
+@pytest.mark.parametrize("engine", ["auto", "local"])
+def test_where_nothing_is_found_it_is_a_launch_on_this_machine(engine):
+    assert ir.run(["true"], engine=engine, nproc_per_node=2).world_size == 2
+
+
+def test_auto_as_a_task_that_is_one_rank_is_refused():
+    with pytest.raises(ir.UsageError, match=r"SLURM_STEP_TASKS_PER_NODE=2\(x3\) each task is one rank already"):
+        ir.run(
+            ["true"], engine="auto", env={**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_STEP_NUM_TASKS": "6"}
+        )
+
+
+def test_auto_in_a_rank_of_another_launch_is_refused():
+    with pytest.raises(ir.UsageError, match="INFINI_RUN_ID is set"):
+        ir.run(["true"], engine="auto", env={**SRUN, "INFINI_RUN_ID": "ir-1"})
+
+
+def test_what_auto_has_guessed_is_a_warning():
+    environ = {
+        "PATH": os.environ["PATH"],
+        "MASTER_ADDR": "m-0",
+        "MASTER_PORT": "2345",
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+    }
+    with pytest.warns(RuntimeWarning, match="taken to count nodes"):
+        ir.run(["true"], engine="auto", env=environ)
 
 
 @pytest.mark.parametrize("command", ["true", "", [], ()])

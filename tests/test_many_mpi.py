@@ -95,6 +95,13 @@ def test_ranks_do_not_see_the_mpi_that_started_the_agents(run, case):
     case.end()
 
 
+def test_ranks_inherit_no_descriptor_of_the_mpi_that_started_the_agents(run, case):
+    command = run("--nproc_per_node=1", "sh", "-c", "ls /proc/$$/fd; exit 0")
+    assert command.wait() == 0, command.err
+    assert sorted(line.split("] ")[1] for line in command.out.decode().splitlines()) == sorted("012" * 4)
+    case.end()
+
+
 def test_a_failure_on_one_node_ends_all_with_its_code(run, case):
     script = "[ $RANK = 5 ] || { echo up; exec sleep 1000; }; echo up; sleep 0.3; exit 7"
     command = run("--nproc_per_node=2", "sh", "-c", script)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Bed, Case, free_ports, need
-from conftest import COMMAND, OURS, until
+from conftest import COMMAND, LIMIT_S, OURS, until
 
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
@@ -358,12 +358,24 @@ def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
     case.end()
 
 
+def test_run_in_python_reaches_all_of_the_allocation(four, case):
+    script = """
+import infini_run as ir
+for engine in ("auto", "slurm"):
+    report = ir.run(["sh", "-c", "exit 0"], engine=engine, nproc_per_node=2)
+    assert [exit_.host for exit_ in report.exits] == [f"node{1 + rank // 2}" for rank in range(8)], report
+"""
+    env = {**os.environ, **four.env, **case.env}
+    done = subprocess.run([COMMAND[0], "-c", script], env=env, capture_output=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    case.end()
+
+
 # ---- a real training program
 
 
 @pytest.mark.torch
 def test_two_nodes_train_together(run, case, tmp_path):
-    pytest.importorskip("torch")
     program = tmp_path / "train.py"
     program.write_text(DDP)
     command = run("--nnodes=2", "--nproc_per_node=2", str(program))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -219,6 +218,21 @@ def test_a_login_script_may_print(many, tmp_path):
     command = many(f"--remote_python={python}", "echo", "said", hosts="host1,host2", nproc=1)
     assert command.wait() == 0, command.err
     assert sorted(lines_of(command)) == ["[host1:0] said", "[host2:1] said"]
+
+
+def test_what_agents_say_has_their_host(many):
+    command = many("--verbose", "--check_gpus=warn", "true", hosts="host1,host2", nproc=1)
+    assert command.wait() == 0
+    lines = own_lines(command)
+    assert sorted(line.partition(" of ir-")[0] for line in lines if "started" in line) == [
+        f"infini-run: host{node}: started 1 of 1 workers" for node in (1, 2)
+    ]
+    assert sorted(line.partition(": nothing was")[0] for line in lines if "--check_gpus" in line) == [
+        f"infini-run: host{node}: --check_gpus" for node in (1, 2)
+    ]
+    assert sorted(line for line in lines if "ended" in line) == [
+        f"infini-run: host{rank + 1}: rank {rank} ended, exit code 0" for rank in range(2)
+    ]
 
 
 # ---- failing
@@ -619,8 +633,6 @@ else:
 
 @pytest.mark.torch
 def test_pytorch_ddp_over_gloo(many):
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("no PyTorch here")
     command = many("--export=GLOO_*,OMP_NUM_THREADS", str(CHILDREN / "train_ddp.py"), hosts="host1,host2")
     assert command.wait(300) == 0, command.err
     assert [line.split("] ")[1] for line in lines_of(command)] == ["same True of 4"] * 4

@@ -1,11 +1,10 @@
 """With the real PyTorch: what works under torchrun works here, and is told better when it does not.
 
-Run by `make torch` in an environment that has torch; elsewhere skipped. TEST_TORCH=required: missing is an error.
+Run by `make torch` in an environment that has torch; elsewhere skipped. On several hosts: test_many_ssh, _slurm.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -18,8 +17,7 @@ from test_torchrun import DOCUMENTED
 
 from infini_run.option_table import TABLE
 
-IS_MISSING = importlib.util.find_spec("torch") is None and os.environ.get("TEST_TORCH") != "required"
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(IS_MISSING, reason="torch is not installed: make torch")]
+pytestmark = pytest.mark.torch
 EXAMPLE = str(Path(__file__).parent.parent / "examples" / "ddp.py")
 RANK = str(CHILDREN / "torch_rank.py")
 LIMIT_S = 300.0  # importing torch takes its time on a busy machine
