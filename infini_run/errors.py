@@ -122,15 +122,16 @@ class End(ChannelError):
 
 
 class MessageTooLong(ChannelError, ValueError):
-    """A message is over the limit; nothing of it was sent. `size` and `limit` are bytes."""
+    """A message is over the channel's limit: of a sent one nothing has gone, a received one was passed over. `size`
+    and `limit` are bytes."""
 
-    def __init__(self, message: str, size: int, limit: int) -> None:
-        super().__init__(message)
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes is over the channel's limit of {limit}")
         self.size = size
         self.limit = limit
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.size, self.limit)
+        return type(self), (self.size, self.limit)
 
 
 class UnpicklableError(ChannelError, TypeError):

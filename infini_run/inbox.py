@@ -162,12 +162,9 @@ class _Large:
     def payload(self, limit: int) -> Payload:
         """What came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
         if self._is_over:
-            raise too_long(self.size - len(self._table), limit)
+            raise MessageTooLong(self.size - len(self._table), limit)
         for view in self._views:
             view.release()
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])
 
-
-def too_long(size: int, limit: int) -> MessageTooLong:
-    return MessageTooLong(f"a message of {size} bytes is over the channel's limit of {limit}", size, limit)

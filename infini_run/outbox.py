@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from infini_run.inbox import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID, WRITABLE, too_long
+from infini_run.errors import MessageTooLong
+from infini_run.inbox import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID, WRITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,4 +95,4 @@ def parcel_frame(parcel: Parcel, limit: int) -> list[Buffer]:
 
 def _check(size: int, limit: int) -> None:
     if size > limit:
-        raise too_long(size, limit)
+        raise MessageTooLong(size, limit)
