@@ -19,7 +19,7 @@ import weakref
 
 from infini_run.errors import Broken, ChannelError, Closed, End
 from infini_run.inbox import BYTES, END, PICKLE, Inbox
-from infini_run.outbox import END_FRAME, Outgoing, bytes_frame, parcel_frame
+from infini_run.outbox import Outgoing, bytes_frame, end_frame, parcel_frame
 from infini_run.parcel import pack, unpack
 
 TYPE_CHECKING = False
@@ -77,6 +77,8 @@ class Line:
 class Half:
     """One end of one direction."""
 
+    _too_late = ""
+
     def __init__(self, line: Line, limit: int) -> None:
         self._line = line
         self._fd = line.sock.fileno()
@@ -100,21 +102,21 @@ class Half:
             self._closed = True
             self._line.let_go()
 
-    def _wait(self, events: int, end_s: float | None, what: str) -> None:
+    def _wait(self, events: int, end_s: float | None) -> None:
         left_s = None if end_s is None else end_s - time.monotonic()
         if left_s is not None and left_s <= 0:
-            raise TimeoutError(what)
+            raise TimeoutError(self._too_late)
         poller = select.poll()
         poller.register(self._fd, events)
         if not poller.poll(None if left_s is None else left_s * 1000):
-            raise TimeoutError(what)
+            raise TimeoutError(self._too_late)
 
-    def _enter(self, end_s: float | None, what: str) -> None:
+    def _enter(self, end_s: float | None) -> None:
         """Take the lock. Raises Closed, TimeoutError."""
         if not self._lock.acquire(False) and not self._lock.acquire(
             timeout=-1 if end_s is None else max(0.0, end_s - time.monotonic())
         ):
-            raise TimeoutError(what)
+            raise TimeoutError(self._too_late)
         if self._closed:
             self._lock.release()
             raise self._closed_error()
@@ -129,15 +131,18 @@ class Half:
 _halves: weakref.WeakSet[Half] = weakref.WeakSet()
 
 
-def _end_of(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
+def _end_of(timeout_s: float) -> float:
+    return time.monotonic() + timeout_s
 
 
 class Sender(Half):
     """The end that messages go into. One thread sends at a time; the others wait."""
 
+    _too_late = "nobody made room for the message in time"
+
     def __init__(self, line: Line, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
+        self._sock_send, self._sock_sendmsg = line.sock.send, line.sock.sendmsg
         self._out: Outgoing | None = None
         self._broken = ""
 
@@ -159,34 +164,38 @@ class Sender(Half):
         """Send the bytes of any contiguous buffer. Raises as `send` does."""
         self._send(bytes_frame(data, self._limit), timeout_s)
 
-    def _send(self, pieces: list[Buffer], timeout_s: float | None) -> None:
-        end_s = _end_of(timeout_s)
-        what = f"nobody made room for a message within {timeout_s} s"
-        self._enter(end_s, what)
+    def _send(self, out: Outgoing, timeout_s: float | None) -> None:
+        end_s = None if timeout_s is None else _end_of(timeout_s)
+        self._enter(end_s)
         try:
             if self._broken:
                 raise Broken(self._broken)
-            self._settle(end_s, what)
-            self._out = Outgoing(pieces)
-            self._push(self._out, end_s, what)
+            if self._out is not None:
+                self._settle(end_s)
+            self._out = out
+            self._push(out, end_s)
         finally:
             self._lock.release()
 
-    def _settle(self, end_s: float | None, what: str) -> None:
+    def _settle(self, end_s: float | None) -> None:
         """Finish, or make void, what an earlier send has left."""
+        if self._out is not None and not self._out.is_live:
+            self._out = self._out.filler()
         if self._out is not None:
-            if not self._out.is_live:
-                self._out = self._out.filler()
-            if self._out is not None:
-                self._push(self._out, end_s, what)
+            self._push(self._out, end_s)
 
-    def _push(self, out: Outgoing, end_s: float | None, what: str) -> None:
+    def _push(self, out: Outgoing, end_s: float | None) -> None:
         flags = _QUIET if end_s is None else _QUIET | _NOW
-        while not out.is_done:
+        counts = out.counts
+        while sum(counts) != out.size:
+            pieces = out.pieces if not counts and len(out.pieces) == 1 else out.rest()
             try:  # one call in C: no interrupt comes between what is sent and its count
-                out.counts.extend(map(self._line.sock.sendmsg, (out.rest(),), ((),), (flags,)))
+                if len(pieces) == 1:
+                    counts.extend(map(self._sock_send, pieces, (flags,)))
+                else:
+                    counts.extend(map(self._sock_sendmsg, (pieces,), ((),), (flags,)))
             except BlockingIOError:
-                self._wait(select.POLLOUT, end_s, what)
+                self._wait(select.POLLOUT, end_s)
             except (BrokenPipeError, ConnectionResetError):
                 raise self._gone() from None
         self._out = None
@@ -209,8 +218,8 @@ class Sender(Half):
         has_lock = self._lock.acquire(timeout=linger_s)
         try:
             if has_lock and not self._broken:
-                self._settle(end_s, "")
-                self._push(Outgoing([END_FRAME]), end_s, "")
+                self._settle(end_s)
+                self._push(end_frame(), end_s)
         except (TimeoutError, ChannelError):
             pass  # nobody reads: the end of the stream without END is what there is to say
         finally:
@@ -224,8 +233,11 @@ class Sender(Half):
 class Receiver(Half):
     """The end that messages come out of. Iterating gives them all, up to the End."""
 
+    _too_late = "no message came in time"
+
     def __init__(self, line: Line, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
+        self._recv_into = line.sock.recv_into
         self._inbox = Inbox(limit)
         self._kept: tuple[int, Payload] | None = None
         self._over: tuple[type[ChannelError], str] | None = None
@@ -262,16 +274,15 @@ class Receiver(Half):
         return self._kept is not None or self._over is not None or self._closed
 
     def _next(self, timeout_s: float | None, must_be: int = 0) -> tuple[int, Payload]:
-        end_s = _end_of(timeout_s)
-        what = f"no message came within {timeout_s} s"
-        self._enter(end_s, what)
+        end_s = None if timeout_s is None else _end_of(timeout_s)
+        self._enter(end_s)
         try:
             while True:
                 message = self._kept or self._inbox.take()
                 if message is None:
                     if self._over is not None:
                         raise self._over[0](self._over[1])
-                    self._read(end_s, what)
+                    self._read(end_s)
                 elif message[0] == END:
                     self._kept = None
                     self._over = End, "the other side has closed; everything has been received"
@@ -284,14 +295,14 @@ class Receiver(Half):
         finally:
             self._lock.release()
 
-    def _read(self, end_s: float | None, what: str) -> None:
+    def _read(self, end_s: float | None) -> None:
         room, is_all_of_one = self._inbox.room()
         flags = _NOW if end_s is not None else _ALL if is_all_of_one else 0
         counts = self._inbox.counts
         try:  # one call in C: no interrupt comes between what is received and its count
-            counts.extend(map(self._line.sock.recv_into, (room,), (0,), (flags,)))
+            counts.extend(map(self._recv_into, (room,), (0,), (flags,)))
         except BlockingIOError:
-            self._wait(select.POLLIN, end_s, what)
+            self._wait(select.POLLIN, end_s)
             return
         except ConnectionResetError:
             counts.append(0)

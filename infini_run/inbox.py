@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from io import BytesIO
 
     Payload = bytes | list[bytes | bytearray]
+    _State = tuple[int, int, "_Large | None", int, list[int]]
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
@@ -28,6 +29,7 @@ PICKLE, BYTES, PARTS, END = 1, 2, 3, 4
 VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
+_HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
@@ -39,7 +41,7 @@ class Inbox:
         self._memory = bytearray(ROOM)
         self._view = memoryview(self._memory)
         # what is in memory: start and stop; the large frame and how much of it is there; what came since
-        self._state: tuple[int, int, _Large | None, int, list[int]] = (0, 0, None, 0, [])
+        self._state: _State = (0, 0, None, 0, [])
 
     @property
     def counts(self) -> list[int]:
@@ -56,9 +58,10 @@ class Inbox:
         start, stop, large, filled, counts = self._settle()
         if large is not None and filled < large.size:
             return large.room(filled), True
+        if not stop:
+            return self._view, False
         if start == stop:
-            if stop:
-                self._state = 0, 0, large, filled, counts
+            self._state = 0, 0, large, filled, counts
             return self._view, False
         if stop > ROOM // 2 and stop - start <= start:  # to where it does not overlap
             self._view[: stop - start] = self._view[start:stop]
@@ -68,31 +71,34 @@ class Inbox:
     def take(self) -> tuple[int, Payload] | None:
         """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
         while True:
-            start, stop, large, filled, counts = self._settle()
+            start, stop, large, _, counts = self._state
             if large is not None:
-                if filled < large.size or start == stop:
+                end = self._end_large(large)
+                if end is None:
                     return None
-                counts_so = self._memory[start] == VALID[0]
-                self._state = start + 1, stop, None, 0, counts
-                if counts_so:
+                if end:
                     return large.kind, large.payload(self._limit)
                 continue
-            if stop - start < HEAD.size:
+            if counts:
+                stop += sum(counts)
+            body = start + _HEAD_SIZE
+            if stop < body:
                 return None
-            kind, count, size = HEAD.unpack_from(self._memory, start)
-            end = start + HEAD.size + size
-            if kind != PARTS and end < stop:
-                payload = bytes(self._view[start + HEAD.size : end])
-                counts_so = self._memory[end] == VALID[0]
-                self._state = end + 1, stop, None, 0, counts
-                if counts_so:
+            kind, count, size = _unpack_head(self._memory, start)
+            end = body + size
+            if end < stop and kind != PARTS:
+                payload = bytes(self._view[body:end])
+                is_valid = self._memory[end]
+                end += 1
+                self._state = (0, 0, None, 0, []) if end == stop else (end, stop, None, 0, [])
+                if is_valid:
                     return kind, payload
-            elif kind == PARTS or size >= _DIRECT:
+            elif size >= _DIRECT or kind == PARTS:
                 self._begin(_Large(kind, count, size, self._limit))
             else:
                 return None
 
-    def _settle(self) -> tuple[int, int, _Large | None, int, list[int]]:
+    def _settle(self) -> _State:
         start, stop, large, filled, counts = self._state
         if counts:
             if large is not None and filled < large.size:
@@ -104,8 +110,8 @@ class Inbox:
 
     def _begin(self, large: _Large) -> None:
         """A large frame: what of it is in memory goes to its own."""
-        start, stop, _, _, counts = self._state
-        start += HEAD.size
+        start, stop, _, _, counts = self._settle()
+        start += _HEAD_SIZE
         filled = 0
         while start < stop and filled < large.size:
             room = large.room(filled)
@@ -113,6 +119,14 @@ class Inbox:
             room[:size] = self._view[start : start + size]
             start, filled = start + size, filled + size
         self._state = start, stop, large, filled, counts
+
+    def _end_large(self, large: _Large) -> bool | None:
+        """Whether the large frame counts, which then is done with; None: it has not come whole."""
+        start, stop, _, filled, counts = self._settle()
+        if filled < large.size or start == stop:
+            return None
+        self._state = start + 1, stop, None, 0, counts
+        return bool(self._memory[start])
 
 
 class _Large:
@@ -167,4 +181,3 @@ class _Large:
             view.release()
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])
-

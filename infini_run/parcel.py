@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a place of its own
 _PROTOCOL = 5
-_ATOMS = frozenset((type(None), bool, int, float, complex, str))
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
 _NEXT_BUFFER = b"\x97"
@@ -41,7 +41,10 @@ class Parcel:
     @property
     def size(self) -> int:
         """How many bytes it has."""
-        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        size = len(self.head)
+        for buffer in self.buffers:
+            size += memoryview(buffer).nbytes
+        return size
 
     def unpack(self) -> object:
         """The object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
@@ -79,8 +82,10 @@ class _Chunks(list):  # type: ignore[type-arg]
 def pack(thing: object) -> Parcel:
     """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
     UnpicklableError, which says what in it does not pickle."""
-    if type(thing) in _ATOMS:
-        return Parcel(pickle.dumps(thing, _PROTOCOL))
+    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
+        head = pickle.dumps(thing, _PROTOCOL)
+        if len(head) < LARGE:
+            return Parcel(head)
     try:
         return _pack(thing, _Pickler)
     except (_Foreign, pickle.PicklingError, TypeError, AttributeError, RecursionError):
