@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
-_NOW, _ALL, _QUIET = socket.MSG_DONTWAIT, socket.MSG_WAITALL, socket.MSG_NOSIGNAL
+_NOW, _ALL, _QUIET = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL), int(socket.MSG_NOSIGNAL)
+_QUIET_NOW = _QUIET | _NOW
 
 
 def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Receiver]]:
@@ -112,14 +113,11 @@ class Half:
             raise TimeoutError(self._too_late)
 
     def _enter(self, end_s: float | None) -> None:
-        """Take the lock. Raises Closed, TimeoutError."""
-        if not self._lock.acquire(False) and not self._lock.acquire(
-            timeout=-1 if end_s is None else max(0.0, end_s - time.monotonic())
-        ):
+        """Take the lock. Raises TimeoutError."""
+        if end_s is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=max(0.0, end_s - time.monotonic())):
             raise TimeoutError(self._too_late)
-        if self._closed:
-            self._lock.release()
-            raise self._closed_error()
 
     def _closed_error(self) -> Closed:
         return Closed(f"this {type(self).__name__} has been closed")
@@ -166,8 +164,11 @@ class Sender(Half):
 
     def _send(self, out: Outgoing, timeout_s: float | None) -> None:
         end_s = None if timeout_s is None else _end_of(timeout_s)
-        self._enter(end_s)
+        if end_s is not None or not self._lock.acquire(False):
+            self._enter(end_s)
         try:
+            if self._closed:
+                raise self._closed_error()
             if self._broken:
                 raise Broken(self._broken)
             if self._out is not None:
@@ -185,10 +186,11 @@ class Sender(Half):
             self._push(self._out, end_s)
 
     def _push(self, out: Outgoing, end_s: float | None) -> None:
-        flags = _QUIET if end_s is None else _QUIET | _NOW
-        counts = out.counts
+        flags = _QUIET if end_s is None else _QUIET_NOW
+        counts, pieces = out.counts, out.pieces
         while sum(counts) != out.size:
-            pieces = out.pieces if not counts and len(out.pieces) == 1 else out.rest()
+            if counts or len(pieces) > 1:
+                pieces = out.rest()
             try:  # one call in C: no interrupt comes between what is sent and its count
                 if len(pieces) == 1:
                     counts.extend(map(self._sock_send, pieces, (flags,)))
@@ -275,8 +277,11 @@ class Receiver(Half):
 
     def _next(self, timeout_s: float | None, must_be: int = 0) -> tuple[int, Payload]:
         end_s = None if timeout_s is None else _end_of(timeout_s)
-        self._enter(end_s)
+        if end_s is not None or not self._lock.acquire(False):
+            self._enter(end_s)
         try:
+            if self._closed:
+                raise self._closed_error()
             while True:
                 message = self._kept or self._inbox.take()
                 if message is None:
@@ -296,17 +301,17 @@ class Receiver(Half):
             self._lock.release()
 
     def _read(self, end_s: float | None) -> None:
-        room, is_all_of_one = self._inbox.room()
-        flags = _NOW if end_s is not None else _ALL if is_all_of_one else 0
-        counts = self._inbox.counts
-        try:  # one call in C: no interrupt comes between what is received and its count
-            counts.extend(map(self._recv_into, (room,), (0,), (flags,)))
+        try:
+            if end_s is None:
+                count = self._inbox.pull(self._recv_into, 0, _ALL)
+            else:
+                count = self._inbox.pull(self._recv_into, _NOW, _NOW)
         except BlockingIOError:
             self._wait(select.POLLIN, end_s)
             return
         except ConnectionResetError:
-            counts.append(0)
-        if not counts[-1]:
+            count = 0
+        if not count:
             if self._closed:
                 raise self._closed_error()
             where = "" if self._inbox.is_empty else " in the middle of a message"

@@ -18,6 +18,7 @@ from infini_run.parcel import blank_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from io import BytesIO
 
     Payload = bytes | list[bytes | bytearray]
@@ -30,11 +31,12 @@ VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
 _HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
+_NO_LENGTH = (0,)
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
 class Inbox:
-    """Messages of a stream. Read into `room()`, and put into `counts` how many bytes came; then `take()`."""
+    """Messages of a stream: `pull()` bytes, then `take()` what has become whole."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -44,22 +46,29 @@ class Inbox:
         self._state: _State = (0, 0, None, 0, [])
 
     @property
-    def counts(self) -> list[int]:
-        return self._state[4]
-
-    @property
     def is_empty(self) -> bool:
         """Whether nothing stands in mid-frame."""
         start, stop, large, _, _ = self._settle()
         return start == stop and large is None
 
-    def room(self) -> tuple[memoryview, bool]:
-        """Where the next bytes belong, and whether all of it is of one frame."""
+    def pull(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
+        """One read, to where its bytes belong; how many came. What `recv_into` raises is raised, and nothing came."""
+        _, stop, large, _, counts = self._state
+        room = self._view
+        if stop or counts or large is not None:
+            room, is_of_large = self._room()
+            counts = self._state[4]
+            if is_of_large:
+                flags = flags_of_large
+        # one call in C: no interrupt comes between what is received and its count
+        counts.extend(map(recv_into, (room,), _NO_LENGTH, (flags,)))
+        return counts[-1]
+
+    def _room(self) -> tuple[memoryview, bool]:
+        """Where the next bytes belong, and whether all of it is of one large frame."""
         start, stop, large, filled, counts = self._settle()
         if large is not None and filled < large.size:
             return large.room(filled), True
-        if not stop:
-            return self._view, False
         if start == stop:
             self._state = 0, 0, large, filled, counts
             return self._view, False

@@ -7,6 +7,8 @@ from infini_run.inbox import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.parcel import Buffer, Parcel
 
 _JOINED = 1 << 15  # bytes of a payload up to which one copy is cheaper than three pieces
@@ -20,7 +22,7 @@ class Outgoing:
 
     __slots__ = ("counts", "is_filler", "is_live", "pieces", "size")
 
-    def __init__(self, pieces: list[Buffer], size: int, is_filler: bool = False) -> None:
+    def __init__(self, pieces: Sequence[Buffer], size: int, is_filler: bool = False) -> None:
         self.pieces = pieces
         self.size = size
         self.is_filler = is_filler
@@ -35,7 +37,7 @@ class Outgoing:
     def is_done(self) -> bool:
         return self.written == self.size
 
-    def rest(self) -> list[Buffer]:
+    def rest(self) -> Sequence[Buffer]:
         """The next pieces to write."""
         skip = self.written
         if not skip and len(self.pieces) <= _PIECES:
@@ -103,6 +105,5 @@ def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
 
 
 def _frame(kind: int, data: Buffer, size: int) -> Outgoing:
-    head = _pack_head(kind, 0, size)
-    pieces: list[Buffer] = [b"".join((head, data, VALID))] if size <= _JOINED else [head, data, VALID]
-    return Outgoing(pieces, size + _OVERHEAD)
+    pieces = (_pack_head(kind, 0, size), data, VALID)
+    return Outgoing((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)
