@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from io import BytesIO
 
     Payload = bytes | list[bytes | bytearray]
+    Message = tuple[int, Payload]
     _State = tuple[int, int, "_Large | None", int, list[int]]
 
 HEAD = Struct(">BIQ")
@@ -77,7 +78,7 @@ class Inbox:
             self._state = start, stop, large, filled, counts = 0, stop - start, large, filled, counts
         return self._view[stop:], False
 
-    def take(self) -> tuple[int, Payload] | None:
+    def take(self) -> Message | None:
         """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
         while True:
             start, stop, large, _, counts = self._state
