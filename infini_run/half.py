@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    _Act = Callable[[Any, float | None], Any]
+
 
 class Line:
     """A socket that two halves share; it is closed when both have let go of it."""
@@ -99,33 +101,35 @@ class Half:
         self._waiting.clear()
         self._line.sock.close()
 
-    def _locked(self, timeout_s: float | None, act: Callable[[Any, float | None], Any], thing: object) -> Any:
-        """act(thing, when it must be done on the monotonic clock), while the lock is ours. Raises TimeoutError.
-
-        A `with` of a lock is taken and left without a place for an interrupt, and so is the call of it in C."""
+    def _locked(self, timeout_s: float | None, act: _Act, thing: object) -> Any:
+        """act(thing, when it must be done on the monotonic clock), while the lock is ours. Raises TimeoutError."""
         ident = get_ident()
         if self._owner == ident:
             raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
+        if timeout_s is not None:
+            return self._locked_by(time.monotonic() + timeout_s, act, thing)
+        try:
+            with self._lock:  # no interrupt finds a place between this and what follows
+                self._owner = ident
+                try:
+                    return act(thing, None)
+                finally:
+                    self._owner = 0
+        finally:
+            if self._waiting:
+                self._wake()
+
+    def _locked_by(self, end_s: float, act: _Act, thing: object) -> Any:
         taken: list[bool] = []
         try:
-            if timeout_s is None:
-                with self._lock:
-                    self._owner = ident
-                    try:
-                        return act(thing, None)
-                    finally:
-                        self._owner = 0
-            end_s = time.monotonic() + timeout_s
-            taken.extend(map(self._lock.acquire, (True,), (max(0.0, timeout_s),)))
+            taken.extend(map(self._lock.acquire, (True,), (max(0.0, end_s - time.monotonic()),)))
             if not taken[0]:
                 raise TimeoutError(self._too_late)
-            self._owner = ident
+            self._owner = get_ident()
             return act(thing, end_s)
         finally:
-            if taken and taken[0]:
+            if any(taken):
                 self._leave()
-            elif self._waiting:
-                self._wake()
 
     def _leave(self) -> None:
         """Let go of the lock, and tell coroutines."""
