@@ -79,25 +79,60 @@ class _Chunks(list):  # type: ignore[type-arg]
     seen = 0  # so many have been looked at
 
 
-def pack(thing: object) -> Parcel:
+def pack(thing: object, name: str = "message") -> Parcel:
     """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
-    UnpicklableError, which says what in it does not pickle."""
+    UnpicklableError, which says what in it does not pickle; `name` is what it is called there."""
     if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
         head = pickle.dumps(thing, _PROTOCOL)
         if len(head) < LARGE:
             return Parcel(head)
     try:
         return _pack(thing, _Pickler)
-    except (_Foreign, pickle.PicklingError, TypeError, AttributeError, RecursionError):
-        pass  # by reference it does not go; by value it may
+    except BaseException as error:
+        if isinstance(error, Exception):  # as it is, it does not go; by value it may
+            return _pack_by_value(thing, name)
+        raise
+
+
+def _pack_by_value(thing: object, name: str) -> Parcel:
     import cloudpickle
 
     try:
         return _pack(thing, cloudpickle.Pickler)
     except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
-        raise UnpicklableError(f"cannot be pickled: {error}") from error
+        if isinstance(error, Exception):
+            raise _unpicklable(thing, name, error) from error
+        raise
+
+
+def _unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
+    if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
+        return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
+    from infini_run.culprit import find_culprit
+
+    path, culprit = find_culprit(thing, name, _fault_of)
+    kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
+    why = _fault_of(culprit) or error
+    return UnpicklableError(f"{path} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})", path)
+
+
+def _fault_of(thing: object) -> Exception | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.Pickler(_Nowhere(), _PROTOCOL, buffer_callback=bool).dump(thing)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            return error
+        raise
+    return None
+
+
+class _Nowhere:
+    """A file to pickle into, that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
 
 
 def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
