@@ -59,10 +59,10 @@ class Outgoing:
         for its payload, and the word that it does not count."""
         written = self.written
         left = self.size - written
+        if self.is_filler:
+            return self if left else None
         if not written or not left:
             return None
-        if self.is_filler:
-            return self
         first = bytes(self.pieces[0])
         if len(self.pieces) == 1:
             return Outgoing([first[written:-1] + VOID], left, True)
