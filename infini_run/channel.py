@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import time
+from threading import get_ident
 
 from infini_run.errors import Broken, ChannelError, End
 from infini_run.half import Half, Line
@@ -194,7 +195,7 @@ class Sender(Half):
             return
         self._last = end_frame()
         end_s = time.monotonic() + linger_s
-        is_free = self._lock.acquire(timeout=linger_s)
+        is_free = self._owner != get_ident() and self._lock.acquire(timeout=max(0.0, linger_s))
         try:
             if is_free and not self._broken:
                 self._start(self._last, end_s)
@@ -224,8 +225,7 @@ class Sender(Half):
         self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)
-        with self._lock:
-            self._drop()
+        super()._finish()
 
     def _drop(self) -> None:
         super()._drop()
@@ -345,8 +345,7 @@ class Receiver(Half):
         """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""
         if self._begin_to_close():
             self._line.sock.shutdown(socket.SHUT_RD)  # wakes who waits for a message
-            with self._lock:
-                self._drop()
+            self._finish()
 
     def __iter__(self) -> Receiver:
         return self

@@ -11,6 +11,7 @@ import select
 import threading
 import time
 import weakref
+from functools import partial
 from threading import get_ident
 
 from infini_run.errors import ChannelError, Closed
@@ -56,7 +57,7 @@ class Half:
         self._lock = threading.Lock()
         self._owner = 0  # the thread that has it: a signal handler of its own must not wait for it
         self._closed = False
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._afterwards: set[Callable[[], object]] = set()  # to call whenever the lock is let go of
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
         _halves.add(self)
@@ -80,9 +81,19 @@ class Half:
         if self._begin_to_close():
             self._drop()
 
+    def _finish(self) -> None:
+        """Let go of the socket once nobody uses it; who does has been woken. If that is the code that was interrupted
+        for this, it is left to it."""
+        if self._owner == get_ident():
+            self._afterwards.add(self._drop)
+            return
+        with self._lock:
+            self._drop()
+
     def _drop(self) -> None:
+        self._afterwards.discard(self._drop)
         self._line.let_go()
-        self._wake()
+        self._call_afterwards()
 
     def _begin_to_close(self) -> bool:
         """Whether it is upon us to close it."""
@@ -98,7 +109,7 @@ class Half:
         self._closed = True
         self._lock = threading.Lock()
         self._owner = 0
-        self._waiting.clear()
+        self._afterwards.clear()
         self._line.sock.close()
 
     def _locked(self, timeout_s: float | None, act: _Act, thing: object) -> Any:
@@ -116,8 +127,8 @@ class Half:
                 finally:
                     self._owner = 0
         finally:
-            if self._waiting:
-                self._wake()
+            if self._afterwards:
+                self._call_afterwards()
 
     def _locked_by(self, end_s: float, act: _Act, thing: object) -> Any:
         taken: list[bool] = []
@@ -135,8 +146,8 @@ class Half:
         """Let go of the lock, and tell coroutines."""
         self._owner = 0
         self._lock.release()
-        if self._waiting:
-            self._wake()
+        if self._afterwards:
+            self._call_afterwards()
 
     def _wait(self, events: int, end_s: float | None, bell: int = -1) -> None:
         """Wait for the socket, or for the bell. Raises TimeoutError; at once, if `end_s` is 0."""
@@ -161,14 +172,15 @@ class Half:
     async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the lock, which somebody in a thread may hold."""
         while not self._lock.acquire(False):
-            waiter = loop, loop.create_future()
-            self._waiting.add(waiter)
+            future = loop.create_future()
+            tell = partial(_tell, loop, future)
+            self._afterwards.add(tell)
             try:
                 if self._lock.acquire(False):  # it was let go of before we were among those who are told
                     break
-                await waiter[1]
+                await future
             finally:
-                self._waiting.discard(waiter)
+                self._afterwards.discard(tell)
         self._owner = get_ident()
 
     async def _until_ready(
@@ -178,25 +190,30 @@ class Half:
         unwatch: Callable[[int], Any],
     ) -> None:
         """Wait for the socket, or for whoever lets go of the lock, or closes."""
-        waiter = loop, loop.create_future()
+        future = loop.create_future()
+        tell = partial(_tell, loop, future)
         self._line.hold()  # the number is not to be another descriptor's before it is unwatched
-        self._waiting.add(waiter)
+        self._afterwards.add(tell)
         try:
             if not self._closed:
-                watch(self._fd, _ring, waiter[1])
-                await waiter[1]
+                watch(self._fd, _ring, future)
+                await future
         finally:
-            self._waiting.discard(waiter)
+            self._afterwards.discard(tell)
             unwatch(self._fd)
             self._line.let_go()
 
-    def _wake(self) -> None:
-        for loop, future in list(self._waiting):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_ring, future)
+    def _call_afterwards(self) -> None:
+        for act in list(self._afterwards):
+            act()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {'closed' if self._closed else f'fd {self._fd}'}>"
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_ring, future)
 
 
 def _ring(future: asyncio.Future[None]) -> None:

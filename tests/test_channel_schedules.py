@@ -1,5 +1,5 @@
-"""Every order of send, receive, close and die, from both sides, across real processes: no hang, no leak, and no message
-lost, doubled or torn. What must come out of each step is known beforehand, from the steps before it."""
+"""Every order of send, receive, close and die, from both sides, across real processes: no hang, no leak, and no
+message lost, doubled or torn. What must come out of each step is known beforehand, from the steps before it."""
 
 from __future__ import annotations
 
