@@ -118,6 +118,8 @@ class Sender(Half):
         await self._until_free(loop)
         try:
             if not out.is_done:
+                if self._is_finished:
+                    raise self._closed_error()
                 if self._out is out:
                     self._push(out, 0.0)
                 else:
@@ -222,6 +224,7 @@ class Sender(Half):
                 self._finish()
 
     def _finish(self) -> None:
+        self._is_finished = True
         self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
         if self._bell >= 0:
             os.eventfd_write(self._bell, 1)

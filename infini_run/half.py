@@ -57,6 +57,7 @@ class Half:
         self._lock = threading.Lock()
         self._owner = 0  # the thread that has it: a signal handler of its own must not wait for it
         self._closed = False
+        self._is_finished = False  # and what was under way then has ended, too
         self._afterwards: set[Callable[[], object]] = set()  # to call whenever the lock is let go of
         self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
@@ -79,11 +80,13 @@ class Half:
     def forget(self) -> None:
         """Let go of our copy of the socket without a word to the other side: another process has it. Safe twice."""
         if self._begin_to_close():
+            self._is_finished = True
             self._drop()
 
     def _finish(self) -> None:
         """Let go of the socket once nobody uses it; who does has been woken. If that is the code that was interrupted
         for this, it is left to it."""
+        self._is_finished = True
         if self._owner == get_ident():
             self._afterwards.add(self._drop)
             return
@@ -195,7 +198,7 @@ class Half:
         self._line.hold()  # the number is not to be another descriptor's before it is unwatched
         self._afterwards.add(tell)
         try:
-            if not self._closed:
+            if not self._is_finished:
                 watch(self._fd, _ring, future)
                 await future
         finally:

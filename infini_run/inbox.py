@@ -11,15 +11,14 @@ the message that is being handed over, and never the place in the stream.
 from __future__ import annotations
 
 from bisect import bisect_right
+from io import BytesIO
 from struct import Struct
 
 from infini_run.errors import Broken, MessageTooLong
-from infini_run.parcel import blank_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from io import BytesIO
 
     Payload = bytes | list[bytes | bytearray]
     Message = tuple[int, Payload]
@@ -61,8 +60,10 @@ class Inbox:
             counts = self._state[4]
             if is_of_large:
                 flags = flags_of_large
-        # one call in C: no interrupt comes between what is received and its count
-        counts.extend(map(recv_into, (room,), _NO_LENGTH, (flags,)))
+        try:  # one call in C: no interrupt comes between what is received and its count
+            counts.extend(map(recv_into, (room,), _NO_LENGTH, (flags,)))
+        finally:
+            del room  # a traceback would keep it, and with it the memory of a large frame from being let go of
         return counts[-1]
 
     def _room(self) -> tuple[memoryview, bool]:
@@ -147,7 +148,6 @@ class _Large:
         self.size = size
         self._table = bytearray(count * SIZE.size)
         self._starts: list[int] = []
-        self._views: list[memoryview] = []
         self._keepers: list[BytesIO | bytearray] = []
         self._is_over = size - len(self._table) > limit
         if kind != PARTS and not self._is_over:
@@ -159,10 +159,12 @@ class _Large:
             return memoryview(bytearray(min(self.size - filled, 1 << 20)))
         if filled < len(self._table):
             return memoryview(self._table)[filled:]
-        if not self._views:
+        if not self._keepers:
             self._open_parts()
         at = bisect_right(self._starts, filled) - 1
-        return self._views[at][filled - self._starts[at] :]
+        keeper = self._keepers[at]
+        view = memoryview(keeper) if isinstance(keeper, bytearray) else keeper.getbuffer()
+        return view[filled - self._starts[at] :]
 
     def _open_parts(self) -> None:
         start = len(self._table)
@@ -173,21 +175,13 @@ class _Large:
             raise Broken("what came over the channel is not what infini-run sends")
 
     def _open(self, start: int, size: int) -> None:
-        keeper: BytesIO | bytearray
-        if size & WRITABLE:
-            keeper = bytearray(size & ~WRITABLE)
-            view = memoryview(keeper)
-        else:
-            view, keeper = blank_bytes(size)
+        """A part. Bytes are written into where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
         self._starts.append(start)
-        self._views.append(view)
-        self._keepers.append(keeper)
+        self._keepers.append(bytearray(size & ~WRITABLE) if size & WRITABLE else BytesIO(bytes(size)))
 
     def payload(self, limit: int) -> Payload:
         """What came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
         if self._is_over:
             raise MessageTooLong(self.size - len(self._table), limit)
-        for view in self._views:
-            view.release()
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])

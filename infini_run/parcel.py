@@ -7,7 +7,6 @@ is built of plain types and of our own records needs none of it.
 
 from __future__ import annotations
 
-import io
 import pickle
 from types import FunctionType
 
@@ -178,9 +177,3 @@ def unpack(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
         if not isinstance(error, Exception):
             raise
         raise CannotUnpickle(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
-
-
-def blank_bytes(size: int) -> tuple[memoryview, io.BytesIO]:
-    """Room to be filled, and whose `getvalue()` is the bytes then, without a copy (io.BytesIO.getbuffer)."""
-    keeper = io.BytesIO(bytes(size))
-    return keeper.getbuffer(), keeper
