@@ -175,7 +175,7 @@ class _Large:
             raise Broken("what came over the channel is not what infini-run sends")
 
     def _open(self, start: int, size: int) -> None:
-        """A part. Bytes are written into where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
+        """A part. Bytes are read to where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
         self._starts.append(start)
         self._keepers.append(bytearray(size & ~WRITABLE) if size & WRITABLE else BytesIO(bytes(size)))
 
