@@ -1,7 +1,8 @@
 """A worker that says 20 things and its last error, and closes, while its supervisor is busy.
 
-race.py queue|channel busy|twice|killed. `queue` is the channel of the seed (EXO): a multiprocessing.Queue and an Event, both held by both processes, both of
-which close them. `channel` is ours. One line of JSON says what the supervisor got, and how it ended.
+race.py queue|channel busy|twice|killed. `queue` is the channel of the seed (EXO): a multiprocessing.Queue and an
+Event, both held by both processes, both of which close them. `channel` is ours. One line of JSON says what the
+supervisor got, and how it ended.
 """
 
 from __future__ import annotations
