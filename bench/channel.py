@@ -12,7 +12,6 @@ from sample import read_output
 
 ROUNDS = 20
 TALK = Path(__file__).parent / "talk.py"
-BARS = {"bytes, one core": "trip", "object, one core": "trip"}
 
 
 def rows_of(name: str, channel: float, pipe: float) -> list[Row]:
@@ -21,10 +20,10 @@ def rows_of(name: str, channel: float, pipe: float) -> list[Row]:
         beside = Row(figure="- Pipe.send_bytes 1 MiB, one way", value=pipe, unit="MB/s")
         return [with_bar(value, "stream"), beside]
     value = Row(figure=f"channel round trip, 64 B {name}", value=channel, unit="us", ratio=channel / pipe)
-    return [with_bar(value, BARS.get(name)), Row(figure=f"- Pipe round trip, 64 B {name}", value=pipe, unit="us")]
+    return [with_bar(value, "trip"), Row(figure=f"- Pipe round trip, 64 B {name}", value=pipe, unit="us")]
 
 
-def with_bar(row: Row, bar: str | None) -> Row:
+def with_bar(row: Row, bar: str) -> Row:
     return Row(figure=row.figure, value=row.value, unit=row.unit, ratio=row.ratio, against="Pipe", bar=bar)
 
 
