@@ -55,7 +55,14 @@ def rebuild(failed: Failed, rank: int, host: str) -> BaseException:
             made = None
         error = made if isinstance(made, BaseException) else None
     if error is None:
-        error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
+        return in_words(failed, rank, host)
+    _mark(error, failed, rank, host)
+    return error
+
+
+def in_words(failed: Failed, rank: int, host: str) -> RemoteError:
+    """The same, where nothing of the user's may be unpickled."""
+    error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
     _mark(error, failed, rank, host)
     return error
 

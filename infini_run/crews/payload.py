@@ -13,7 +13,7 @@ from infini_run.crews.messages import Body
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.crews.messages import Buffer
+    from infini_run.parcel import Buffer
 
 _PROTOCOL = 5  # with buffers of their own, for what is large
 _PLAIN = (int, str, bytes, float, bool, type(None))

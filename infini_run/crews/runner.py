@@ -80,9 +80,9 @@ if TYPE_CHECKING:
 
         world_size: int
 
-        def start(self, ranks: Sequence[int], restarts: int = 0) -> Sequence[Runner]:
-            """Start these together, in order. Raises UsageError, ProgramError, StartError: then none is left.
-            restarts: how often that was done before."""
+        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[Runner]:
+            """Start these, in order, as one group; apart: each as a group of its own. restarts: how often that was
+            done before. Raises UsageError, ProgramError, StartError: then none is left."""
 
         def close(self) -> None:
             """What it holds beside its runners. Safe twice."""
@@ -141,12 +141,20 @@ class ExecSpawner:
         self.notices = self._node.notices
         self._port = self.options.master_port or free_port()
 
-    def start(self, ranks: Sequence[int], restarts: int = 0) -> list[ExecRunner]:
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
         them keeps that of the others."""
         if restarts and len(ranks) == self.world_size and not self.options.master_port:
             self._port = free_port()
-        return _Gang(self._plan(ranks, restarts), self.options, self._environ, self._cwd).runners
+        runners: list[ExecRunner] = []
+        try:
+            for group in [[rank] for rank in ranks] if apart else [ranks]:
+                runners += _Gang(self._plan(group, restarts), self.options, self._environ, self._cwd).runners
+        except BaseException:
+            for runner in runners:
+                runner.close()
+            raise
+        return runners
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = new_launch_id()
@@ -280,7 +288,7 @@ class ExecRunner:
 
     def close(self) -> None:
         self.is_closed = True
-        self.tasks.close()
+        self.tasks.close(0.0)
         self.events.close()
         self._gang.close_if_last()
 

@@ -59,6 +59,8 @@ class Worker:
         assert isinstance(hello, Hello)
         sys.path[:] = hello.path or sys.path
         sys.argv[:] = hello.argv or sys.argv
+        if hello.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
+            os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))
         self._hello = hello
         self.context = Context(hello, self._inbox, sender)
 
