@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -85,6 +84,8 @@ def be_slow(ctx, bell, gate):
 
 def start_children(ctx, bell):
     """A child that ignores SIGTERM, and one in a session of its own."""
+    import subprocess
+
     pids = []
     for extra in ({}, {"start_new_session": True}):
         child = subprocess.Popen([sys.executable, "-ISc", IDLE], stdout=subprocess.PIPE, **extra)
@@ -92,6 +93,13 @@ def start_children(ctx, bell):
         pids.append(child.pid)
     ring(bell, "children", *pids)
     return pids
+
+
+def ping(ctx, count, pause):
+    for _ in range(count):
+        time.sleep(pause)
+        ctx.ping()
+    return "alive"
 
 
 def loops(ctx):
@@ -130,7 +138,7 @@ DEEDS = {
     "children": start_children,
     "pid": lambda ctx: os.getpid(),
     "env": lambda ctx, name: os.environ.get(name),
-    "ping": lambda ctx, n, pause: [(time.sleep(pause), ctx.ping()) and None for _ in range(n)],
+    "ping": ping,
     "sleep": lambda ctx, seconds: time.sleep(seconds),
     "extend": lambda ctx, seconds, pause: (ctx.extend(seconds), time.sleep(pause), "done")[2],
     "status": lambda ctx, text: ctx.status(text),
