@@ -275,8 +275,8 @@ def test_logging_records_come_to_our_loggers_with_rank_and_host(caplog):
 
 
 def test_signs_of_life_keep_the_watchdog_quiet():
-    with ir.Crew(obey, watchdog_s=0.5) as crew:
-        assert crew.ask(("ping", 20, 0.05)).result()
+    with ir.Crew(obey, watchdog_s=2) as crew:
+        assert crew.ask(("ping", 50, 0.05)).result() == "alive"
 
 
 def test_silence_is_a_failure():
@@ -287,20 +287,20 @@ def test_silence_is_a_failure():
 
 
 def test_who_asks_for_more_time_gets_it():
-    with ir.Crew(obey, watchdog_s=0.2) as crew:
-        assert crew.ask(("extend", LIMIT_S, 0.6)).result() == "done"
+    with ir.Crew(obey, watchdog_s=1.5) as crew:
+        assert crew.ask(("extend", LIMIT_S, 2)).result() == "done"
 
 
 def test_a_slow_start_may_ask_for_more_time():
     class Slow:
         def start(self, ctx):
             ctx.extend(60)
-            time.sleep(0.6)
+            time.sleep(2.5)
 
         def task(self, ctx, task):
             return task
 
-    with ir.Crew(Slow, ready_timeout_s=0.3) as crew:
+    with ir.Crew(Slow, ready_timeout_s=2) as crew:
         assert crew.ask(1).result() == 1
 
 
@@ -316,20 +316,20 @@ def test_a_ping_to_the_notify_socket_is_a_sign_of_life():
         import time
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            for _ in range(10):
+            for _ in range(25):
                 sender.sendto(b"WATCHDOG=1", "\0" + os.environ["NOTIFY_SOCKET"][1:])
                 time.sleep(0.1)
         return "alive"
 
-    with ir.Crew(serve, watchdog_s=0.5) as crew:
+    with ir.Crew(serve, watchdog_s=2) as crew:
         assert crew.ask(0).result() == "alive"
 
 
 def test_idle_workers_are_not_watched():
-    with ir.Crew(obey, watchdog_s=0.1) as crew:
+    with ir.Crew(obey, watchdog_s=1) as crew:
         assert crew.ask(("square", 2)).result() == 4
-        assert crew.events(0.5)
-        assert crew.events(0.5) == []
+        assert crew.events(0)
+        assert crew.events(1.5) == []
         assert crew.ask(("square", 3)).result() == 9
 
 
