@@ -21,7 +21,7 @@ from pathlib import Path
 import infini_run as ir
 
 CHUNK = 8  # letters
-WORD = struct.Struct("!II")  # between workers: a letter, and a random number
+WORD = "!II"  # between workers: a letter, and a random number
 STOP = "\0"  # what no text has: the end of a text, between workers
 
 
@@ -120,11 +120,11 @@ class Writer:
 
 
 def pack(letter, draw=0):
-    return WORD.pack(ord(letter), draw)
+    return struct.pack(WORD, ord(letter), draw)
 
 
 def unpack(peer):
-    letter, draw = WORD.unpack(peer.recv(WORD.size, socket.MSG_WAITALL))
+    letter, draw = struct.unpack(WORD, peer.recv(struct.calcsize(WORD), socket.MSG_WAITALL))
     return chr(letter), draw
 
 
