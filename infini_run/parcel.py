@@ -105,8 +105,7 @@ def _pack_by_value(thing: object, name: str) -> Parcel:
 
 
 def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
-    """What to raise for `thing`, which is called `name`, when pickling it has raised `error`: it says what in it is at
-    fault."""
+    """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
         return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
     from infini_run.culprit import find_culprit
