@@ -85,7 +85,7 @@ def boolean(text: str) -> bool:
     raise ValueError("true or false is allowed")
 
 
-def switch(name: str, group: str, help: str, default: bool = False, aliases: tuple[str, ...] = ()) -> Flag:
+def switch(name: str, group: str, help: str, default: bool = False, aliases: tuple[str, ...] = ()) -> Flag:  # noqa: A002
     """A boolean row: `--name`, `--noname`, `--name=true|false`."""
     return Flag(
         name=name, kind=boolean, default=default, group=group, help=help, aliases=aliases,
@@ -93,7 +93,7 @@ def switch(name: str, group: str, help: str, default: bool = False, aliases: tup
     )  # fmt: skip
 
 
-def _own(name: str, metavar: str, help: str) -> Flag:
+def _own(name: str, metavar: str, help: str) -> Flag:  # noqa: A002
     return Flag(name=name, kind=plain, default="", group=GRAMMAR_GROUP, metavar=metavar, help=help)
 
 

@@ -80,7 +80,7 @@ def _row(
     kind: Callable[[str], object],
     default: object,
     metavar: str,
-    help: str,
+    help: str,  # noqa: A002
     shown: str = "",
     aliases: tuple[str, ...] = (),
 ) -> Flag:
@@ -96,7 +96,7 @@ def _row(
     )
 
 
-def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: str = "") -> Flag:
+def _choice(group: str, name: str, choices: tuple[str, ...], help: str, shown: str = "") -> Flag:  # noqa: A002
     """The first choice is the default."""
     return Flag(group=group, name=name, kind=plain, default=choices[0], choices=choices, help=help, shown=shown)
 
