@@ -69,7 +69,7 @@ def run(
     too, no rank is left.
     """
     words, environ = _words_of(command), dict(os.environ if env is None else env)
-    request = _request(flags, words, environ)
+    request = read_flags(flags, words, environ)
     if request.roster is not None:
         assert request.options is not None
         return _run_on_nodes(request.options, request.roster, environ, check, timeout_s, cwd)
@@ -186,7 +186,7 @@ class ProcessLauncher:
         self._environ = dict(os.environ if env is None else env)
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
-        request = _request(flags, self._command, self._environ)
+        request = read_flags(flags, self._command, self._environ)
         if request.roster is not None:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
@@ -451,7 +451,7 @@ def _words_of(command: Sequence[str]) -> tuple[str, ...]:
     return _checked("command", command)
 
 
-def _request(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
     """Python values become the words of the command line, so there is one parser, one check, one message. Of the
     environment an engine's own variables are read, and none that stands for a flag."""
     flags = {"stdin": "none", **flags}

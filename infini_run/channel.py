@@ -1,0 +1,41 @@
+"""Channels: typed messages between two processes, in two directions, each with one owner of either end.
+
+A socketpair whose two directions are two half-streams. A process owns one end of each: it sends into one and receives
+from the other, and closes nothing else. So the end of a stream is a place in it: END, when the sender closed it; the
+kernel's end of file without it, when the sender died; never a flag that two could set.
+
+    ours, theirs = channel.pair()     # each a Sender and a Receiver
+    tx, rx = channel.connect(fd)      # in the process that inherited theirs
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from infini_run.half import LIMIT, Line
+from infini_run.receiver import Receiver
+from infini_run.sender import LINGER_S, Sender
+
+__all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
+
+
+def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Receiver]]:
+    """Two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
+
+    Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `forget()` that side here."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _side(here, limit), _side(there, limit)
+
+
+def connect(fd: int, limit: int = LIMIT) -> tuple[Sender, Receiver]:
+    """The side whose socket was inherited as `fd`, which is ours from now on. Raises OSError: it is no socket."""
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(True)
+    os.set_inheritable(fd, False)
+    return _side(sock, limit)
+
+
+def _side(sock: socket.socket, limit: int) -> tuple[Sender, Receiver]:
+    line = Line(sock)
+    return Sender(line, limit), Receiver(line, limit)
