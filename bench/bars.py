@@ -36,6 +36,8 @@ BARS = {
     "dead": Bar("≤ 200 ms", lambda value, _: value <= 200),
     "joined": Bar("≤ 3000 ms", lambda value, _: value <= 3000),
     "head": Bar("≤ 100 MB", lambda value, _: value <= 100),
+    "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
+    "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 
