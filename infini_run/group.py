@@ -136,6 +136,7 @@ class Spec:
         "nodes",
         "notify",
         "output",
+        "pid",
         "program",
         "rank",
         "stdio",
@@ -152,6 +153,7 @@ class Spec:
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
         self.log_fd = self.error_log_fd = -1
+        self.pid = 0  # of one that was forked already, and waits: stdio are its pipes' reading ends
         self.cpus: Sequence[int] = ()  # empty: as we are
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
@@ -452,6 +454,7 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
     for i in range(2):
         worker.label[i] = _string(spec.label[i][0], kept)
         worker.label_more[i] = _string(spec.label[i][1], kept)
+    worker.pid = spec.pid
     worker.stdio = spec.stdio
     worker.output = spec.output
     worker.log_fd = spec.log_fd
