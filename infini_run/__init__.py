@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         NotExecutable,
         ProgramError,
         ProgramMissing,
+        RemoteError,
         StartError,
         UsageError,
+        WorkerDied,
         WorkerError,
     )
     from infini_run.group import Event
@@ -42,9 +44,11 @@ __all__ = [
     "ProcessLauncher",
     "ProgramError",
     "ProgramMissing",
+    "RemoteError",
     "Report",
     "StartError",
     "UsageError",
+    "WorkerDied",
     "WorkerError",
     "launch_local",
     "launch_multi_node",

@@ -10,14 +10,16 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
-└── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+│   └── WorkerDied            a worker with work to do has ended; its exit is at hand
+└── RemoteError         1     a worker's code raised what cannot be made again here: its words
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.report import Report
+    from infini_run.report import Exit, Report
 
 
 def printable(text: str) -> str:
@@ -101,6 +103,9 @@ class LaunchTimeout(InfiniRunError):
 class WorkerError(InfiniRunError):
     """A worker failed. `report` is the whole story, `rank` and `exit_code` those of the first failure."""
 
+    report: Report | None
+    rank: int | None
+
     def __init__(self, report: Report) -> None:
         super().__init__(report.text())
         self.report = report
@@ -109,3 +114,37 @@ class WorkerError(InfiniRunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.report,)
+
+
+class WorkerDied(WorkerError):
+    """A worker ended, or was ended, before it had done what it was asked for. `exit`: how its process ended, as far
+    as that is known (with pid, log and the rest); `rank`, `host`, `exit_code` (as a shell says it), `signal` (its
+    number, or 0) and `last_lines` (of its stderr) are those. `report`: of what was started with it, or None."""
+
+    def __init__(self, message: str, exit_: Exit, report: Report | None = None) -> None:
+        InfiniRunError.__init__(self, message)
+        self.report = report
+        self.exit = exit_
+        self.rank = exit_.rank
+        self.host = exit_.host
+        self.exit_code = exit_.shell_code
+        self.signal = exit_.signal
+        self.last_lines = exit_.last_lines
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.exit, self.report)
+
+
+class RemoteError(InfiniRunError):
+    """A worker's code raised an exception that cannot be made again here. The text has its type and its words;
+    `kind`: the type's full name; `trace`: the traceback as text; `rank` and `host`: whose it was."""
+
+    def __init__(self, message: str, kind: str = "", trace: str = "", rank: int = -1, host: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.trace = trace
+        self.rank = rank
+        self.host = host
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.kind, self.trace, self.rank, self.host)
