@@ -25,6 +25,8 @@ PIPE = int(lib.IR_FD_PIPE)
 TO_CONSOLE = int(lib.IR_TO_CONSOLE)
 TO_LOG = int(lib.IR_TO_LOG)
 
+NO_CGROUP = int(lib.IR_NO_CGROUP)
+
 SCOPES = {"group": lib.IR_SCOPE_GROUP, "leader": lib.IR_SCOPE_LEADER, "mixed": lib.IR_SCOPE_MIXED}
 
 KINDS = {

@@ -187,7 +187,7 @@ class _Gang:
                     ExecRunner(self, worker.rank, worker.local_rank, plan.nodes[0].host, ours.detach())
                 )
             stdins = {rank: end.fileno() for rank, end in theirs.items()}
-            self.run = NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
+            self.run = self._make_run(plan, options, environ, cwd, stdins)
             self.run.start()
         except BaseException:  # KeyboardInterrupt may come between any two steps
             for runner in self.runners:
@@ -197,6 +197,16 @@ class _Gang:
             for end in theirs.values():
                 end.close()
         self.poll()
+
+    def _make_run(
+        self,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+    ) -> NodeRun:
+        return NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
 
     def poll(self) -> None:
         """Take what happened to all of them."""
