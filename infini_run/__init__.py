@@ -11,17 +11,26 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run import channel as channel
+    from infini_run.channel import Receiver, Sender
     from infini_run.errors import (
+        Broken,
+        CannotUnpickle,
+        ChannelError,
+        Closed,
         DeviceError,
+        End,
         InfiniRunError,
         LaunchTimeout,
         LinkError,
+        MessageTooLong,
         NodeLost,
         NotExecutable,
         ProgramError,
         ProgramMissing,
         RemoteError,
         StartError,
+        UnpicklableError,
         UsageError,
         WorkerDied,
         WorkerError,
@@ -32,21 +41,30 @@ if TYPE_CHECKING:
     from infini_run.report import Exit, Report
 
 __all__ = [
+    "Broken",
+    "CannotUnpickle",
+    "ChannelError",
+    "Closed",
     "DeviceError",
+    "End",
     "Event",
     "Exit",
     "InfiniRunError",
     "LaunchTimeout",
     "LinkError",
     "Look",
+    "MessageTooLong",
     "NodeLost",
     "NotExecutable",
     "ProcessLauncher",
     "ProgramError",
     "ProgramMissing",
+    "Receiver",
     "RemoteError",
     "Report",
+    "Sender",
     "StartError",
+    "UnpicklableError",
     "UsageError",
     "WorkerDied",
     "WorkerError",
@@ -56,14 +74,17 @@ __all__ = [
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
+_HOMES |= {"Receiver": "channel", "Sender": "channel"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "channel":
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
 
 

@@ -10,6 +10,13 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
+├── ChannelError        1     a message could not be sent or received
+│   ├── Closed          1     we have closed this end
+│   ├── Broken          1     the other side has died, or takes no more
+│   ├── End             1     the other side has closed: all that it sent has been received
+│   ├── MessageTooLong  1     a message is over the channel's limit (a ValueError, too)
+│   ├── UnpicklableError 1    an object cannot be pickled: nothing was sent (a TypeError, too)
+│   └── CannotUnpickle  1     a message came whole, but cannot be made an object; the channel goes on
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 │   └── WorkerDied            a worker with work to do has ended; its exit is at hand
 └── RemoteError         1     a worker's code raised what cannot be made again here: its words
@@ -98,6 +105,50 @@ class NodeLost(InfiniRunError):
 
 class LaunchTimeout(InfiniRunError):
     """A launch did not end within the time that the caller gave it; it was stopped."""
+
+
+class ChannelError(InfiniRunError):
+    """A message could not be sent or received."""
+
+
+class Closed(ChannelError):
+    """We have closed this end of the channel."""
+
+
+class Broken(ChannelError):
+    """The other side has died, or, to a sender, has closed its receiver. What it sent whole has been received."""
+
+
+class End(ChannelError):
+    """The other side has closed its end in good order, and everything that it sent has been received."""
+
+
+class MessageTooLong(ChannelError, ValueError):
+    """A message is over the channel's limit: of a sent one nothing has gone, a received one was passed over. `size`
+    and `limit` are bytes."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes is over the channel's limit of {limit}")
+        self.size = size
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.size, self.limit)
+
+
+class UnpicklableError(ChannelError, TypeError):
+    """An object cannot be pickled, so nothing was sent. `path` says where in it what is at fault is."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.path)
+
+
+class CannotUnpickle(ChannelError):
+    """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
 
 
 class WorkerError(InfiniRunError):
