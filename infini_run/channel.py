@@ -155,7 +155,7 @@ class Sender(Half):
         else:
             self._send(parcel_frame(pack(thing), self._limit), timeout_s)
 
-    def send_bytes(self, data: Buffer, timeout_s: float | None = None) -> None:
+    def send_bytes(self, data: Buffer | list[Buffer], timeout_s: float | None = None) -> None:
         """Send the bytes of any contiguous buffer. Raises as `send` does."""
         self._send(bytes_frame(data, self._limit), timeout_s)
 

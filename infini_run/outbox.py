@@ -7,6 +7,8 @@ from infini_run.inbox import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.parcel import Buffer, Parcel
 
 END_FRAME = HEAD.pack(END, 0, 0) + VALID
@@ -72,12 +74,13 @@ def _size_of(piece: Buffer) -> int:
     return len(piece) if type(piece) is bytes else memoryview(piece).nbytes
 
 
-def bytes_frame(data: Buffer, limit: int) -> list[Buffer]:
-    """The pieces of a frame. Raises MessageTooLong."""
-    size = _size_of(data)
+def bytes_frame(data: Buffer | Sequence[Buffer], limit: int) -> list[Buffer]:
+    """The pieces of a frame: bytes, or several that are one. Raises MessageTooLong."""
+    pieces = data if type(data) is list else [data]
+    size = sum(map(_size_of, pieces))
     _check(size, limit)
     head = HEAD.pack(BYTES, 0, size)
-    return [b"".join((head, data, VALID))] if size <= _JOINED else [head, data, VALID]
+    return [b"".join((head, *pieces, VALID))] if size <= _JOINED else [head, *pieces, VALID]
 
 
 def parcel_frame(parcel: Parcel, limit: int) -> list[Buffer]:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.channel import Receiver, Sender
+    from infini_run.group import Event
     from infini_run.options import Options
+    from infini_run.outcome import Outcome
     from infini_run.plan import Plan
     from infini_run.report import Exit, Report
 
@@ -75,6 +77,27 @@ if TYPE_CHECKING:
         def forget(self) -> None:
             """In a forked child: it is our parent's; only our copies of descriptors are closed."""
 
+    class Run(Protocol):
+        """What a gang needs of a NodeRun, or of what stands for one."""
+
+        plan: Plan
+
+        @property
+        def ended(self) -> bool: ...
+        @property
+        def outcome(self) -> Outcome: ...
+        def start(self) -> None: ...
+        def poll(self, timeout_s: float = 0.0) -> list[Event]: ...
+        def fds(self) -> list[int]: ...
+        def due_s(self) -> float | None: ...
+        def pinged_s(self, rank: int) -> float: ...
+        def signal(self, number: int, rank: int | None = None) -> int: ...
+        def stop(self, number: int = 0) -> None: ...
+        def kill(self) -> None: ...
+        def report(self) -> Report: ...
+        def close(self) -> None: ...
+        def forget(self) -> None: ...
+
     class Spawner(Protocol):
         """Starts workers. world_size: how many ranks there are."""
 
@@ -92,11 +115,11 @@ if TYPE_CHECKING:
 
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.worker import main; main()"
+_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
 
 
-def python_command() -> list[str]:
-    """This Python with its own flags (-O, -X, -W), and our worker in it. By -c: __main__ is empty, so nobody can
+def python_command(module: str = "worker") -> list[str]:
+    """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody can
     import the caller's script by mistake, and this package is found wherever it lies.
 
     Raises UsageError: there is no Python to start (sys.executable)."""
@@ -104,7 +127,7 @@ def python_command() -> list[str]:
         raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined] # as multiprocessing does
 
-    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT)]
+    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT, module=module)]
 
 
 class ExecSpawner:
@@ -144,9 +167,12 @@ class ExecSpawner:
     def start(self, ranks: Sequence[int], restarts: int = 0) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
         them keeps that of the others."""
+        return Gang(self._renewed_plan(ranks, restarts), self.options, self._environ, self._cwd).runners
+
+    def _renewed_plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         if restarts and len(ranks) == self.world_size and not self.options.master_port:
             self._port = free_port()
-        return _Gang(self._plan(ranks, restarts), self.options, self._environ, self._cwd).runners
+        return self._plan(ranks, restarts)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = new_launch_id()
@@ -171,7 +197,7 @@ class ExecSpawner:
         """Nor here."""
 
 
-class _Gang:
+class Gang:
     """What was started together: one NodeRun, and a channel for each of its workers."""
 
     def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
@@ -179,7 +205,7 @@ class _Gang:
 
         self.runners: list[ExecRunner] = []
         theirs: dict[int, socket.socket] = {}
-        self.run: NodeRun | None = None
+        self.run: Run | None = None
         try:
             for worker in plan.workers:
                 ours, theirs[worker.rank] = socket.socketpair()
@@ -205,7 +231,7 @@ class _Gang:
         environ: Mapping[str, str],
         cwd: str | None,
         stdins: Mapping[int, int],
-    ) -> NodeRun:
+    ) -> Run:
         return NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
 
     def poll(self) -> None:
@@ -218,7 +244,7 @@ class _Gang:
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
         """What that one wrote last to stderr."""
-        assert self.run is not None
+        assert isinstance(self.run, NodeRun)
         for index, worker in enumerate(self.run.plan.workers):
             if worker.rank == rank:
                 return last_words(self.run.group, index, worker)[1]
@@ -233,7 +259,7 @@ class _Gang:
 class ExecRunner:
     """A Runner of an ExecSpawner."""
 
-    def __init__(self, gang: _Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
+    def __init__(self, gang: Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
         self._gang = gang
         self.rank = rank
         self.local_rank = local_rank

@@ -43,7 +43,7 @@ class Wire:
 
     def send(self, message: object) -> None:
         """Send, or keep what finds no room now."""
-        data = _pickle.dumps(message, _pickle.HIGHEST_PROTOCOL)
+        data = _pickle.dumps(message, 5)
         self._out += (memoryview(_HEAD.pack(len(data), 0)), memoryview(data))
         self.flush()
 
@@ -89,7 +89,7 @@ class Wire:
 
 def send_parcel(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
     """A message with descriptors, over a socket that blocks. Raises OSError: nobody is there."""
-    data = _pickle.dumps(message, _pickle.HIGHEST_PROTOCOL)
+    data = _pickle.dumps(message, 5)
     sock.sendall(_HEAD.pack(len(data), len(fds)))
     for at in range(0, len(fds), _MOST):
         rights = array.array("i", fds[at : at + _MOST])

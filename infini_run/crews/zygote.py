@@ -14,7 +14,7 @@ import socket
 import sys
 
 from infini_run.crews.fork import Birth, Forked, ForkRun
-from infini_run.crews.wire import Wire, receive_parcel
+from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
 from infini_run.plan import MARK
 from infini_run.poller import READ, WRITE, Poller
@@ -76,7 +76,7 @@ class Zygote:
             if name in _OF_A_RANK or name.endswith(("_RANK", "_WORLD_SIZE")):
                 del os.environ[name]
         answer = _import(preload)
-        self._control.sendall(b"%d %s" % (len(answer.encode()), answer.encode()))
+        send_parcel(self._control, answer)
         self._poller.watch(self._control.fileno(), READ, self._take)
         try:
             while not self._has_ended:
@@ -200,7 +200,7 @@ def _import(names: Sequence[str]) -> str:
             os.environ[_BLAS] = before
     import gc
 
-    from infini_run.crews import worker  # noqa: F401
+    from infini_run.crews import by_value, logs, worker  # noqa: F401
 
     gc.collect()
     gc.freeze()  # pages that nobody writes to stay shared with the workers
@@ -250,17 +250,13 @@ def _reseed() -> None:
 
 
 def _set_threads() -> None:
-    """The number of threads that a fresh process would have found in its environment, in what was loaded already."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    count = int(asked) if asked.isdigit() and int(asked) > 0 else len(os.sched_getaffinity(0))
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(count)  # type: ignore[attr-defined]
-    blas = os.environ.get(_BLAS, "")
-    _set_blas_threads(int(blas) if blas.isdigit() and int(blas) > 0 else count)
-
-
-def _set_blas_threads(count: int) -> None:
+    """OpenBLAS, in what was loaded already, with the threads that it would have found for itself in a fresh process.
+    OMP_NUM_THREADS was the same at the imports."""
+    asked = os.environ.get(_BLAS) or os.environ.get("OMP_NUM_THREADS") or "0"
+    count = int(asked) if asked.isdigit() else 0
+    count = count or len(os.sched_getaffinity(0))
+    if count == 1:
+        return
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "openblas" in line}
     for path in paths:
