@@ -167,4 +167,3 @@ class _Large:
             view.release()
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])
-
