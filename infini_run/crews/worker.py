@@ -103,7 +103,7 @@ class Worker:
                 raise Cancelled
             self._send(Taken(task=task.task))
             done = part.task(self.context, load(task.body))
-            self._send(Done(task=task.task, body=dump(done, "the result", in_worker=True)))
+            self._send(Done(task=task.task, body=dump(done, f"the result of rank {self.context.rank}, of {type(done)!r},", in_worker=True)))
         except Cancelled:
             self._send(Gone(task=task.task))
         except (SystemExit, KeyboardInterrupt):
