@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 
 from infini_run.errors import Broken, ChannelError, Closed, End
 from infini_run.inbox import BYTES, END, PICKLE, Inbox
@@ -140,6 +141,8 @@ class Sender(Half):
         super().__init__(line, limit)
         self._out: Outgoing | None = None
         self._broken = ""
+        self._posted: deque[Outgoing] = deque()
+        self._ends = False
 
     def send(self, thing: object, timeout_s: float | None = None) -> None:
         """Send an object; return when the kernel has all of it. bytes go as they are.
@@ -158,6 +161,39 @@ class Sender(Half):
     def send_bytes(self, data: Buffer | list[Buffer], timeout_s: float | None = None) -> None:
         """Send the bytes of any contiguous buffer. Raises as `send` does."""
         self._send(bytes_frame(data, self._limit), timeout_s)
+
+    def post_bytes(self, data: Buffer | list[Buffer]) -> bool:
+        """For a caller with a loop of its own: send, or keep what finds no room now, for `flush`. Order is kept.
+        Whether all has gone. Raises Closed, Broken, MessageTooLong."""
+        self._posted.append(Outgoing(bytes_frame(data, self._limit), is_live=True))
+        return self.flush()
+
+    def post_end(self) -> bool:
+        """The same for END: nothing may follow it."""
+        self._posted.append(Outgoing([END_FRAME], is_live=True))
+        self._ends = True
+        return self.flush()
+
+    def flush(self) -> bool:
+        """Send on what was posted, as far as there is room: whether all of it has gone. Raises Closed, Broken."""
+        try:
+            self._enter(0.0, "")
+        except TimeoutError:
+            return False
+        try:
+            if self._broken:
+                raise Broken(self._broken)
+            self._settle(0.0, "")
+            while self._posted:
+                self._out = self._posted.popleft()
+                self._push(self._out, 0.0, "")
+            if self._ends:
+                self._line.sock.shutdown(socket.SHUT_WR)
+        except TimeoutError:
+            return False
+        finally:
+            self._lock.release()
+        return True
 
     def _send(self, pieces: list[Buffer], timeout_s: float | None) -> None:
         end_s = _end_of(timeout_s)

@@ -18,7 +18,8 @@ InfiniRunError                the root; exit_code says what the command exits wi
 │   ├── UnpicklableError 1    an object cannot be pickled: nothing was sent (a TypeError, too)
 │   └── CannotUnpickle  1     a message came whole, but cannot be made an object; the channel goes on
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
-│   └── WorkerDied            a worker with work to do has ended; its exit is at hand
+│   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
+│   └── CrewFailed            workers failed more often than a crew's restart policy allows; all causes are at hand
 └── RemoteError         1     a worker's code raised what cannot be made again here: its words
 """
 
@@ -184,6 +185,21 @@ class WorkerDied(WorkerError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.exit, self.report)
+
+
+class CrewFailed(WorkerError):
+    """A crew has stopped all its workers, because they failed more often than its restart policy allows. `causes`:
+    what failed, in time; `rank` and `exit_code` are those of the first that has them."""
+
+    def __init__(self, message: str, causes: tuple[BaseException, ...] = ()) -> None:
+        InfiniRunError.__init__(self, message)
+        self.report = None
+        self.causes = causes
+        self.rank = next((cause.rank for cause in causes if isinstance(cause, WorkerDied)), None)
+        self.exit_code = next((cause.exit_code for cause in causes if isinstance(cause, WorkerDied)), 1) or 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.causes)
 
 
 class RemoteError(InfiniRunError):

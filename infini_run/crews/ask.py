@@ -44,6 +44,13 @@ class Ask(Future):  # type: ignore[type-arg]
         error = super().exception(timeout)
         return error if error is not None else self._open(super().result(timeout))[1]
 
+    @property
+    def has_failed(self) -> bool:
+        """It is done, and `result` raises."""
+        if not self.done() or self.cancelled():
+            return False
+        return super().exception() is not None or isinstance(super().result()[0], Failed)
+
     def cancel(self) -> bool:
         """Nobody wants it any more: at once here; the worker, if it has begun with it, is told. False: it is done."""
         if not super().cancel():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pickle import PickleBuffer
 
 
-def dumps(what: object, name: str, keep: Callable[[PickleBuffer], bool]) -> memoryview:
+def dumps(what: object, name: str, keep: Callable[[PickleBuffer], bool]) -> bytes:
     """The pickle of it. name: what it is, for the error. keep: is given what is large; False: it has taken it.
     Raises UnpicklableError."""
     file = BytesIO()
@@ -23,4 +23,4 @@ def dumps(what: object, name: str, keep: Callable[[PickleBuffer], bool]) -> memo
         Pickler(file, protocol=5, buffer_callback=keep).dump(what)
     except Exception as error:  # whatever an object's own __reduce__ raises
         raise UnpicklableError(f"{name} cannot be pickled: {error}") from error
-    return file.getbuffer()
+    return file.getvalue()  # no copy (io.BytesIO)

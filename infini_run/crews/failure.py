@@ -58,7 +58,14 @@ def rebuild(failed: Failed, rank: int, host: str) -> BaseException:
             made = None
         error = made if isinstance(made, BaseException) else None
     if error is None:
-        error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
+        return in_words(failed, rank, host)
+    _mark(error, failed, rank, host)
+    return error
+
+
+def in_words(failed: Failed, rank: int, host: str) -> RemoteError:
+    """The same, where nothing of the user's may be unpickled."""
+    error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
     _mark(error, failed, rank, host)
     return error
 
@@ -69,5 +76,7 @@ def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
     try:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
         error.rank, error.host = rank, host  # type: ignore[attr-defined]
+        if not isinstance(error, RemoteError):
+            error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
     except Exception:  # a class that forbids it: it is raised all the same
         return

@@ -48,13 +48,19 @@ class ForkSpawner(ExecSpawner):
     """Workers as forks of one process that has imported `preload`: milliseconds each. Else as an ExecSpawner, which it
     is where the zygote must not be forked: that is warned of once (RuntimeWarning), with the reason.
 
-    preload: names of modules. start_timeout_s: for the imports. Other arguments: an ExecSpawner's.
+    preload: names of modules. start_timeout_s: for the imports; None: no limit. is_silent: it is not warned. Other
+    arguments: an ExecSpawner's.
     Raises UsageError: a module cannot be imported.
     """
 
-    def __init__(self, preload: Sequence[str], *, start_timeout_s: float = _START_S, **given: Any) -> None:
-        if isinstance(preload, str) or not all(isinstance(name, str) and name for name in preload):
-            raise UsageError(f"preload={preload!r}: give a list of names of modules")
+    def __init__(
+        self,
+        preload: Sequence[str],
+        *,
+        start_timeout_s: float | None = _START_S,
+        is_silent: bool = False,
+        **given: Any,
+    ) -> None:
         super().__init__(**given)
         if self.options.bind != "none":
             raise UsageError("bind= and preload= do not go together: what is imported lies where the zygote ran")
@@ -62,6 +68,7 @@ class ForkSpawner(ExecSpawner):
             self.options = replace(self.options, log_dir=os.path.abspath(self.options.log_dir))
         self._preload = tuple(preload)
         self._start_timeout_s = start_timeout_s
+        self._is_silent = is_silent
         self._zygote: ZygoteProcess | None = None
         self._lock = RLock()
         self.refusal = ""  # why nobody is forked
@@ -84,21 +91,21 @@ class ForkSpawner(ExecSpawner):
         threads = dict(plan.env).get("OMP_NUM_THREADS")
         return dict(self._environ) | ({"OMP_NUM_THREADS": threads} if threads else {})
 
-    def start(self, ranks: Sequence[int], restarts: int = 0) -> list[ExecRunner]:
+    def _gang(self, plan: Plan) -> Gang:
         self.open()
         zygote = self._zygote
         if zygote is None:
-            return super().start(ranks, restarts)
-        plan = self._renewed_plan(ranks, restarts)
+            return super()._gang(plan)
         try:
-            return _ForkGang(zygote, plan, self.options, self._environ, self._cwd).runners
+            return _ForkGang(zygote, plan, self.options, self._environ, self._cwd)
         except Refused as refused:
             with self._lock:
                 self.refusal = str(refused)
                 self._zygote = None
             zygote.close()
-            warn(f"workers are started afresh and not forked: {refused}", RuntimeWarning, stacklevel=2)
-        return super().start(ranks, restarts)
+            if not self._is_silent:
+                warn(f"workers are started afresh and not forked: {refused}", RuntimeWarning, stacklevel=2)
+        return super()._gang(plan)
 
     def close(self) -> None:
         with self._lock:
@@ -129,12 +136,11 @@ class ZygoteProcess:
         finally:
             theirs.close()
 
-    def prepare(self, preload: Sequence[str], timeout_s: float) -> None:
+    def prepare(self, preload: Sequence[str], timeout_s: float | None) -> None:
         """Have it import. Raises UsageError: it cannot; StartError: it has ended, or takes too long."""
-        deadline_s = time.monotonic() + timeout_s
         try:
+            self._control.settimeout(timeout_s)
             send_parcel(self._control, (tuple(preload), list(sys.path), list(sys.argv)))
-            self._control.settimeout(max(0.001, deadline_s - time.monotonic()))
             answer: Any = receive_parcel(self._control)
             self._control.settimeout(None)
         except TimeoutError:

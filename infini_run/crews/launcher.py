@@ -256,9 +256,11 @@ def _hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...] | str:
     if hosts is None or hosts == "":
         return ()
     if hosts == "auto":
-        from infini_run.sites import detect_hosts
+        from infini_run.auto import read_file
+        from infini_run.sites import detect
 
-        return detect_hosts(os.environ)
+        site = detect(os.environ, read_file)
+        return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
     if isinstance(hosts, str):
         return (hosts,)
     found = tuple(hosts)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeAlias
 
-    Buffer: TypeAlias = bytes | bytearray | memoryview
+    from infini_run.parcel import Buffer
+
     Message: TypeAlias = (
         "Hello | Task | Cancel | Shutdown | Ready | Taken | Emit | Done | Failed | Cancelled | Log | Status"
         " | Progress | Extend | Ping"
@@ -32,8 +33,8 @@ _VERSION = 2  # of marshal: what every Python 3 reads and writes alike
 
 @record
 class Body:
-    """Something of the user's, pickled (payload.py): a pickle, and what is large beside it, as it lies in memory. Empty:
-    nothing."""
+    """Something of the user's, pickled (payload.py): a pickle, and what is large beside it, as it lies in memory.
+    Empty: nothing."""
 
     parts: Sequence[Buffer] = ()
 
@@ -51,9 +52,9 @@ class Hello:
     supervisor's sys.path and sys.argv. restarts: how often this worker was started before. log_level: of the logging
     records that it hands up; -1: none. watchdog_s: how long it may be silent in a task; 0: as long as it likes."""
 
-    rank: int
-    local_rank: int
-    world_size: int
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
     path: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     restarts: int = 0

@@ -116,18 +116,31 @@ class News:
 
     async def take_one(self) -> CrewEvent | None:
         """The next one; None: there are no more."""
-        from asyncio import get_running_loop
-
         while True:
             with self._changed:
                 if self._events:
                     return self._pop(1)[0]
                 if self.is_over:
                     return None
-                loop = get_running_loop()
-                future: AsyncFuture[None] = loop.create_future()
-                self._waiting.append((loop, future))
+                future = self._make_waiter()
             await future
+
+    async def wait_over(self) -> None:
+        """Until no more come."""
+        while True:
+            with self._changed:
+                if self.is_over:
+                    return
+                future = self._make_waiter()
+            await future
+
+    def _make_waiter(self) -> AsyncFuture[None]:
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
+        future: AsyncFuture[None] = loop.create_future()
+        self._waiting.append((loop, future))
+        return future
 
     def _pop(self, most: int | None) -> list[CrewEvent]:
         count = len(self._events) if most is None else min(most, len(self._events))

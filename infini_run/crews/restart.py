@@ -20,9 +20,9 @@ class Restart:
     """How workers that fail are started again.
 
     strategy: one_for_one (the one that failed), one_for_all (all of them: the others are stopped first), rest_for_one
-    (it, and those of higher rank). max_restarts: so many within `within_s` seconds; one more failure fails the crew. A
-    failure counts once, however many workers it starts again. delay_s: before the first restart, doubled for each one
-    after it within that time, up to max_delay_s; 0: none.
+    (it, and those of higher rank). max_restarts: so many within `within_s` seconds; one more failure fails the crew.
+    A failure counts once, however many workers it starts again. delay_s: before the first restart, doubled for each
+    one after it within that time, up to max_delay_s; 0: none.
     """
 
     strategy: str = "one_for_one"
@@ -45,8 +45,8 @@ def check(restart: Restart) -> Restart:
         raise UsageError(f"Restart(within_s={restart.within_s!r}): give seconds above 0")
     if not 0 <= restart.delay_s <= restart.max_delay_s:
         raise UsageError(
-            f"Restart(delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}): give seconds, the second not "
-            "below the first"
+            f"Restart(delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}): give seconds, the second "
+            "not below the first"
         )
     return restart
 

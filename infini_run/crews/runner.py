@@ -103,9 +103,9 @@ if TYPE_CHECKING:
 
         world_size: int
 
-        def start(self, ranks: Sequence[int], restarts: int = 0) -> Sequence[Runner]:
-            """Start these together, in order. Raises UsageError, ProgramError, StartError: then none is left.
-            restarts: how often that was done before."""
+        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[Runner]:
+            """Start these, in order, as one group; apart: each as a group of its own. restarts: how often that was
+            done before. Raises UsageError, ProgramError, StartError: then none is left."""
 
         def close(self) -> None:
             """What it holds beside its runners. Safe twice."""
@@ -164,15 +164,23 @@ class ExecSpawner:
         self.notices = self._node.notices
         self._port = self.options.master_port or free_port()
 
-    def start(self, ranks: Sequence[int], restarts: int = 0) -> list[ExecRunner]:
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
         them keeps that of the others."""
-        return Gang(self._renewed_plan(ranks, restarts), self.options, self._environ, self._cwd).runners
-
-    def _renewed_plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         if restarts and len(ranks) == self.world_size and not self.options.master_port:
             self._port = free_port()
-        return self._plan(ranks, restarts)
+        runners: list[ExecRunner] = []
+        try:
+            for group in [[rank] for rank in ranks] if apart else [ranks]:
+                runners += self._gang(self._plan(group, restarts)).runners
+        except BaseException:
+            for runner in runners:
+                runner.close()
+            raise
+        return runners
+
+    def _gang(self, plan: Plan) -> Gang:
+        return Gang(plan, self.options, self._environ, self._cwd)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = new_launch_id()
@@ -316,7 +324,7 @@ class ExecRunner:
 
     def close(self) -> None:
         self.is_closed = True
-        self.tasks.close()
+        self.tasks.close(0.0)
         self.events.close()
         self._gang.close_if_last()
 

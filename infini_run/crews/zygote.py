@@ -47,9 +47,9 @@ def main() -> None:
         return
     zygote.forget()
     fd = become(birth, zygote.mark)
-    from infini_run.crews.worker import serve
+    from infini_run.crews.worker import leave, serve
 
-    sys.exit(serve(fd))
+    leave(serve(fd))
 
 
 class Zygote:
