@@ -8,10 +8,12 @@ more. When the launcher is gone, all of it goes.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import socket
 import sys
+import weakref
 
 from infini_run.crews.fork import Birth, Forked, ForkRun
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
@@ -233,6 +235,7 @@ def become(birth: Birth, mark: int) -> int:
     os.environ.update(birth.env)
     if birth.cwd:
         os.chdir(birth.cwd)
+    _disown()
     _reseed()
     _set_threads()
     go = os.read(birth.gate, 1)
@@ -240,6 +243,18 @@ def become(birth: Birth, mark: int) -> int:
     if not go:
         os._exit(1)  # the launch was given up
     return birth.channel
+
+
+def _disown() -> None:
+    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker, to
+    what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own logs
+    is done as ever."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    for module, name in (("multiprocessing.util", "_exit_function"), ("logging", "shutdown")):
+        if module in sys.modules:
+            atexit.register(getattr(sys.modules[module], name))
 
 
 def _reseed() -> None:
