@@ -13,13 +13,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.handle import LaunchHandle
-    from infini_run.crews.launcher import Launcher, Pool
-    from infini_run.crews.result import LaunchResult
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
+    from infini_run.crews.handle import LaunchHandle
+    from infini_run.crews.launcher import Launcher, Pool
     from infini_run.crews.news import CrewEvent
     from infini_run.crews.restart import Restart
+    from infini_run.crews.result import LaunchResult
     from infini_run.errors import (
         Broken,
         CannotUnpickle,

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 # What another machine gets of our environment, where nobody says.
-COPIED = ("PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA*", "CUDA*", "TORCH*", "PYTORCH*")
-COPIED += ("NCCL*", "GLOO*", "OMP_*", "HF_*")
+COPIED = (
+    *("PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA*"),
+    *("CUDA*", "TORCH*", "PYTORCH*", "NCCL*", "GLOO*", "OMP_*", "HF_*"),
+)
 
 
 def make_environ(

@@ -1,14 +1,14 @@
-"""In a zygote: a plan's workers as forks of ours, in the hands of the same core that watches processes it made itself.
+"""In a zygote: a plan's workers as forks of ours, in the hands of the same core that watches processes it made
+itself.
 
-A child waits at a gate until the core has it, so that it can do nothing that is not seen. It leaves by an exception, up
-to the zygote's main function: nothing of the zygote is under it on the stack.
+A child waits at a gate until the core has it, so that it can do nothing that is not seen. It leaves by an exception,
+up to the zygote's main function: nothing of the zygote is under it on the stack.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 
 from infini_run.errors import StartError
 from infini_run.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
@@ -95,7 +95,9 @@ class ForkRun(NodeRun):
         except OSError as error:
             for fd in (gate, ours, *outputs, *ends):
                 os.close(fd)
-            raise StartError(os.strerror(error.errno or 0), "creating the process", error.errno or 0, worker.rank) from None
+            raise StartError(
+                os.strerror(error.errno or 0), "creating the process", error.errno or 0, worker.rank
+            ) from None
         if pid == 0:
             tie_to_parent(parent)
             os.close(ours)

@@ -1,7 +1,7 @@
 """Workers by fork from a zygote, which has imported what takes long: the launcher's side.
 
-The zygote is a process like any other that we start, with a guard and a mark; each set of workers is a run in it, whose
-events come to us over a socket of its own. So several threads may use one zygote, each for a launch.
+The zygote is a process like any other that we start, with a guard and a mark; each set of workers is a run in it,
+whose events come to us over a socket of its own. So several threads may use one zygote, each for a launch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.crews.runner import ExecRunner, Run
+    from infini_run.crews.runner import Run
     from infini_run.options import Options
     from infini_run.plan import Plan
     from infini_run.report import Report
@@ -45,8 +45,8 @@ class Refused(InfiniRunError):
 
 
 class ForkSpawner(ExecSpawner):
-    """Workers as forks of one process that has imported `preload`: milliseconds each. Else as an ExecSpawner, which it
-    is where the zygote must not be forked: that is warned of once (RuntimeWarning), with the reason.
+    """Workers as forks of one process that has imported `preload`: milliseconds each. Else as an ExecSpawner, which
+    it is where the zygote must not be forked: that is warned of once (RuntimeWarning), with the reason.
 
     preload: names of modules. start_timeout_s: for the imports; None: no limit. is_silent: it is not warned. Other
     arguments: an ExecSpawner's.
@@ -233,11 +233,9 @@ class ForkedRun:
         cwd: str | None,
         stdins: Mapping[int, int],
     ) -> None:
-        from infini_run.cgroup import oom_kills
-
         self.plan = plan
         self.ended = False
-        self.outcome = Outcome(plan, options, has_terminal=False, oom_kills=oom_kills())
+        self.outcome = Outcome(plan, options, has_terminal=False, oom_kills=-1)
         self._zygote = zygote
         self._what = (plan, options, dict(environ), cwd or os.getcwd())
         self._channels = [stdins[worker.rank] for worker in plan.workers]

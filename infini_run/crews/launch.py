@@ -36,8 +36,8 @@ _TURN = 64  # messages of one worker before it is the next one's turn
 
 @record
 class Terms:
-    """What was asked of a launch. log_level: of the records that come up; -1: none. start_timeout_s: for all workers to
-    be up; timeout_s: for all of it; None: no limit."""
+    """What was asked of a launch. log_level: of the records that come up; -1: none. start_timeout_s: for all workers
+    to be up; timeout_s: for all of it; None: no limit."""
 
     path: tuple[str, ...]
     argv: tuple[str, ...]
@@ -73,7 +73,9 @@ class Launch:
 
     Usable from several threads."""
 
-    def __init__(self, spawner: Spawner, body: Body, terms: Terms, *, release: Callable[[], None], show: Show) -> None:
+    def __init__(
+        self, spawner: Spawner, body: Body, terms: Terms, *, release: Callable[[], None], show: Show
+    ) -> None:
         self._spawner = spawner
         self._body = body
         self._terms = terms
@@ -329,7 +331,8 @@ class Launch:
         return [seat.runner.pid for seat in self._seats]
 
     def follow(self) -> LaunchResult:
-        """Supervise it to its end, here. An interrupt stops it (again: at once), and is raised when nothing is left."""
+        """Supervise it to its end, here. An interrupt stops it (again: at once), and is raised when nothing is
+        left."""
         try:
             while not self._is_over:
                 self.step()
@@ -393,7 +396,7 @@ def _with_notes(failures: Sequence[Failure]) -> BaseException:
     if len(failures) > 9:
         notes.append(f"later: {len(failures) - 9} more failed")
     try:
-        error.__notes__ = [*getattr(error, "__notes__", []), *notes]
+        error.__notes__ = [*getattr(error, "__notes__", []), *notes]  # type: ignore[attr-defined]
     except Exception:  # a class that forbids it
         return error
     return error

@@ -44,12 +44,15 @@ class Launcher:
         function needs it and there are several workers; (): never, every worker is a fresh interpreter.
     backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
         worker_timeout_s seconds. None: no torch is imported.
-    env: variables that are set; env_file: a file of such, NAME=value on each line; copy_env: patterns of the names that
+    env: variables that are set; env_file: a file of such, NAME=value on each line; copy_env: patterns of the names
+    that
         are taken from our environment (None: all of it here, what jobs commonly need on other hosts).
     cwd: where workers start (None: here). log_dir: a folder for rank_N.log files of their output, which is also shown
         here, with the rank before each line.
-    logging: the least level of workers' logging records that are given to the loggers of this process, with `rank` and
-        `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the workers.
+    logging: the least level of workers' logging records that are given to the loggers of this process, with `rank`
+    and
+        `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the
+        workers.
     agent_timeout_s: for all workers to be up. timeout_s: for the whole launch (None: no limit).
     progress: a bar of what workers say by `this_worker().progress(done, of)`: True, "rich" or "tqdm".
     flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
@@ -162,6 +165,7 @@ class Launcher:
         if self.hosts:
             return _node_spawner(self.hosts, nproc=self.nproc_per_node, preload=self.preload or (), **given)
         preload, nproc = self.preload, self.nproc_per_node
+        assert isinstance(nproc, (int, str))
         if preload is None and function is not None and nproc != 1:
             preload = slow_modules(function) or (("torch",) if self.backend else ())
             if preload and nproc in ("cpu", "gpu", "auto"):
@@ -310,7 +314,8 @@ def _level(asked: int | str | bool | None) -> int:
 
 def _node_spawner(hosts: Sequence[str], **given: Any) -> Spawner:
     try:
-        from infini_run.crews.nodes import NodeSpawner
+        from infini_run.crews.nodes import NodeSpawner  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
         raise UsageError("hosts=: functions on other hosts are not there yet in this version") from None
-    return NodeSpawner(hosts, **given)
+    spawner: Spawner = NodeSpawner(hosts, **given)
+    return spawner

@@ -119,7 +119,8 @@ class Done:
 @record
 class Failed:
     """A task has raised; NO_TASK: the worker could not start, or not stop. kind, text: the type's name and str() of
-    it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it can be pickled."""
+    it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it
+    can be pickled."""
 
     task: int
     kind: str

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def call_in_group(
     backend: str, timeout_s: float, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call it between init_process_group (from the environment) and destroy_process_group. After a failure the group is
-    left as it is: destroying it would wait for the others."""
+    """Call it between init_process_group (from the environment) and destroy_process_group. After a failure the group
+    is left as it is: destroying it would wait for the others."""
     import datetime
 
     import torch.distributed as dist

@@ -119,8 +119,8 @@ _CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} impo
 
 
 def python_command(module: str = "worker") -> list[str]:
-    """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody can
-    import the caller's script by mistake, and this package is found wherever it lies.
+    """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody
+    can import the caller's script by mistake, and this package is found wherever it lies.
 
     Raises UsageError: there is no Python to start (sys.executable)."""
     if not sys.executable:

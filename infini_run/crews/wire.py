@@ -1,7 +1,7 @@
 """Between a launcher and its zygote: whole messages over a socket, descriptors with the first byte of one.
 
-Both sides are ours, of one machine and one start, so messages are pickles. Who sends never waits: what the kernel does
-not take is kept, and sent when there is room.
+Both sides are ours, of one machine and one start, so messages are pickles. Who sends never waits: what the kernel
+does not take is kept, and sent when there is room.
 """
 
 from __future__ import annotations

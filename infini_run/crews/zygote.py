@@ -2,8 +2,8 @@
 
 It forks from its main thread, where it is the only one, and where no device was touched: a fork has neither the other
 threads nor a device's context. Else it refuses, and says why. It talks with its launcher over descriptor 0: a launch
-comes with a socket of its own, on which its events go back, and which says by its end that the launch is not wanted any
-more. When the launcher is gone, all of it goes.
+comes with a socket of its own, on which its events go back, and which says by its end that the launch is not wanted
+any more. When the launcher is gone, all of it goes.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class _Run:
         return {workers[index].rank: last_words(group, index, workers[index]) for index in ended}
 
     def _hear(self) -> None:
-        for kind, value in self._wire.take():  # type: ignore[misc]
+        messages: Any = self._wire.take()
+        for kind, value in messages:
             getattr(self._run, kind)(*value)
         self._wire.flush()
         if self._wire.has_ended:
@@ -202,6 +203,7 @@ def _import(names: Sequence[str]) -> str:
             os.environ[_BLAS] = before
     import gc
 
+    _find_blas()
     from infini_run.crews import by_value, logs, worker  # noqa: F401
 
     gc.collect()
@@ -246,9 +248,9 @@ def become(birth: Birth, mark: int) -> int:
 
 
 def _disown() -> None:
-    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker, to
-    what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own logs
-    is done as ever."""
+    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker,
+    to what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own
+    logs is done as ever."""
     atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
@@ -261,7 +263,7 @@ def _reseed() -> None:
     """`random` does so itself, torch begins with the same seed in every process anyway."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # type: ignore[attr-defined]
+        numpy_random.seed()
 
 
 def _set_threads() -> None:
@@ -270,13 +272,18 @@ def _set_threads() -> None:
     asked = os.environ.get(_BLAS) or os.environ.get("OMP_NUM_THREADS") or "0"
     count = int(asked) if asked.isdigit() else 0
     count = count or len(os.sched_getaffinity(0))
-    if count == 1:
-        return
+    if count > 1:
+        for set_threads in _blas:
+            set_threads(count)
+
+
+_blas: list[Any] = []  # the functions that set its number of threads, one for each copy that was loaded
+
+
+def _find_blas() -> None:
+    names = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "openblas" in line}
     for path in paths:
         library = ctypes.CDLL(path)
-        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads"):
-            if hasattr(library, name):
-                getattr(library, name)(count)
-                break
+        _blas.extend(getattr(library, name) for name in names if hasattr(library, name))
