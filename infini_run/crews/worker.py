@@ -56,6 +56,9 @@ def leave(code: int) -> NoReturn:
 def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
     code does."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
     sender, receiver = connect(fd)
     try:
         return Worker(sender, receiver).run()
