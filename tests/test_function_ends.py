@@ -162,7 +162,7 @@ def test_a_result_that_cannot_be_made_again_here_is_told(run):
             return fail, (ValueError("not here"),)
 
     with pytest.raises(
-        ir.RemoteError, match="the result of rank 1 on .* cannot be unpickled here: ValueError: not here"
+        ir.RemoteError, match=r"the result of rank 1 on .* cannot be unpickled here: ValueError: not here"
     ):
         run(others_idle(Bad))
 
