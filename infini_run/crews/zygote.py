@@ -80,12 +80,10 @@ class Zygote:
         answer = _import(preload)
         send_parcel(self._control, answer)
         self._poller.watch(self._control.fileno(), READ, self._take)
-        try:
-            while not self._has_ended:
-                self._poller.poll(None)
-        finally:
-            for run in list(self._runs):
-                run.close()
+        while not self._has_ended:
+            self._poller.poll(None)
+        for run in list(self._runs):
+            run.close()
 
     def _take(self) -> None:
         parcel: Any = receive_parcel(self._control)
