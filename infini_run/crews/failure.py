@@ -6,6 +6,8 @@ be pickled, or not be made again, as a RemoteError with the same words.
 
 from __future__ import annotations
 
+import time
+
 from infini_run.crews.messages import Body, Failed
 from infini_run.crews.payload import dump, load
 from infini_run.errors import RemoteError
@@ -15,12 +17,13 @@ TYPE_CHECKING = False
 
 def describe(error: BaseException, task: int) -> Failed:
     """In the worker. Whatever its exception class does wrong, there is always something to send."""
+    time_s = time.time()
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
         text = str(error)
     except Exception as unsayable:  # its own __str__ raises
         text = f"({type(unsayable).__name__} in its __str__)"
-    return Failed(task=task, kind=kind, text=text, trace=_trace(error), body=_body(error))
+    return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
 
 
 def _trace(error: BaseException) -> str:
@@ -73,5 +76,7 @@ def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
     try:
         error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
         error.rank, error.host = rank, host  # type: ignore[attr-defined]
+        if not isinstance(error, RemoteError):
+            error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
     except Exception:  # a class that forbids it: it is raised all the same
         return

@@ -44,3 +44,22 @@ def load(body: Body) -> object:
     """What was pickled. Raises whatever its own __setstate__ or import raises."""
     first, *buffers = body.parts
     return _pickle.loads(first, buffers=buffers)
+
+
+def load_task(body: Body) -> object:
+    """In a worker: the same; what is imported meanwhile may know of it."""
+    global _loading
+    _loading = True
+    try:
+        return load(body)
+    finally:
+        _loading = False
+
+
+def is_loading() -> bool:
+    """Whether a task is being unpickled in this process: a module that starts workers when it is imported would do so
+    in each of them, without end."""
+    return _loading
+
+
+_loading = False

@@ -8,21 +8,22 @@ was in order, without one it died.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
 from infini_run.channel import connect
-from infini_run.crews.context import Cancelled, Context, Inbox
+from infini_run.crews.context import Cancelled, Context, Inbox, set_current
 from infini_run.crews.failure import describe
 from infini_run.crews.messages import NO_TASK, Done, Hello, Taken, decode, encode
 from infini_run.crews.messages import Cancelled as Gone
-from infini_run.crews.payload import dump, load
+from infini_run.crews.payload import dump, load, load_task
 from infini_run.errors import Broken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
     from infini_run.crews.messages import Message, Task
@@ -36,13 +37,29 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.exit(serve(fd))
+    leave(serve(fd))
+
+
+def leave(code: int) -> NoReturn:
+    """End as a program ends (threads, atexit, what is not written yet), but for taking every module apart, which with
+    torch takes longer than most functions."""
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
 
 
 def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
     code does."""
     os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
     sender, receiver = connect(fd)
     try:
         return Worker(sender, receiver).run()
@@ -64,6 +81,7 @@ class Worker:
             os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))
         self._hello = hello
         self.context = Context(hello, self._inbox, sender)
+        set_current(self.context)
 
     def run(self) -> int:
         """Start, do what comes, stop."""
@@ -105,8 +123,9 @@ class Worker:
             if task.task in self._inbox.cancelled:
                 raise Cancelled
             self._send(Taken(task=task.task))
-            done = part.task(self.context, load(task.body))
-            self._send(Done(task=task.task, body=dump(done, "the result", in_worker=True)))
+            done = part.task(self.context, load_task(task.body))
+            name = f"the result of rank {self.context.rank}, of {type(done)!r},"
+            self._send(Done(task=task.task, body=dump(done, name, in_worker=True)))
         except Cancelled:
             self._send(Gone(task=task.task))
         except (SystemExit, KeyboardInterrupt):
