@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infini_run.channel import Receiver, Sender
     from infini_run.crews.messages import Body, Message, Task
 
+_kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
 
 
@@ -57,11 +58,11 @@ def leave(code: int) -> NoReturn:
 def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
     code does."""
-    os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
     sender, receiver = connect(fd)
+    _kept.append(receiver)
     try:
         return Worker(sender, receiver).run()
     except Broken:
