@@ -38,6 +38,7 @@ BARS = {
     "head": Bar("≤ 100 MB", lambda value, _: value <= 100),
     "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
     "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
+    "told": Bar("≤ 20 ms", lambda value, _: value <= 20),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 

@@ -141,3 +141,20 @@ class Context:
         self._inbox.look()
         if time.monotonic() - self._signed_s >= self._sign_s:
             self.ping()
+
+
+def this_worker() -> Context:
+    """In a function that runs on a rank, or in a worker of a crew: who it is, and how to talk with its launcher.
+    Raises UsageError: this process is no worker."""
+    if _current is None:
+        raise UsageError("this_worker(): this process is no worker of a Launcher, a Pool or a Crew")
+    return _current
+
+
+_current: Context | None = None
+
+
+def set_current(context: Context) -> None:
+    """By the worker, once."""
+    global _current
+    _current = context
