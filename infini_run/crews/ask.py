@@ -53,10 +53,12 @@ class Ask(Future):  # type: ignore[type-arg]
 
     def cancel(self) -> bool:
         """Nobody wants it any more: at once here; the worker, if it has begun with it, is told. False: it is done."""
-        if not super().cancel():
-            return False
-        if self.set_running_or_notify_cancel():
-            raise AssertionError("a cancelled future cannot run")
+        with self._opening:
+            if self.cancelled():
+                return True
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()  # it is: who waits for several of them is told by this
         self._on_cancel(self.task)
         return True
 
