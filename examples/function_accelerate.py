@@ -1,6 +1,6 @@
 """Accelerate from a plain function: it finds the ranks in the environment, as under any launcher.
 
-    python examples/function_accelerate.py
+python examples/function_accelerate.py
 """
 
 import infini_run as ir

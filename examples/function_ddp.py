@@ -1,6 +1,6 @@
 """DistributedDataParallel from a plain function: no script to launch, and the losses come back.
 
-    python examples/function_ddp.py
+python examples/function_ddp.py
 """
 
 import infini_run as ir

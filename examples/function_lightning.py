@@ -1,6 +1,6 @@
 """Lightning from a plain function: its own environment plugin (torchrun's) knows the ranks; it starts no process.
 
-    python examples/function_lightning.py
+python examples/function_lightning.py
 """
 
 import infini_run as ir

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import infini_run as ir
 from infini_run.crews.messages import Taken, encode
 
 sys.path.insert(0, str(CHILDREN))
-from crew_parts import obey  # noqa: E402
+from crew_parts import obey
 
 ROOT = os.path.dirname(os.path.dirname(ir.__file__))
 
@@ -216,7 +215,7 @@ def test_grandchildren_go_with_the_caller(number, bell, tmp_path):
 
 def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
     def serve(ctx, task):
-        from infini_run.crews.messages import Body, Done, encode
+        from infini_run.crews.messages import Body, Done
 
         for number in (-7, task + 1, 1 << 40):
             ctx._sender.send_bytes(encode(Done(task=number, body=Body())))

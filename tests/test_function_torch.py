@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
