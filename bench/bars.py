@@ -45,6 +45,8 @@ BARS = {
     "functions_failure": Bar("≤ 100 ms", lambda value, _: value <= 100),
     "functions_large": Bar("≤ 1.5 s", lambda value, _: value <= 1.5),
     "functions_peak": Bar("≤ 2.5x", lambda value, _: value <= 2.5),
+    "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
+    "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 
