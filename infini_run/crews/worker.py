@@ -61,6 +61,7 @@ def serve(fd: int) -> int:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
+    os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
     sender, receiver = connect(fd)
     _kept.append(receiver)
     try:
