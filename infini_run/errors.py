@@ -10,6 +10,8 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
+├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has
+├── QueryError          1     a batch scheduler did not answer, or nothing that can be understood
 └── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 """
 
@@ -96,6 +98,23 @@ class NodeLost(InfiniRunError):
 
 class LaunchTimeout(InfiniRunError):
     """A launch did not end within the time that the caller gave it; it was stopped."""
+
+
+class SubmitError(InfiniRunError):
+    """A batch scheduler did not take a job. `kind`: `refused`; `timed_out`, and the job may be there all the same;
+    `unreachable`, and it is not. `text`: the scheduler's own words."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.kind, self.text)
+
+
+class QueryError(InfiniRunError):
+    """A batch scheduler did not answer, or nothing that can be understood: no news of any job."""
 
 
 class WorkerError(InfiniRunError):
