@@ -32,9 +32,10 @@ if TYPE_CHECKING:
             """The id of a job of that name that waits, runs or has ended well; what was refused is none.
             Raises QueryError."""
 
-        def query(self, names: Sequence[str]) -> dict[str, Seen]:
+        def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
             """What it knows of the jobs of these names, by one command for all of them. A job that is not in the
-            answer is not known (any more), which says nothing of how it ended. Raises QueryError."""
+            answer is not known (any more), which says nothing of how it ended. ids: where we know them, by name;
+            PBS needs a second command for those that are missing there. Raises QueryError."""
 
         def cancel(self, id: str) -> None:  # noqa: A002
             """End it; one that has ended already is none of our business. Raises QueryError."""
@@ -64,11 +65,13 @@ __all__ = [
     "WAITING",
     "WARNED",
     "Facts",
+    "Kind",
     "Pool",
     "QueryError",
     "Seen",
     "SubmitError",
     "clean",
+    "pool_of",
 ]
 
 # states of a job
@@ -88,11 +91,26 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "PBS_CONF_FILE", "PBS_S
 
 
 @record
+class Kind:
+    """So many nodes of a pool that are alike. gpu_types: how many GPUs of which type, where they have types."""
+
+    nodes: int
+    cpus: int
+    mem_mb: int = 0
+    gpus: int = 0
+    gpu_types: tuple[tuple[str, int], ...] = ()
+
+    def gpus_of(self, gpu_type: str) -> int:
+        """GPUs of that type on each of them; "": of any."""
+        return dict(self.gpu_types).get(gpu_type, 0) if gpu_type else self.gpus
+
+
+@record
 class Pool:
     """A partition (Slurm) or queue (PBS). 0: nobody said, or no limit.
 
-    gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some.
-    gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
+    gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds` has
+    them all. gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
     """
 
     name: str
@@ -103,6 +121,23 @@ class Pool:
     limit_s: int = 0
     is_default: bool = False
     gpu_types: tuple[str, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+
+
+def pool_of(name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool = False) -> Pool:
+    """A pool of these kinds of nodes."""
+    first = min(kinds, key=lambda kind: (not kind.gpus, kind.gpus or kind.cpus), default=Kind(nodes=0, cpus=0))
+    return Pool(
+        name=name,
+        nodes=sum(kind.nodes for kind in kinds),
+        gpus_per_node=first.gpus,
+        cpus_per_node=first.cpus,
+        mem_mb_per_node=first.mem_mb,
+        limit_s=limit_s,
+        is_default=is_default,
+        gpu_types=tuple(sorted({name for kind in kinds for name, _ in kind.gpu_types})),
+        kinds=tuple(kinds),
+    )
 
 
 @record
