@@ -1,7 +1,7 @@
 """Slurm's commands: what is asked, and what the answers mean. sbatch.py has what a script says to it.
 
 The one rule: fixed text formats only. JSON has another layout every year, and `squeue --json` ignores its filters.
-Measured on 22.05.8; names of states and reasons are those of 20.11 to 25.11 (squeue(1), "JOB REASON CODES").
+Measured on 22.05.8. slurm_words.py says what the words of an answer mean.
 """
 
 from __future__ import annotations
@@ -9,75 +9,29 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import QueryError, SubmitError
-from infini_run.jobs.command import MISSING, ask
+from infini_run.jobs.command import ask
 from infini_run.jobs.scheduler import (
-    CANCELLED, COMPLETED, FAILED, HOPELESS, NODE_FAIL, OOM, PASSING, PREEMPTED, QUEUED, REFUSED, RUNNING, STARTING,
-    TIMED_OUT, TIMEOUT, UNREACHABLE, WAITING, Facts, Kind, Seen, clean, pool_of,
-)  # fmt: skip
+    COMPLETED,
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    STARTING,
+    TIMED_OUT,
+    UNREACHABLE,
+    Facts,
+    Kind,
+    Seen,
+    clean,
+    pool_of,
+)
+from infini_run.jobs.slurm_words import PRESENT, advised, complaint, hold_of, is_away, is_gone, is_unsure, state_of
 from infini_run.kind import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from infini_run.jobs.command import Said
     from infini_run.jobs.scheduler import Pool
-
-_STATES = {
-    "PENDING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_FED": QUEUED, "REQUEUE_HOLD": QUEUED, "SPECIAL_EXIT": QUEUED,
-    "RESV_DEL_HOLD": QUEUED, "CONFIGURING": STARTING, "POWER_UP_NODE": STARTING, "RUNNING": RUNNING,
-    "COMPLETING": RUNNING, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "SIGNALING": RUNNING, "STAGE_OUT": RUNNING,
-    "RESIZING": RUNNING, "EXPEDITING": QUEUED, "UPDATE_DB": RUNNING, "COMPLETED": COMPLETED, "FAILED": FAILED,
-    "LAUNCH_FAILED": FAILED, "RECONFIG_FAIL": FAILED, "CANCELLED": CANCELLED, "REVOKED": CANCELLED,
-    "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAIL, "BOOT_FAIL": NODE_FAIL, "OUT_OF_MEMORY": OOM,
-    "PREEMPTED": PREEMPTED,
-}  # fmt: skip
-_PRESENT = (QUEUED, STARTING, RUNNING)
-
-# what no waiting helps against, and what to do about it
-_HOPELESS = {
-    "PartitionNodeLimit": "ask for fewer nodes, or for another --pool: this one has or allows fewer",
-    "PartitionTimeLimit": "ask for less --time, or for another --pool",
-    "PartitionConfig": "ask for less, or for another --pool",
-    "BadConstraints": "no node has what --constraint and the like ask for",
-    "InvalidAccount": "give another --account: `sacctmgr show assoc user=$USER` lists yours",
-    "AccountNotAllowed": "give another --account, or another --pool: this one does not take it",
-    "InvalidQOS": "give another --qos: `sacctmgr show assoc user=$USER` lists yours",
-    "QOSNotAllowed": "give another --qos, or another --pool: this one does not take it",
-    "JobHeldAdmin": "an administrator holds it: ask him",
-    "DependencyNeverSatisfied": "what it waits for has ended otherwise: cancel it",
-    "MaxMemPerLimit": "ask for less --mem_per_slot",
-    "ReservationDeleted": "its --reservation is gone: submit it without",
-    "DeadLine": "it cannot end before its --deadline",
-    "QOSTimeLimit": "ask for less --time: the QOS allows less",
-    "AssociationTimeLimit": "ask for less --time: the account allows less",
-    "JobHoldMaxRequeue": "it was run again as often as the cluster allows",
-    "launch_failed_requeued_held": "its nodes could not start it: cancel it, or `scontrol release` it",
-}
-_OVER_A_LIMIT = "ask for less: its QOS or account allows less in one job"
-_PASSING = (
-    "None", "Prolog", "Cleaning", "WaitingForScheduling", "BeginTime", "NodeDown", "FrontEndDown", "PartitionDown",
-    "PartitionInactive", "SystemFailure", "JobLaunchFailure", "NonZeroExitCode", "BurstBufferStageIn",
-    "BurstBufferResources", "Reserved", "InactiveLimit",
-)  # fmt: skip
-
-# what the commands say of a controller that did not answer; after the first the job may be there all the same
-_UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "reset by peer", "Broken pipe")
-_AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
-         "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
-_GONE = ("Invalid job id", "already completing or completed", "Job/step already")
-_ADVICE = {
-    "nvalid partition": "infini-job clusters lists the pools",
-    "Invalid account": "`sacctmgr show assoc user=$USER` lists the accounts",
-    "Invalid qos": "`sacctmgr show assoc user=$USER` lists the QOS",
-    "Requested node configuration is not available": "no nodes of the pool have what each was asked for",
-    "CPU count per node": "no node of the pool has so many CPUs",
-    "Invalid generic resource": "infini-job clusters lists the GPUs; the cluster has no other resource of that name",
-    "Requested time limit is invalid": "ask for less --time, or for another --pool",
-    "Memory specification": "no node of the pool has so much memory",
-    "Node count specification": "ask for fewer nodes, or for another --pool",
-    "unrecognized option": "`sbatch --help` lists its options",
-}
 
 
 class Slurm:
@@ -113,9 +67,9 @@ class Slurm:
         said = ask(["sbatch", "--test-only", script_path], self._environ)
         if said.code == 0:
             return ""
-        if said.timed_out or _is_any(said.error, (*_UNSURE, *_AWAY)) or said.code == MISSING:
-            raise QueryError(_complaint("sbatch --test-only", said))
-        return _advised(said)
+        if is_unsure(said) or is_away(said):
+            raise QueryError(complaint("sbatch --test-only", said))
+        return advised(said)
 
     def submit(self, script_path: str, name: str) -> str:
         """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
@@ -123,18 +77,16 @@ class Slurm:
         job_id = said.out.strip().partition(";")[0]
         if said.code == 0 and number(job_id) is not None:
             return job_id
-        if said.code == MISSING:
-            raise SubmitError(UNREACHABLE, said.error)
-        if said.timed_out or said.code == 0 or _is_any(said.error, _UNSURE):
-            raise SubmitError(TIMED_OUT, _complaint("sbatch", said))
-        if _is_any(said.error, _AWAY):
-            raise SubmitError(UNREACHABLE, _complaint("sbatch", said))
-        raise SubmitError(REFUSED, _advised(said))
+        if said.code == 0 or is_unsure(said):
+            raise SubmitError(TIMED_OUT, complaint("sbatch", said))
+        if is_away(said):
+            raise SubmitError(UNREACHABLE, complaint("sbatch", said))
+        raise SubmitError(REFUSED, advised(said))
 
     def find(self, name: str) -> str | None:
         """A submission that was refused may leave a record under its name: FAILED, BadConstraints."""
         seen = self.query([name]).get(name)
-        return seen.id if seen is not None and (seen.state in _PRESENT or seen.state == COMPLETED) else None
+        return seen.id if seen is not None and (seen.state in PRESENT or seen.state == COMPLETED) else None
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
         """squeue, and sacct for those that it has forgotten, where there is accounting."""
@@ -151,60 +103,37 @@ class Slurm:
     def cancel(self, id: str) -> None:  # noqa: A002
         """TERM to all of the job, KILL after KillWait."""
         said = ask(["scancel", id], self._environ)
-        if said.code and not _is_any(said.error, _GONE):
-            raise QueryError(_complaint("scancel", said))
+        if said.code and not is_gone(said):
+            raise QueryError(complaint("scancel", said))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """Slurm waits two minutes before it starts a job again (BeginTime). Raises QueryError."""
         said = ask(["scontrol", "requeue", id], self._environ)
-        if said.timed_out or _is_any(said.error, (*_UNSURE, *_AWAY)):
-            raise QueryError(_complaint("scontrol requeue", said))
+        if is_unsure(said) or is_away(said):
+            raise QueryError(complaint("scontrol requeue", said))
         return said.code == 0
 
     def _told(self, *argv: str) -> str:
         said = ask(argv, self._environ)
         if said.code:
-            raise QueryError(_complaint(argv[0], said))
+            raise QueryError(complaint(argv[0], said))
         return said.out
 
     def _accounted(self, names: Sequence[str]) -> dict[str, Seen]:
         """What the accounting knows. Where there is none we are told so, and ask no more."""
         said = ask(
-            ["sacct", "--allocations", "--parsable2", "--noheader", f"--name={','.join(names)}", "--starttime=now-30days",
-             "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
+            ["sacct", "--allocations", "--parsable2", "--noheader", f"--name={','.join(names)}",
+             "--starttime=now-30days", "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
         )  # fmt: skip
         if said.code and "disabled" in said.error:
             self._has_accounting = False
             return {}
         if said.code:
-            raise QueryError(_complaint("sacct", said))
+            raise QueryError(complaint("sacct", said))
         return _best(_account_line(line) for line in said.out.splitlines())
 
 
 # ---- what the answers mean
-
-
-def hold_of(reason: str) -> tuple[str, str]:
-    """Of a job that waits: WAITING, PASSING or HOPELESS by Slurm's reason, and what to change in a hopeless one."""
-    word = reason.strip("()").partition(",")[0].strip()
-    if word in _HOPELESS:
-        return HOPELESS, _HOPELESS[word]
-    if word.startswith("ReqNodeNotAvail"):
-        if "Unavailable" in reason:
-            return HOPELESS, "nodes that it needs are down: ask for others, or wait for an administrator"
-        return PASSING, ""
-    if word.startswith(("QOSMax", "AssocMax", "QOSMin")) and ("Per" not in word or word.endswith(_PER_JOB)):
-        is_one_job = word.startswith("QOSMin") or "PerJob" in word or "PerNode" in word
-        return (HOPELESS, _OVER_A_LIMIT) if is_one_job else (WAITING, "")
-    return (PASSING, "") if word in _PASSING or not word else (WAITING, "")
-
-
-_PER_JOB = ("PerJob", "PerJobLimit", "PerNode")
-
-
-def state_of(word: str) -> str:
-    """`CANCELLED by 1000` and `CANCELLED+` are sacct's. A word that we do not know is of a job that is there."""
-    return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)
 
 
 def _queue_line(line: str) -> tuple[str, Seen]:
@@ -239,7 +168,7 @@ def _best(lines: Iterable[tuple[str, Seen]]) -> dict[str, Seen]:
     """Of several of one name the one that is there; else the one that ended well; else the last."""
 
     def rank(seen: Seen) -> tuple[bool, bool, int]:
-        return seen.state in _PRESENT, seen.state == COMPLETED, number(seen.id) or 0
+        return seen.state in PRESENT, seen.state == COMPLETED, number(seen.id) or 0
 
     found: dict[str, Seen] = {}
     for name, seen in lines:
@@ -316,27 +245,3 @@ def span_s(text: str) -> int:
 def _first_number(text: str) -> int:
     digits = text[: len(text) - len(text.lstrip("0123456789"))]
     return int(digits) if digits and len(digits) <= 18 else 0
-
-
-def _is_any(text: str, parts: Iterable[str]) -> bool:
-    return any(part in text for part in parts)
-
-
-def _advised(said: Said) -> str:
-    """Slurm's own words, without the command's name, and what to do."""
-    lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("Try ")]
-    text = lines[-1] if lines else f"sbatch ended with {said.code} and said nothing"
-    for prefix in ("sbatch: error: ", "sbatch: fatal: ", "sbatch: ", "allocation failure: "):
-        text = text.removeprefix(prefix)
-    advice = next((advice for part, advice in _ADVICE.items() if any(part in line for line in lines)), "")
-    return f"{text}; {advice}" if advice else text
-
-
-def _complaint(what: str, said: Said) -> str:
-    if said.timed_out:
-        return f"{what}: no answer in time; the controller may be down or busy"
-    if said.code == MISSING:
-        return said.error
-    words = said.last_words
-    return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"
