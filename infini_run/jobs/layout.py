@@ -155,8 +155,9 @@ def _filled(request: Request, per_node: int) -> tuple[int, str]:
     divisors = [n for n in range(1, per_node) if request.slots % n == 0][-2:]
     others = " or ".join(f"{n}" for n in reversed(divisors))
     nearest = f"{low} or {high}" if low else f"{high}"
+    verb = "does" if request.slots == 1 else "do"
     raise UsageError(
-        f"--slots={request.slots}: {_counted(request.slots, 'slot')} do not fill nodes of {per_node}: "
+        f"--slots={request.slots}: {_counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}: "
         f"ask for {nearest}, or for --slots_per_node={others}; --round_up takes {high}"
     )
 

@@ -27,7 +27,7 @@ OPTIONS = Table(longs={}, shorts=_LETTERS)
 _FILES = "the job's output goes to its directory; infini-job logs shows it"
 _ENV = "--env says it"
 _QSUB = "it is about qsub itself, which infini-job calls"
-_REASONS = {
+REASONS = {
     "N": "each job has a name of its own, by which it is found again",
     "q": "--pool says it",
     "A": "--account of infini-job says it",
@@ -84,7 +84,7 @@ def quoted(word: str) -> str:
 def user_options(request: Request) -> Asked:
     """The user's options, sorted by what they are, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
-    problems = [*given.problems, *refusals(given.options, _REASONS)]
+    problems = [*given.problems, *refusals(given.options, REASONS)]
     problems += [f"{option.said}: qsub has no such option" for option in given.options if not option.is_known]
     others = [option.words for option in given.without("l")]
     for option in given.options:

@@ -48,7 +48,7 @@ _FILES = "the job's output goes to its directory; infini-job logs shows it"
 _SBATCH = "it is about sbatch itself, which infini-job calls"
 _ENV = "--env says it"
 _HET = "a job of several kinds of nodes is not supported"
-_REASONS = {
+REASONS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu"), _SIZE),
     **dict.fromkeys(("ntasks-per-tres", "ntasks-per-core", "ntasks-per-socket"), _SIZE),
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _SIZE),
@@ -87,7 +87,7 @@ def quoted(word: str) -> str:
 def user_options(request: Request) -> tuple[Read, list[str]]:
     """The user's options, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
-    problems = [*given.problems, *refusals(given.options, _REASONS)]
+    problems = [*given.problems, *refusals(given.options, REASONS)]
     for option in given.options:
         if option.name in _MEMORY and request.mem_mb_per_slot:
             problems.append(f"{option.said}: --mem_per_slot says it")
