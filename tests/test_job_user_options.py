@@ -148,11 +148,12 @@ def test_every_spelling_of_an_option_that_is_ours_is_refused(options):
 # ---- what is ours
 FORBIDDEN = [
     "--nodes=4", "--nodes 4", "-N4", "-N 4", "--ntasks=2", "-n2", "--ntasks-per-node=2", "--tasks-per-node=2",
-    "--gpus=4", "-G4", "--gpus-per-node=8", "--gpus-per-n=8", "--gpus-per-task=1", "--cpus-per-task=4", "-c4", "--cpus-per-gpu=8",
-    "--output=x", "-ox", "--error=x", "-e x", "--chdir=/", "-D /", "--partition=x", "-px", "--requeue",
-    "--no-requeue", "--job-name=x", "-Jx", "--wckey=x", "--account=x", "-Ax", "--time=5", "-t5", "--array=1-3", "-a1-3", "--parsable",
-    "--wait", "-W", "--wrap=x", "-h", "--help", "--signal=USR1", "--export=NONE", "--clusters=all", "-M all", "-k",
-    "--test-only", "--container=x", "--container-image=x", "--open-mode=truncate", "--input=x",
+    "--gpus=4", "-G4", "--gpus-per-node=8", "--gpus-per-n=8", "--gpus-per-task=1", "--cpus-per-task=4", "-c4",
+    "--cpus-per-gpu=8", "--output=x", "-ox", "--error=x", "-e x", "--chdir=/", "-D /", "--partition=x", "-px",
+    "--requeue", "--no-requeue", "--job-name=x", "-Jx", "--wckey=x", "--account=x", "-Ax", "--time=5", "-t5",
+    "--array=1-3", "-a1-3", "--parsable", "--wait", "-W", "--wrap=x", "-h", "--help", "--signal=USR1",
+    "--export=NONE", "--clusters=all", "-M all", "-k", "--test-only", "--container=x", "--container-image=x",
+    "--open-mode=truncate", "--input=x",
 ]  # fmt: skip
 
 
@@ -164,8 +165,10 @@ def test_an_option_of_slurm_that_is_ours_is_refused_with_a_reason(text):
     assert len(reason) > 10
 
 
-PBS_FORBIDDEN = ["-c n", "-C x", "-e x", "-G", "-I", "-j oe", "-J 1-3", "-k oe", "-N x", "-o x", "-q x", "-r y",
-                 "-R o", "-S /bin/sh", "-v A=1", "-V", "-X", "-z", "-A x", "-P x", "-W block=true", "-l nodes=2"]  # fmt: skip
+PBS_FORBIDDEN = [
+    "-c n", "-C x", "-e x", "-G", "-I", "-j oe", "-J 1-3", "-k oe", "-N x", "-o x", "-q x", "-r y", "-R o",
+    "-S /bin/sh", "-v A=1", "-V", "-X", "-z", "-A x", "-P x", "-W block=true", "-l nodes=2",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", PBS_FORBIDDEN)
