@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from infini_run.jobs.image import RUNTIMES, Image, Place, pick, problems, srun_o
 
 PLACE = Place(folder="/jobs/ir-1", cwd="/home/me/my work", slot_type="cuda")
 BOUND = ("--bind=/jobs/ir-1", "--bind=/home/me/my work")
-PODMAN = ("podman run --rm --network=host --pid=host --ipc=host --cgroups=disabled --security-opt=label=disable "
+PODMAN = ("podman run --rm --network=host --ipc=host --cgroups=disabled --ulimit=host --security-opt=label=disable "
           "--workdir=/home/me/my\0work --env=SLURM_* --env=PBS_* --env=INFINI_* --env=CUDA_VISIBLE_DEVICES "
           "--env=NVIDIA_VISIBLE_DEVICES --env=ROCR_VISIBLE_DEVICES --env=HIP_VISIBLE_DEVICES "
           "--env=ASCEND_RT_VISIBLE_DEVICES").replace(" ", "\n").replace("\0", " ").split("\n")  # fmt: skip
@@ -34,8 +35,8 @@ GOLDEN = [
      ["apptainer", "exec", "--writable-tmpfs", "--pwd=/home/me/my work", "--no-eval", *BOUND, "oras://x/y"]),
     (Image(name="a.sif", runtime="apptainer"), "cpu",
      ["apptainer", "exec", "--writable-tmpfs", "--pwd=/home/me/my work", "--no-eval", *BOUND, "a.sif"]),
-    (Image(name="docker.io/x/y:1", runtime="podman", binds=("/data", "/a:/b:ro"), options=("--shm-size=1g",)), "cuda",
-     [*PODMAN, "--device=nvidia.com/gpu=all", *VOLUMES, "--volume=/data:/data", "--volume=/a:/b:ro", "--shm-size=1g",
+    (Image(name="docker.io/x/y:1", runtime="podman", binds=("/data", "/a:/b:ro"), options=("--privileged",)), "cuda",
+     [*PODMAN, "--device=nvidia.com/gpu=all", *VOLUMES, "--volume=/data:/data", "--volume=/a:/b:ro", "--privileged",
       "docker.io/x/y:1"]),
     (Image(name="x", runtime="podman"), "rocm",
      [*PODMAN, "--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups", *VOLUMES, "x"]),
@@ -144,13 +145,27 @@ def busybox(tmp_path_factory):
     subprocess.run(["podman", "rmi", "--force", "localhost/infini-run-test"], capture_output=True, check=True)
 
 
+@pytest.mark.parametrize("slot_type", ["cpu", "rocm"])  # CDI devices would have to be there
+def test_podman_takes_these_words(busybox, tmp_path, slot_type):
+    place = Place(folder=str(tmp_path), cwd=str(tmp_path), slot_type=slot_type)
+    image = Image(name=busybox, runtime="podman", binds=(f"{tmp_path}:/there:ro",), options=("--cap-add=SYS_PTRACE",))
+    argv = wrap(image, place, ["sh", "-c", "true"])
+    if slot_type == "rocm":
+        argv = [word.replace("/dev/kfd", "/dev/null").replace("/dev/dri", "/dev/zero") for word in argv]
+    made = subprocess.run(["podman", "create", *argv[2:]], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    subprocess.run(["podman", "rm", made.stdout.strip()], capture_output=True, check=True)
+
+
 def test_podman_runs_a_command_where_it_should_with_what_it_should_see(busybox, tmp_path):
     folder, cwd = tmp_path / "job", tmp_path / "my work"
     folder.mkdir()
     cwd.mkdir()
     (folder / "given").write_text("given\n")
     script = 'pwd; echo "$CUDA_VISIBLE_DEVICES $SLURM_NODEID $SECRET"; cat "$0"; echo made >made; exit 7'
-    argv = wrap(Image(name=busybox, runtime="podman"), Place(folder=str(folder), cwd=str(cwd)),
+    limits = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}  # a sandbox may not let it raise them
+    options = tuple(f"--ulimit={name}={':'.join(map(str, resource.getrlimit(n)))}" for name, n in limits.items())
+    argv = wrap(Image(name=busybox, runtime="podman", options=options), Place(folder=str(folder), cwd=str(cwd)),
                 ["sh", "-c", script, str(folder / "given")])  # fmt: skip
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_NODEID": "1", "SECRET": "x"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)

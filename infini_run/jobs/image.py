@@ -1,8 +1,8 @@
 """Containers: what starts a command in an image, one pure function for each runtime.
 
 The one rule: nothing but the words of a command line comes out of here; nothing is run, pulled or looked for. The
-job's directory and the working directory are where they are outside; the network, the processes and /dev/shm are the
-node's, so that ranks of all nodes meet and what is left running is found. Of two options the user's wins: it is last.
+job's directory and the working directory are where they are outside; network and /dev/shm are the node's, so that
+ranks of all nodes meet. Of two options the user's wins: it is last.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 
 def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
-    """Podman, without root too. In the cgroup of the job (crun): else what is left would outlive it. GPUs by CDI."""
-    words = ["podman", "run", "--rm", "--network=host", "--pid=host", "--ipc=host", "--cgroups=disabled",
+    """Podman, without root too, GPUs by CDI. It stays in the job's cgroup (crun), else it would outlive the job; that
+    takes process numbers of its own, in which all ends with the command."""
+    words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled", "--ulimit=host",
              "--security-opt=label=disable", f"--workdir={place.cwd}"]  # fmt: skip
     words += [f"--env={name}" for name in _INHERITED]
     if place.slot_type == "cuda":
