@@ -109,7 +109,7 @@ def test_words_of_a_pbs_line_are_split_as_qsub_splits_them(words):
 
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=4))
-def test_words_of_an_sbatch_line_have_a_backslash_for_what_means_something(words):
+def test_words_of_an_sbatch_line_are_quoted_for_a_shell_too(words):
     assert shlex.split(" ".join(map(sbatch.quoted, words)), comments=True) == words
 
 

@@ -79,9 +79,12 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def quoted(word: str) -> str:
-    """A word as a line of #SBATCH has it: a backslash takes away any character's meaning, in quotes as well (22.05,
-    `_get_argument`); a # would begin a comment."""
-    return "".join(char if char in _SAFE or ord(char) > 127 else f"\\{char}" for char in word) or '""'
+    """A word as a line of #SBATCH has it. A backslash takes away any character's meaning, in quotes as well, but a
+    blank's: that takes quotes (22.05, `_get_argument`)."""
+    if word and all(char in _SAFE for char in word):
+        return word
+    inside = "".join(f"\\{char}" if char in '"\\' else char for char in word)
+    return f'"{inside}"'
 
 
 def user_options(request: Request) -> tuple[Read, list[str]]:

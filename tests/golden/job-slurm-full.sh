@@ -5,7 +5,7 @@
 #SBATCH --requeue
 #SBATCH --partition=gpu
 #SBATCH --account=me
-#SBATCH --wckey=plan\ b
+#SBATCH "--wckey=plan b"
 #SBATCH --time=4:00:00
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -13,7 +13,7 @@
 #SBATCH --mem=4000M
 #SBATCH --gres=gpu:8,nvme:1
 #SBATCH --exclude=n1,n2
-#SBATCH --comment=two\ words
+#SBATCH "--comment=two words"
 #SBATCH -H
 # ir-7f3a91c2e4: 2 nodes x 8 gpus
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 #SBATCH --job-name=ir-7f3a91c2e4
-#SBATCH --output=/home/me/it\'s\ 100%%\ \"odd\"\ \#1/job.log
+#SBATCH "--output=/home/me/it's 100%% \"odd\" #1/job.log"
 #SBATCH --open-mode=append
 #SBATCH --no-requeue
 #SBATCH --nodes=2
