@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from cluster import Bed, free_ports, need
@@ -410,6 +413,27 @@ def test_a_job_that_may_be_requeued_is_and_another_is_not(real, tmp_path, bell):
             until(lambda name=name: real.slurm.query([name])[name].state == "QUEUED")
         real.slurm.cancel(job)
         until(lambda name=name: real.slurm.query([name])[name].state == "CANCELLED")
+
+
+def test_a_controller_that_is_frozen_may_have_taken_the_job_all_the_same(real, tmp_path):
+    """sbatch gives up after 10 s; the job is there when the controller comes back, once, and is found by its name."""
+    path = tmp_path / "job.sh"
+    path.write_text("#!/bin/sh\n#SBATCH --output=/dev/null\ntrue\n")
+    controller = int(Path(real.folder, "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        with pytest.raises(SubmitError, match="timed out") as told:
+            real.slurm.submit(str(path), "ir-frozen")
+        assert told.value.kind == "timed_out"
+        with pytest.raises(QueryError):
+            real.slurm.query(["ir-frozen"])
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    until(lambda: real.slurm.find("ir-frozen"))
+    until(lambda: real.slurm.query(["ir-frozen"])["ir-frozen"].state == "COMPLETED")
+    assert real.ask("squeue", "-h", "-t", "all", "-n", "ir-frozen", "-o", "%i").split() == [
+        real.slurm.find("ir-frozen")
+    ]
 
 
 WORDS = st.text(st.sampled_from("ab1 '\"\\#$%&*;()[]{}|<>?!~`=,.:@+-"), min_size=1, max_size=12)
