@@ -33,7 +33,10 @@ FULL = replace(PLAIN, pool="gpu", account="me", project="plan b", time_s=4 * 360
                mem_mb_per_slot=500, restarts=2)  # fmt: skip
 SCRIPTS = {
     "slurm": (PLAIN, SLURM),
-    "slurm-full": (replace(FULL, options=("--comment='two words' -x n1", "--gres=nvme:1", "--exclude=n2 -H")), SLURM),
+    "slurm-full": (
+        replace(FULL, options=("--comment=two words", "-x n1", "--gres=nvme:1", "--exclude=n2", "-H")),
+        SLURM,
+    ),
     "slurm-cpu": (replace(PLAIN, slot_type="cpu", slots=8, slots_per_node=4), SLURM),
     "slurm-no-gres": (replace(PLAIN, gres=False, slots_per_node=8), SLURM),
     "slurm-determined": (replace(PLAIN, layout="determined", slots_per_node=8, gpu_type="tesla"), SLURM),

@@ -305,7 +305,7 @@ LAYOUTS = [
     (ask(16, slots_per_node=8, layout="determined", gres=False, tres=False), 2),
     (ask(16, slots_per_node=8, layout="determined", slot_type="cpu"), 2),
     (ask(8, layout="determined", slots_per_node=8, single_node=True), 1),
-    (ask(8, options=("--exclude=node1 -x node2", "--comment='it is' --nice=5")), 1),
+    (ask(8, options=("--exclude=node1", "-x node2", "--comment=it is", "--nice=5")), 1),
     (ask(8, restarts=1, time_s=90, project="a b", account="nobody"), 1),
 ]  # fmt: skip
 
@@ -391,7 +391,7 @@ def test_a_submission_that_was_refused_leaves_nothing_that_would_be_adopted(real
 def test_a_job_runs_in_a_directory_with_an_odd_name_and_says_so_there(real, facts, tmp_path):
     folder = tmp_path / 'it\'s 100% "odd" #1 %j'
     folder.mkdir()
-    request = ask(1, folder, name="ir-odd", python="/bin/echo", options=("--comment='it\"s \\ #odd'",))
+    request = ask(1, folder, name="ir-odd", python="/bin/echo", options=('--comment=it"s \\ #odd',))
     (tmp_path / "job.sh").write_text(render(request, plan(request, facts), facts))
     job = real.slurm.submit(str(tmp_path / "job.sh"), request.name)
     until(lambda: real.slurm.query(["ir-odd"])["ir-odd"].state == "COMPLETED")

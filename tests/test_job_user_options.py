@@ -55,12 +55,14 @@ SPELLED = [
     ("-HCa100", [("hold", None), ("constraint", "a100")]),
     ("--constr=a100", [("constraint", "a100")]),
     ("--constr a100", [("constraint", "a100")]),
-    ("--comment='two words'", [("comment", "two words")]),
+    ("--comment=two words", [("comment", "two words")]),
+    ("--comment 'two words'", [("comment", "two words")]),
+    ("--comment=it's -N4", [("comment", "it's -N4")]),
     ("-C a100 -H --nice", [("constraint", "a100"), ("hold", None), ("nice", None)]),
     ("--nice=5", [("nice", "5")]),
     ("-koff", [("no-kill", "off")]),  # its value is glued to it or there is none (sbatch 22.05: -kN2 is -k with N2)
     ("-k", [("no-kill", None)]),
-    ("--exclusive=user -s", [("exclusive", "user"), ("oversubscribe", None)]),
+    ("-s --exclusive=user", [("oversubscribe", None), ("exclusive", "user")]),
     ("--begin=", [("begin", "")]),
     ("-w -x", [("nodelist", "-x")]),  # as getopt does
     ("--plugin-option=1", [("plugin-option", "1")]),
@@ -86,7 +88,7 @@ def test_options_of_qsub_have_one_letter():
 
 UNREADABLE = [
     ("--node=2", "--node=2: it may be any of --nodefile, --nodelist, --nodes"),
-    ("--comment='a", "--comment='a: no closing quotation; a shell would not read it"),
+    ("--hold 'a", "--hold 'a: no closing quotation; a shell would not read it"),
     ("--hold=1", "--hold=1: --hold takes no value"),
     ("--constraint", "--constraint: its value is missing"),
     ("-x", "-x: its value is missing"),
@@ -94,7 +96,7 @@ UNREADABLE = [
     ("a100", "a100: it is no option; quotes keep the words of a value together"),
     ("--", "--: it is no option"),
     ("-", "-: it is no option"),
-    ("-C a\nb", r"'-C a\nb': an option is one line of printable text"),
+    ("-Ca\nb", r"'-Ca\nb': an option is one line of printable text"),
 ]
 
 
@@ -104,7 +106,7 @@ def test_what_is_no_option_is_told(text, wanted):
 
 
 LETTERS = {name: letter for letter, (name, _) in sbatch.OPTIONS.shorts.items()}
-VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1)
 
 
 @st.composite
@@ -118,28 +120,39 @@ def spelled(draw):
     if value is not None and follows == VALUE:
         forms.append([f"--{name}", value])
     if letter:
-        forms.append([f"-{letter}"] if value is None else [f"-{letter}{value}"])
+        if value is None or " " not in value.partition("=")[0]:  # else it would be a line
+            forms.append([f"-{letter}"] if value is None else [f"-{letter}{value}"])
         if value is not None and follows != MAYBE:
             forms.append([f"-{letter}", value])
-    return name, value, shlex.join(draw(st.sampled_from(forms)))
+    return name, value, draw(st.sampled_from(forms))
+
+
+def words_of(options):
+    return [word for _, _, words in options for word in words]
+
+
+@given(st.lists(spelled(), max_size=6))
+def test_a_line_is_its_words(options):
+    """Where its first word is an option without a value glued to it by =."""
+    words = ["-H", *words_of(options)]
+    assert pairs(shlex.join(words)) == [("hold", None), *((name, value) for name, value, _ in options)]
 
 
 @given(st.lists(spelled(), max_size=6))
 def test_every_spelling_of_every_option_is_read_the_same(options):
-    assert pairs(*(text for _, _, text in options)) == [(name, value) for name, value, _ in options]
+    assert pairs(*words_of(options)) == [(name, value) for name, value, _ in options]
 
 
 @given(st.lists(spelled(), max_size=6))
 def test_options_that_are_not_ours_come_out_as_they_went_in(options):
     kept = [one for one in options if one[0] not in sbatch.REASONS and one[0] not in ("gres", "exclude")]
-    texts = [text for _, _, text in kept]
-    ours = read(texts, sbatch.OPTIONS).without()
-    assert [(o.name, o.value) for o in ours] == pairs(*(shlex.join(o.words) for o in ours))
+    ours = read(words_of(kept), sbatch.OPTIONS).without()
+    assert [(o.name, o.value) for o in ours] == pairs(*(word for o in ours for word in o.words))
 
 
 @given(st.lists(spelled(), min_size=1, max_size=6))
 def test_every_spelling_of_an_option_that_is_ours_is_refused(options):
-    found = sbatch.refusals(read([text for _, _, text in options], sbatch.OPTIONS).options, sbatch.REASONS)
+    found = sbatch.refusals(read(words_of(options), sbatch.OPTIONS).options, sbatch.REASONS)
     assert [line.rpartition(": ")[2] for line in found] == [
         sbatch.REASONS[name].rpartition(": ")[2] for name, _, _ in options if name in sbatch.REASONS
     ]
@@ -230,7 +243,7 @@ def test_all_excludes_are_one_option():
 
 def test_users_options_come_after_ours_as_they_were_written():
     found = rendered(
-        sbatch, FACTS["slurm"], "--qos=high -H", "--foo bar", pool="gpu", account="me", project="a b", time_s=90
+        sbatch, FACTS["slurm"], "--qos=high", "-H", "--foo bar", pool="gpu", account="me", project="a b", time_s=90
     )
     assert found == [
         "--job-name=ir-1", "--output=/f/log", "--open-mode=append", "--no-requeue", "--partition=gpu", "--account=me",

@@ -28,7 +28,7 @@ class Request:
     cpus_per_slot, mem_mb_per_slot, time_s (seconds): of the scheduler.
 
     pool: partition or queue. account, project: whom to charge; the project is Slurm's wckey, PBS's -P.
-    options: for sbatch or qsub, one a word or several as a shell would split them.
+    options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
     container: what wraps the command. env: set for the ranks, any bytes (surrogateescape).
     run_options: for infini-run itself, such as --keep_going.
     restarts: how often it is run again after a failure. warn_s: this long before the limit the ranks get

@@ -13,7 +13,7 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 NONE, VALUE, MAYBE = 0, 1, 2  # what follows an option: nothing, its value, a value that is glued to it or nothing
 
@@ -63,20 +63,18 @@ class Read:
         return found
 
 
-def read(texts: Iterable[str], table: Table) -> Read:
-    """The options in `texts`, each of which a shell would split into words: `-C a100`, `--comment="my job"`."""
+def read(words: Iterable[str], table: Table) -> Read:
+    """The options in `words`, each a word of a command line: `--comment=my job`, `-C`, `a100`; or a line, where its
+    first blank ends an option's name: `-C a100`, `--constraint "a100 | h100"`."""
     problems: list[str] = []
-    words: list[str] = []
-    for text in texts:
-        if not text.isprintable():
-            problems.append(f"{quote(text)}: an option is one line of printable text")
-            continue
-        try:
-            words += shlex.split(text)
-        except ValueError as wrong:
-            problems.append(f"{quote(text)}: {str(wrong).lower()}; a shell would not read it")
-    scan = _Scan(words, table, problems)
-    while scan.at < len(words):
+    kept = []
+    for word in words:
+        if word.isprintable():
+            kept.append(word)
+        else:
+            problems.append(f"{quote(word)}: an option is one line of printable text")
+    scan = _Scan(kept, table, problems)
+    while scan.at < len(scan.words):
         scan.take()
     return Read(options=tuple(scan.found), problems=tuple(problems))
 
@@ -89,7 +87,7 @@ def refusals(options: Iterable[Option], reasons: Mapping[str, str]) -> list[str]
 class _Scan:
     """Where we are in the words, and what was found."""
 
-    def __init__(self, words: Sequence[str], table: Table, problems: list[str]) -> None:
+    def __init__(self, words: list[str], table: Table, problems: list[str]) -> None:
         self.words = words
         self.table = table
         self.problems = problems
@@ -97,6 +95,7 @@ class _Scan:
         self.at = 0
 
     def take(self) -> None:
+        self.words[self.at : self.at + 1] = self._pieces(self.words[self.at])
         word = self.words[self.at]
         self.at += 1
         if word.startswith("--") and len(word) > 2 and self.table.has_longs:
@@ -106,6 +105,17 @@ class _Scan:
         else:
             hint = "" if word.startswith("-") else "; quotes keep the words of a value together"
             self.problems.append(f"{quote(word)}: it is no option{hint}")
+
+    def _pieces(self, text: str) -> list[str]:
+        """A line is split as a shell would split it."""
+        name, *rest = text.split(maxsplit=1)[:2] if text.startswith("-") and text.strip() else [text]
+        if not rest or "=" in name:
+            return [text]
+        try:
+            return shlex.split(text)
+        except ValueError as wrong:
+            self.problems.append(f"{quote(text)}: {str(wrong).lower()}; a shell would not read it")
+            return [name]
 
     def _long(self, word: str) -> None:
         spelled, equals, text = word[2:].partition("=")
