@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
+from infini_run.jobs.image import Image
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, pool_of
-from infini_run.jobs.script import described, plan, render
+from infini_run.jobs.script import described, plan, render, render_node, render_srun
 from infini_run.record import replace
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -128,6 +129,55 @@ def test_a_directory_that_the_node_does_not_have_is_told(tmp_path):
     done = subprocess.run(["sh"], input=text, text=True, capture_output=True, check=False)
     assert done.returncode
     assert "gone/job.log" in done.stderr
+
+
+IMAGE = Image(name="/images/it's.sif", runtime="apptainer", options=("--contain",))
+
+
+def test_an_agent_is_started_in_the_container_with_the_words_that_it_gets(tmp_path):
+    request = replace(PLAIN, container=IMAGE, folder=str(tmp_path), cwd=str(tmp_path))
+    text = render_node(request, plan(request, SLURM))
+    assert text.startswith("#!/bin/sh\nexec apptainer exec ")
+    (tmp_path / "apptainer").write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    (tmp_path / "apptainer").chmod(0o755)
+    (tmp_path / "node").write_text(text)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    argv = ["sh", tmp_path / "node", "-c", "print(1, 2)", "$HOME"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "exec", "--writable-tmpfs", f"--pwd={tmp_path}", "--no-eval", "--nv", f"--bind={tmp_path}", "--contain",
+        "/images/it's.sif", "python3", "-c", "print(1, 2)", "$HOME",
+    ]  # fmt: skip
+
+
+def test_srun_is_told_of_the_container_and_the_rest_is_as_it_was(tmp_path):
+    request = replace(PLAIN, container=replace(IMAGE, runtime="pyxis", name="nvcr.io/x/y:1"))
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "ours" / "srun").write_text(render_srun(request, plan(request, SLURM)))
+    (tmp_path / "real" / "srun").write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    for name in ("ours", "real"):
+        (tmp_path / name / "srun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}/ours:{tmp_path}/real:{os.environ['PATH']}"}
+    done = subprocess.run(["srun", "--nodes=2", "a b"], env=env, capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    assert said[0] == "--container-image=nvcr.io#x/y:1"
+    assert said[-3:] == ["--contain", "--nodes=2", "a b"]
+    assert render_srun(PLAIN, plan(PLAIN, SLURM)) == ""
+
+
+def test_without_a_container_or_where_srun_starts_it_there_is_no_such_script():
+    assert render_node(PLAIN, plan(PLAIN, SLURM)) == ""
+    request = replace(PLAIN, container=replace(IMAGE, runtime="pyxis"))
+    assert render_node(request, plan(request, SLURM)) == ""
+    with pytest.raises(UsageError, match="--runtime=pyxis: --scheduler=pbs has no srun"):
+        plan(request, PBS)
+
+
+def test_what_is_wrong_with_a_container_is_told_with_the_rest():
+    with pytest.raises(UsageError) as told:
+        plan(replace(PLAIN, slots=10, container=replace(IMAGE, binds=(":",)), options=("-N4",)), SLURM)
+    assert [line.split(":")[0] for line in str(told.value).splitlines()] == ["--slots=10", "--bind=", "-N4"]
 
 
 @pytest.mark.parametrize("field", ["pool", "account", "project"])

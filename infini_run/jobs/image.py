@@ -25,6 +25,7 @@ _NVIDIA = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,uti
 @record
 class Image:
     """A container that wraps what runs on a node. name: the image as its runtime takes it. runtime: one of RUNTIMES.
+    python: its interpreter, which has infini-run.
 
     binds: `HOST[:THERE[:ro]]`, each on top of the job's directory and working directory, which are bound where they
     are. options: for the runtime, before the image.
@@ -34,6 +35,7 @@ class Image:
     runtime: str = ""
     binds: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    python: str = "python3"
 
 
 @record

@@ -10,6 +10,8 @@ import shlex
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
+from infini_run.jobs.image import Place, srun_options, wrap
+from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
 
 TYPE_CHECKING = False
@@ -52,6 +54,30 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
+def render_node(request: Request, layout: Layout) -> str:
+    """What starts an agent in the job's container, in place of a Python: a script, for the job's directory. "" where
+    there is no container, or where it is srun's affair (pyxis)."""
+    image = request.container
+    if image is None or image.runtime == "pyxis":
+        return ""
+    words = wrap(image, _place(request, layout.slot_type), [image.python])
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+def render_srun(request: Request, layout: Layout) -> str:
+    """What stands before srun where srun starts the container (pyxis): a script of that name, for a directory of the
+    job that is the first one of PATH. The real srun is in one of the others. "" where there is no such container."""
+    image = request.container
+    if image is None or image.runtime != "pyxis":
+        return ""
+    words = shlex.join(srun_options(image, _place(request, layout.slot_type)))
+    return f'#!/bin/sh\nPATH=${{PATH#*:}}\nexec srun {words} "$@"\n'
+
+
+def _place(request: Request, slot_type: str) -> Place:
+    return Place(folder=request.folder, cwd=request.cwd, slot_type=slot_type)
+
+
 def described(layout: Layout) -> str:
     """`2 nodes x 8 gpus`, for people."""
     what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
@@ -72,6 +98,10 @@ def _option_problems(request: Request, facts: Facts) -> list[str]:
     ]
     if "\n" in request.folder:
         problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
+    if request.container is not None:
+        problems += image_problems(request.container, _place(request, request.slot_type))
+        if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
+            problems.append(f"--runtime=pyxis: --scheduler={facts.scheduler} has no srun")
     if facts.scheduler == "slurm":
         return problems + sbatch.user_options(request)[1]
     if facts.scheduler == "pbs":
