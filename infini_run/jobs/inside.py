@@ -1,0 +1,293 @@
+"""What a job's script runs on its first node: infini-run's own head, over what the scheduler gave us.
+
+    python -m infini_run.jobs.inside FOLDER
+
+The head reaches the nodes, and what holds for a launch holds for a job: first failure, teardown, labelled output. We
+add the job's directory (how far it is, how it ended), a warning before the limit, and running it again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
+from infini_run.head import Head
+from infini_run.hostlist import Host
+from infini_run.jobs.deadline import NEVER, deadline
+from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
+from infini_run.jobs.scheduler import FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
+from infini_run.jobs.verdict import judge, wants_again
+from infini_run.many import Signals, make_room, obey
+from infini_run.options import resolve
+from infini_run.record import replace
+from infini_run.report import signal_name
+from infini_run.roster import Roster
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.jobs.folder import Order
+    from infini_run.options import Options
+
+_ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
+_LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+_AT_END_S = 2.0  # a scheduler's clock, and ours
+
+
+class Attempt:
+    """One time that the job runs."""
+
+    def __init__(self, folder: Folder, job: Order, number: int, signals: Signals, environ: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._job = job
+        self._number = number
+        self._signals = signals
+        self._site = environ  # the allocation's: what the scheduler's commands get
+        self._start_s = time.time()
+        self._phase = Phase(state=STARTING, since_s=self._start_s)
+        self._nodes: tuple[str, ...] = ()
+        self._limit_s = self._warn_at_s = NEVER
+        self._is_over = False  # the limit was reached, and it is ours to keep
+
+    def run(self) -> Ending:
+        """From start to end; what becomes of it is in the directory, but for the ending itself."""
+        self._tell(STARTING)
+        self._open_log()
+        try:
+            options, roster, environ = self._prepare()
+            head = Head(options, roster, environ=environ, say=_say, cwd=self._job.request.cwd)
+            head.start()
+        except InfiniRunError as error:
+            _say(str(error))
+            return self._failed(error)
+        try:
+            make_room(len(roster.hosts))
+            self._set_alarm()
+            while not head.ended:
+                head.step(self._timeout_s(), also=(self._signals.fd,))
+                for number in self._signals.read():
+                    obey(head, number)
+                self._look(head)
+            return self._conclude(head)
+        finally:
+            head.close()
+
+    def _failed(self, error: InfiniRunError) -> Ending:
+        return Ending(state=FAILED, code=error.exit_code, reason=str(error), attempt=self._number, end_s=time.time())
+
+    def _open_log(self) -> None:
+        fd = os.open(self._folder.log(self._number), _LOG, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    # ---- what is run
+
+    def _prepare(self) -> tuple[Options, Roster, dict[str, str]]:
+        """The launcher's own options, as its command line would have them. Raises UsageError."""
+        job, request = self._job, self._job.request
+        try:
+            given = self._folder.read_env()
+            os.chdir(request.cwd)
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
+            ) from None
+        given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
+        given["INFINI_JOB_FOLDER"] = self._folder.path
+        environ = {**self._site, **given}
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""))))
+        engine = _ENGINES.get(request.scheduler, "")
+        words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
+        words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
+        asked = resolve([*words, "--", *request.command], environ)
+        if asked.options is None:
+            raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
+        options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
+        if os.access(self._folder.file("node"), os.X_OK):  # what starts an agent in the job's container
+            options = replace(options, remote_python=self._folder.file("node"))
+        roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
+        return options, roster, environ
+
+    # ---- how far it is
+
+    def _tell(self, state: str, reason: str = "") -> None:
+        self._phase = Phase(
+            state=state, since_s=time.time(), nodes=self._nodes, nproc=self._job.slots_per_node, reason=reason
+        )
+        self._folder.write_phase(self._number, self._phase)
+
+    def _look(self, head: Head) -> None:
+        if self._phase.state == STARTING and head.peers[0].state == "running":
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._tell(RUNNING)
+        now_s = time.time()
+        if now_s >= self._warn_at_s:
+            self._warn(head)
+        if now_s >= self._limit_s and not self._is_over:
+            self._is_over = True
+            head.tell(signal.SIGTERM)
+
+    # ---- time
+
+    def _set_alarm(self) -> None:
+        """Asked of the scheduler only by who wants to be warned; the limit of a job without one is ours to keep."""
+        request = self._job.request
+        if request.scheduler not in _ENGINES and request.time_s:
+            self._limit_s = self._start_s + request.time_s
+        if request.warn_s:
+            self._warn_at_s = deadline(request, self._site, self._start_s) - request.warn_s
+
+    def _timeout_s(self) -> float | None:
+        due_s = min(self._warn_at_s, NEVER if self._is_over else self._limit_s)
+        return None if due_s == NEVER else max(0.0, due_s - time.time())
+
+    def _warn(self, head: Head) -> None:
+        """Unless the limit has been moved meanwhile: then later."""
+        self._set_alarm()
+        if time.time() < self._warn_at_s:
+            return
+        left_s = self._warn_at_s + self._job.request.warn_s - time.time()
+        self._warn_at_s = NEVER
+        number = self._job.request.warn_signal
+        _say(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
+        head.signal(number)
+        if self._phase.state == RUNNING:
+            self._tell(WARNED)
+
+    # ---- the end
+
+    def _conclude(self, head: Head) -> Ending:
+        report = head.report()
+        if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._tell(RUNNING)
+        text = printable(str(head.error)) if head.error is not None and head.blames_node else ""
+        if text:
+            _say(text)
+        elif report.text():
+            _write(report.text())
+        first = report.first_failure
+        content = report.to_json()
+        if first is not None:
+            self._folder.write_failure(
+                self._number,
+                {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()},
+            )
+        from infini_run.files import write_report
+
+        write_report(self._folder.file(f"{self._number}/report.json"), content)
+        return judge(
+            report,
+            head.error,
+            blames_node=head.blames_node,
+            is_cancelled=self._folder.is_cancelled,
+            is_late=self._is_over or (report.told != 0 and self._is_late()),
+            attempt=self._number,
+        )
+
+    def _is_late(self) -> bool:
+        return time.time() >= deadline(self._job.request, self._site, self._start_s) - _AT_END_S
+
+
+def _literal(name: str) -> str:
+    """A variable's name as a pattern of --export that is no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _say(text: str) -> None:
+    _write(f"infini-run: {printable(text)}")
+
+
+def _write(text: str) -> None:
+    os.write(2, os.fsencode(text + "\n"))
+
+
+# ---- all attempts of one allocation
+
+
+def run(folder: Folder, environ: Mapping[str, str]) -> int:
+    """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
+    job = folder.read_order()
+    signals = Signals()
+    while True:
+        number = folder.begin()
+        failures = _failures(folder, number)
+        if number > 0 and failures > job.request.restarts:
+            return _end(folder, _unwanted(folder, number))
+        ending = Attempt(folder, job, number, signals, environ).run()
+        why = wants_again(ending, failures=failures, restarts=job.request.restarts)
+        if not why or folder.is_cancelled:
+            return _end(folder, ending)
+        _say(why)
+        _note_requeue(folder, ending, why)
+        if job.request.scheduler in _ENGINES:
+            problem = _requeue(folder, job, environ)
+            return ending.code if not problem else _end(folder, _with(ending, problem))
+
+
+def _end(folder: Folder, ending: Ending) -> int:
+    folder.write_ending(ending)
+    return ending.code
+
+
+def _with(ending: Ending, problem: str) -> Ending:
+    _say(problem)
+    return replace(ending, reason=f"{ending.reason}; {problem}")
+
+
+def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
+    phase = folder.phase(ending.attempt)
+    assert phase is not None
+    folder.write_phase(ending.attempt, replace(phase, state=REQUEUED, since_s=time.time(), reason=why))
+
+
+def _failures(folder: Folder, number: int) -> int:
+    """How often it was run again after a failure: ours, or one that took the scheduler's word for it (a node died
+    under the script itself)."""
+    phases = [folder.phase(earlier) for earlier in range(number)]
+    return sum(phase is None or phase.state != REQUEUED or phase.reason.startswith("restart ") for phase in phases)
+
+
+def _unwanted(folder: Folder, number: int) -> Ending:
+    """The scheduler began it once more than was asked for."""
+    reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
+    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number - 1, end_s=time.time())
+
+
+def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
+    """Have it run again: by its id, or as a new one of the same name. Why not, or ""."""
+    from infini_run.jobs.choice import find_scheduler
+
+    scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
+    try:
+        if not scheduler.requeue(folder.id):
+            folder.write_id(scheduler.submit(folder.script, job.name))
+    except (QueryError, SubmitError) as error:
+        return f"it could not be queued again: {error}"
+    return ""
+
+
+def main() -> None:
+    """Be what the script says. A signal that comes before we listen is the end, as for any program."""
+    if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
+        sys.exit(
+            f"infini-job: {' '.join(sys.argv[1:])} is not there on {os.uname().nodename}: the directory of a job "
+            "must be one that the nodes share; give another --dir"
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    try:
+        code = run(Folder(os.path.abspath(sys.argv[1])), dict(os.environ))
+    except InfiniRunError as error:
+        _say(str(error))
+        code = error.exit_code
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
