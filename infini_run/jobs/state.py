@@ -40,7 +40,7 @@ class Status:
     """A job as far as it is known.
 
     state: a word of `scheduler.STATES`. code: its exit code, -1: none. node, rank: whose failure was the first; ""
-    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of a job that waits, as `Seen`
+    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as `Seen`
     has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of their ranks.
     since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said nothing, or "".
     is_told: the scheduler ended it, which may know why, or run it again.
