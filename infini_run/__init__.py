@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from infini_run.group import Event
+    from infini_run.jobs.job import Job, find_job, find_jobs, submit
+    from infini_run.jobs.state import Status
     from infini_run.launch import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.look import Look
     from infini_run.report import Exit, Report
@@ -36,6 +38,7 @@ __all__ = [
     "Event",
     "Exit",
     "InfiniRunError",
+    "Job",
     "LaunchTimeout",
     "LinkError",
     "Look",
@@ -47,15 +50,21 @@ __all__ = [
     "QueryError",
     "Report",
     "StartError",
+    "Status",
     "SubmitError",
     "UsageError",
     "WorkerError",
+    "find_job",
+    "find_jobs",
     "launch_local",
     "launch_multi_node",
     "run",
+    "submit",
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
+_HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
+_HOMES |= {"Status": "jobs.state"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 

@@ -240,7 +240,7 @@ def _settle(folder: Folder, status: Status, now_s: float, replaces: bool = False
         node=status.node,
         rank=status.rank,
         reason=status.reason,
-        attempt=max(status.attempt, 0),
+        attempt=status.attempt,
         end_s=status.since_s if replaces else now_s,
     )
     if replaces:
