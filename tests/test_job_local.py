@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, is_alive, play, until
-from jobs import JOB, case, local  # noqa: F401
+from jobs import JOB
 
 
 def hold(bell):
@@ -143,8 +143,8 @@ def test_a_job_that_is_cancelled_is_not_run_again(local, bell):
     assert (status["state"], status["attempt"]) == ("CANCELLED", 0)
 
 
-def test_logs_follow_from_the_first_line_to_the_end(local, bell):
-    name = local.submit("--slots=2", "--", *play("say=one", f"read_fifo={bell.path}"[:0] or "pause=0", "say=two"))
+def test_logs_follow_from_the_first_line_to_the_end(local):
+    name = local.submit("--slots=2", "--", *play("say=one", "say=two"))
     following = local.start("logs", "-f", name)
     assert following.wait() == 0
     ranks = [line.split()[1:4] for line in following.out.decode().splitlines() if line.startswith("[rank")]
@@ -307,6 +307,6 @@ def test_the_script_can_be_run_by_hand(local):
     script = local.path / name / "job.sh"
     assert shlex.split(script.read_text().splitlines()[-1])[-1] == str(local.path / name)
     subprocess.run(["sh", script], env=local.env, check=True, timeout=LIMIT_S)
-    assert local.lines(name).count("[rank 0] again") == 1
+    assert local.lines(name).count("[rank 0] again") == 2
     until(lambda: local.status(name)["is_final"])
     assert Path(local.log(name, 1)).exists()

@@ -186,9 +186,14 @@ class Folder:
                 break
             except FileExistsError:
                 number += 1
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.file("exit"))
+        if number > 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
         return number
+
+    def has_ended(self, attempt: int) -> bool:
+        """Whether an earlier one has said how it ended: then it was for somebody else to begin another."""
+        return os.path.exists(self.file(f"{attempt}/exit"))
 
     def attempts(self) -> int:
         """How many have begun."""

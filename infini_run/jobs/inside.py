@@ -247,10 +247,16 @@ def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
 
 
 def _failures(folder: Folder, number: int) -> int:
-    """How often it was run again after a failure: ours, or one that took the scheduler's word for it (a node died
+    """How often it was run again after a failure: one of its ranks', or one that it could not tell of (a node died
     under the script itself)."""
-    phases = [folder.phase(earlier) for earlier in range(number)]
-    return sum(phase is None or phase.state != REQUEUED or phase.reason.startswith("restart ") for phase in phases)
+    return sum(_failed(folder, earlier) for earlier in range(number))
+
+
+def _failed(folder: Folder, attempt: int) -> bool:
+    phase = folder.phase(attempt)
+    if phase is not None and phase.state == REQUEUED:
+        return phase.reason.startswith("restart ")
+    return not folder.has_ended(attempt)
 
 
 def _unwanted(folder: Folder, number: int) -> Ending:
