@@ -192,7 +192,7 @@ def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
 def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     """It has ended without a word of its own, or with one that the scheduler knows better."""
     if folder.ending() is not None:  # is_told
-        state = CANCELLED if answer.state in (COMPLETED, FAILED) else answer.state
+        state = status.state if answer.state in (COMPLETED, FAILED) else answer.state
         return _settle(folder, replace(status, state=state), now_s, replaces=True)
     reason = answer.reason
     if status.attempt < 0 and answer.state in (FAILED, COMPLETED):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.report import Report
 
+_TERM = 15
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
 
 
@@ -30,19 +31,25 @@ def judge(
     end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
     if error is not None and blames_node:
         return _of_error(error, end)
+    if report.told and (first is None or first.shell_code == 128 + report.told):
+        return _of_signal(report.told, end, is_cancelled=is_cancelled, is_late=is_late)
+    if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
+        return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
         return _changed(end, state, report.headline(), node=first.host, rank=first.rank)
-    if report.told:
-        name = signal_name(report.told)
-        if is_late:
-            return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
-        if is_cancelled:
-            return _changed(end, CANCELLED, "it was cancelled")
-        return _changed(end, CANCELLED, f"it was told to stop ({name})", is_told=True)
     if end.code:
         return _changed(end, FAILED, "something of it could not be ended")
     return end
+
+
+def _of_signal(told: int, end: Ending, *, is_cancelled: bool, is_late: bool) -> Ending:
+    """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
+    if is_late:
+        return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
+    if is_cancelled:
+        return _changed(end, CANCELLED, "it was cancelled")
+    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", is_told=True)
 
 
 def _of_error(error: InfiniRunError, end: Ending) -> Ending:
