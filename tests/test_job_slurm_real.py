@@ -270,3 +270,19 @@ def test_all_ranks_are_gone_soon_after_a_failure(queue, bell):
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     assert time.monotonic() - start_s < LIMIT_S
     assert queue.wait(name)["headline"] == "FAILED 7 node3 rank 9"
+
+
+def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
+    name = queue.submit(*TWO, "--options=--hold", "--", "true")
+    hidden = queue.path / "elsewhere"
+    (queue.path / name).rename(hidden)
+    try:
+        slurm_id = (hidden / "id").read_text()
+        subprocess.run(["scontrol", "release", slurm_id], env=queue.env, check=True)
+        words = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", slurm_id]
+        until(lambda: subprocess.run(words, env=queue.env, capture_output=True, text=True).stdout == "FAILED\n")
+    finally:
+        hidden.rename(queue.path / name)
+    status = queue.status(name)
+    assert (status["state"], status["is_final"], status["attempt"]) == ("FAILED", True, -1)
+    assert f"nothing of it has run: do its nodes share {queue.path / name}?" in status["reason"]

@@ -25,6 +25,7 @@ from infini_run.options import resolve
 from infini_run.record import replace
 from infini_run.report import signal_name
 from infini_run.roster import Roster
+from infini_run.site import BATCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,9 +101,10 @@ class Attempt:
         given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
         environ = {**self._site, **given}
-        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""))))
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
         engine = _ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
+        words += [f"--hosts={','.join(self._hosts())}"] if engine else []
         words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
         asked = resolve([*words, "--", *request.command], environ)
         if asked.options is None:
@@ -112,6 +114,18 @@ class Attempt:
             options = replace(options, remote_python=self._folder.file("node"))
         roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
+
+    def _hosts(self) -> list[str]:
+        """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
+        Raises UsageError."""
+        from infini_run.auto import read_file
+        from infini_run.sites import detect
+
+        site = detect(self._site, read_file)
+        if site is None or site.form != BATCH or not site.hosts:
+            name = self._job.request.scheduler
+            raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
+        return [host.name for host in site.hosts]
 
     # ---- how far it is
 
@@ -194,6 +208,17 @@ class Attempt:
         return time.time() >= deadline(self._job.request, self._site, self._start_s) - _AT_END_S
 
 
+def _pbs_path() -> str:
+    """Where pbs_tmrsh is: on no PATH that PBS gives to a job (measured on OpenPBS 23.06)."""
+    path = os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            said = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
+    except OSError:
+        return ""
+    return f"{said['PBS_EXEC']}/bin" if said.get("PBS_EXEC") else ""
+
+
 def _literal(name: str) -> str:
     """A variable's name as a pattern of --export that is no pattern."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
@@ -269,6 +294,8 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
     """Have it run again: by its id, or as a new one of the same name. Why not, or ""."""
     from infini_run.jobs.choice import find_scheduler
 
+    # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
     try:
         if not scheduler.requeue(folder.id):
