@@ -20,6 +20,7 @@ import core
 import ddp
 import engines
 import idle
+import jobs
 import launch
 import many
 import memory
@@ -40,6 +41,7 @@ FIGURES = {
     "ddp": ddp.measure,
     "many": many.measure,
     "engines": engines.measure,
+    "jobs": jobs.measure,
 }
 
 

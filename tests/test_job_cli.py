@@ -10,7 +10,6 @@ import sys
 
 import pytest
 from conftest import LIMIT_S
-from jobs import JOB
 from window import Window
 
 from infini_run.jobs.change import kind_of
@@ -19,6 +18,7 @@ from infini_run.jobs.folder import Ending
 from infini_run.jobs.manual import help_text
 from infini_run.jobs.option_table import VERBS, _memory, _time, _variables, _warn
 from infini_run.jobs.verdict import wants_again
+from jobs import JOB
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, is_alive, play, until
+
 from jobs import JOB
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from cluster import need
 from conftest import LIMIT_S, play, processes, until
-from jobs import Jobs
 from test_many_slurm import Slurm
+
+from jobs import Jobs
 
 TWO = ("--slots=8", "--slots_per_node=4")
 

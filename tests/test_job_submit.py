@@ -8,7 +8,6 @@ import stat
 
 import pytest
 from conftest import play, until
-from jobs import Jobs
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.folder import environment
@@ -16,6 +15,7 @@ from infini_run.jobs.pbs import Pbs
 from infini_run.jobs.scheduler import clean
 from infini_run.jobs.slurm import Slurm
 from infini_run.jobs.submit import hand_over
+from jobs import Jobs
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 ASK = {"slurm": "squeue", "pbs": "qstat"}

@@ -3,7 +3,7 @@
     request.json   what was asked for, and what it became        env         the ranks' variables, NUL between them
     job.sh         what the scheduler runs                       id          the scheduler's name for it
     job.log        what the script itself said                   cancelled   somebody has asked for its end
-    exit           how it ended
+    exit           how it ended                                  node        what starts Python in its container
     0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
@@ -141,6 +141,16 @@ class Folder:
 
     def write_script(self, text: str) -> None:
         self._write("job.sh", os.fsencode(text))
+
+    def write_node(self, text: str) -> None:
+        """What starts Python on a node, where that is in a container."""
+        self._write("node", os.fsencode(text))
+        os.chmod(self.file("node"), 0o700)
+
+    @property
+    def node(self) -> str:
+        """That file; "" where there is none."""
+        return self.file("node") if os.path.exists(self.file("node")) else ""
 
     def read_order(self) -> Order:
         """Raises UsageError: it is no job's directory, or of another version."""

@@ -14,10 +14,12 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
+from infini_run.engines.slurm import SRUN_OPTIONS
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.deadline import NEVER, deadline
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
+from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, srun_options
 from infini_run.jobs.scheduler import FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import Signals, make_room, obey
@@ -110,8 +112,11 @@ class Attempt:
         if asked.options is None:
             raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
         options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
-        if os.access(self._folder.file("node"), os.X_OK):  # what starts an agent in the job's container
-            options = replace(options, remote_python=self._folder.file("node"))
+        if request.container is not None:  # the agent is in there, and the ranks with it
+            options = replace(options, remote_python=self._folder.node or IMAGE_PYTHON)
+        if request.container is not None and request.container.runtime == PYXIS:
+            place = Place(folder=self._folder.path, cwd=request.cwd, slot_type=request.slot_type)
+            environ[SRUN_OPTIONS] = "\n".join(srun_options(request.container, place))
         roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
 

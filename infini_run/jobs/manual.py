@@ -38,9 +38,9 @@ TITLES = {
 }
 GRAMMAR_TEXT = """\
 --name=value and --name value, --name and --noname, one dash or two, - and _
-are the same. A flag NAME that is not given is taken from the variable
-INFINI_JOB_NAME. INFINI_RUN_NAME in the environment of a job stands for the
-flag NAME of infini-run, which runs its ranks.
+are the same. A flag that is not given is taken from the variable INFINI_JOB_
+and its name in capitals. Variables INFINI_RUN_... of the job's environment are
+flags of infini-run, which runs its ranks.
 """
 STATES_TEXT = """\
 States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,

@@ -14,6 +14,7 @@ import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.folder import Order, environment, make_folder, remove
+from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, problems, wrap
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
@@ -37,11 +38,12 @@ _TRIES = 3
 class Plan:
     """A request, laid out and rendered; nothing is written or submitted yet."""
 
-    def __init__(self, request: Request, layout: Layout, text: str, pool: str) -> None:
+    def __init__(self, request: Request, layout: Layout, text: str, pool: str, node: str) -> None:
         self.request = request
         self.layout = layout
         self.text = text
         self.pool = pool
+        self.node = node  # what starts Python in a container; "": nothing does
 
 
 def plan(request: Request, scheduler: Scheduler) -> Plan:
@@ -51,8 +53,24 @@ def plan(request: Request, scheduler: Scheduler) -> Plan:
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
+    node = _node(request)
     pool = facts.pool(request.pool)
-    return Plan(request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""))
+    return Plan(request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), node)
+
+
+def _node(request: Request) -> str:
+    """Raises UsageError: all that is wrong with the container."""
+    if request.container is None:
+        return ""
+    place = Place(folder=request.folder, cwd=request.cwd, slot_type=request.slot_type)
+    found = problems(request.container, place)
+    if request.container.runtime == PYXIS and request.scheduler != "slurm":
+        found.append(f"--runtime={PYXIS}: it takes Slurm's srun; give another")
+    if found:
+        raise UsageError("\n".join(found))
+    if request.container.runtime == PYXIS:
+        return ""
+    return f'#!/bin/sh\nexec {shlex.join(wrap(request.container, place, [IMAGE_PYTHON]))} "$@"\n'
 
 
 def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
@@ -94,6 +112,8 @@ def submit(
     try:
         folder.write_order(order, environment(clean(environ), dict(request.env)))
         folder.write_script(planned.text)
+        if planned.node:
+            folder.write_node(planned.node)
         folder.write_id(hand_over(scheduler, folder.script, request.name, say=say))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
