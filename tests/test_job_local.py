@@ -311,3 +311,44 @@ def test_the_script_can_be_run_by_hand(local):
     assert local.lines(name).count("[rank 0] again") == 2
     until(lambda: local.status(name)["is_final"])
     assert Path(local.log(name, 1)).exists()
+
+
+RUNTIME = """#!/bin/sh
+printf '%s\\n' "$@" >>{folder}/asked
+while [ "$1" != "docker://image:1" ]; do shift; done
+shift 2 # the image, and its Python
+exec {python} "$@"
+"""
+
+
+def test_ranks_run_in_a_container(local, tmp_path):
+    """One for the node, in which infini-run starts the ranks."""
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.parent.mkdir()
+    runtime.write_text(RUNTIME.format(folder=tmp_path, python=sys.executable))
+    runtime.chmod(0o755)
+    env = {"PATH": f"{runtime.parent}:{os.environ['PATH']}"}
+    words = ("--slots=2", "--container=image:1", "--bind=/data:/there:ro")
+    name = local.submit(*words, "--", "sh", "-c", "echo in $RANK", env=env, cwd=tmp_path)
+    assert local.wait(name)["state"] == "COMPLETED", local.logs(name)
+    assert sorted(local.lines(name)) == ["[rank 0] in 0", "[rank 1] in 1"]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:2] == ["exec", "--writable-tmpfs"]
+    assert asked.count("docker://image:1") == 1
+    assert {f"--bind={local.path}/{name}", f"--bind={tmp_path}", "--bind=/data:/there:ro"} <= set(asked)
+
+
+def test_a_container_that_cannot_be_is_told(local):
+    for words, said in (
+        (("--runtime=pyxis", "--container=x"), "--runtime=pyxis: --scheduler=local has no srun"),
+        (
+            ("--runtime=podman", "--container=x", "--bind=:"),
+            "--bind=:: HOST, HOST:THERE or HOST:THERE:ro is expected",
+        ),
+        (("--runtime=lxc", "--container=x"), "--runtime=lxc: apptainer, singularity, podman, enroot or pyxis is"),
+    ):
+        done = local.call("submit", *words, "--", "true")
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"infini-job: {said}")
+        assert len(done.stderr.splitlines()) == 1
+    assert local.is_empty()

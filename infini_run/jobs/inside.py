@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.engines.slurm import SRUN_OPTIONS
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.deadline import NEVER, deadline

@@ -14,7 +14,7 @@ import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.folder import Order, environment, make_folder, remove
-from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, problems, wrap
+from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, wrap
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
@@ -59,17 +59,10 @@ def plan(request: Request, scheduler: Scheduler) -> Plan:
 
 
 def _node(request: Request) -> str:
-    """Raises UsageError: all that is wrong with the container."""
-    if request.container is None:
+    """What starts Python in the container; "": there is none, or srun does."""
+    if request.container is None or request.container.runtime == PYXIS:
         return ""
     place = Place(folder=request.folder, cwd=request.cwd, slot_type=request.slot_type)
-    found = problems(request.container, place)
-    if request.container.runtime == PYXIS and request.scheduler != "slurm":
-        found.append(f"--runtime={PYXIS}: it takes Slurm's srun; give another")
-    if found:
-        raise UsageError("\n".join(found))
-    if request.container.runtime == PYXIS:
-        return ""
     return f'#!/bin/sh\nexec {shlex.join(wrap(request.container, place, [IMAGE_PYTHON]))} "$@"\n'
 
 
