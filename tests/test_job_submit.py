@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 
 import pytest
 from conftest import play, until
@@ -275,3 +276,29 @@ def test_a_scheduler_that_cannot_be_asked_is_an_error_of_submit(queue, jobs):
     assert done.returncode == QueryError.exit_code
     assert len(done.stderr.splitlines()) == 1
     assert jobs.is_empty()
+
+
+STRIP = """#!/bin/sh
+for word; do
+    case $word in --container-*) echo "$word" >>{folder}/asked ;; *) set -- "$@" "$word" ;; esac
+    shift
+done
+exec {srun} "$@"
+"""
+
+
+def test_pyxis_is_srun_with_more_options(slurm_queue, tmp_path, case):
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(STRIP.format(folder=tmp_path, srun=f"{slurm_queue.folder}/bin/srun"))
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{slurm_queue.env['PATH']}"
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": path, "TEST_BATCH": slurm_queue.folder})
+    words = ("--container=image:1", "--runtime=pyxis", f"--container_python={sys.executable}")
+    name = jobs.submit(*TWO, *words, "--", "sh", "-c", "echo in $RANK")
+    assert jobs.wait(name)["state"] == "COMPLETED", jobs.logs(name)
+    assert len(jobs.lines(name)) == 8
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert "--container-image=image:1" in asked
+    assert any(word.startswith("--container-mounts=") and f"{jobs.path}/{name}" in word for word in asked)
+    jobs.close()

@@ -23,7 +23,6 @@ OVER_STDIO = False
 TOKEN_BY_FILE = False
 _NOT_THERE = ("execve()", "No module named")  # what the node says of an interpreter that it does not have
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
-SRUN_OPTIONS = "INFINI_JOB_SRUN_OPTIONS"  # one a line: what a job's container wants srun to be told
 
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
@@ -44,7 +43,6 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     ]
     if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
-    words += environ.get(SRUN_OPTIONS, "").splitlines()
     return [Client(argv=(*words, "--", *agent_words(options, contact, "SLURM_NODEID", _STEP)), nodes=())]
 
 

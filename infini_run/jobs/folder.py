@@ -3,7 +3,7 @@
     request.json   what was asked for, and what it became        env         the ranks' variables, NUL between them
     job.sh         what the scheduler runs                       id          the scheduler's name for it
     job.log        what the script itself said                   cancelled   somebody has asked for its end
-    exit           how it ended                                  node        what starts Python in its container
+    exit           how it ended                                  node, bin/  what starts its container
     0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
@@ -142,15 +142,16 @@ class Folder:
     def write_script(self, text: str) -> None:
         self._write("job.sh", os.fsencode(text))
 
-    def write_node(self, text: str) -> None:
-        """What starts Python on a node, where that is in a container."""
-        self._write("node", os.fsencode(text))
-        os.chmod(self.file("node"), 0o700)
+    def write_program(self, name: str, text: str) -> None:
+        """What is run in place of a Python or of srun, for the job's container. None where the text is empty."""
+        if text:
+            os.makedirs(os.path.dirname(self.file(name)), mode=0o700, exist_ok=True)
+            self._write(name, os.fsencode(text))
+            os.chmod(self.file(name), 0o700)
 
-    @property
-    def node(self) -> str:
-        """That file; "" where there is none."""
-        return self.file("node") if os.path.exists(self.file("node")) else ""
+    def program(self, name: str) -> str:
+        """Its path; "" where there is none."""
+        return self.file(name) if os.path.exists(self.file(name)) else ""
 
     def read_order(self) -> Order:
         """Raises UsageError: it is no job's directory, or of another version."""

@@ -14,9 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PYXIS = "pyxis"
-RUNTIMES = ("apptainer", "singularity", "podman", "enroot", PYXIS)
-IMAGE_PYTHON = "python3"  # that of an image, which has infini-run
+RUNTIMES = ("apptainer", "singularity", "podman", "enroot", "pyxis")
 # what podman is to take from the node; the others inherit all of it
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _INHERITED = ("SLURM_*", "PBS_*", "INFINI_*", *_VISIBLE, "ASCEND_RT_VISIBLE_DEVICES")

@@ -13,13 +13,11 @@ import signal
 import sys
 import time
 
-from infini_run.engines.slurm import SRUN_OPTIONS
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.deadline import NEVER, deadline
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, srun_options
 from infini_run.jobs.scheduler import FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import Signals, make_room, obey
@@ -113,10 +111,9 @@ class Attempt:
             raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
         options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
         if request.container is not None:  # the agent is in there, and the ranks with it
-            options = replace(options, remote_python=self._folder.node or IMAGE_PYTHON)
-        if request.container is not None and request.container.runtime == PYXIS:
-            place = Place(folder=self._folder.path, cwd=request.cwd, slot_type=request.slot_type)
-            environ[SRUN_OPTIONS] = "\n".join(srun_options(request.container, place))
+            options = replace(options, remote_python=self._folder.program("node") or request.container.python)
+        if self._folder.program("bin/srun"):
+            environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
         roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
 

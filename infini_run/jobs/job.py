@@ -124,7 +124,13 @@ def _image(values: Mapping[str, Any]) -> Image | None:
     found = values["runtime"] or next((name for name in RUNTIMES if shutil.which(name)), "")
     if not found:
         raise UsageError(f"--container: none of {', '.join(RUNTIMES)} is on PATH; --runtime names the nodes' own")
-    return Image(name=values["container"], runtime=found, binds=values["bind"], options=values["container_options"])
+    return Image(
+        name=values["container"],
+        runtime=found,
+        binds=values["bind"],
+        options=values["container_options"],
+        python=values["container_python"],
+    )
 
 
 class Job:

@@ -109,6 +109,7 @@ SUBMIT = (
     _flag("restarts", whole(0), 0, "job", "N", "run it again so often after a failure, through the queue"),
     _flag("container", plain, "", "container", "IMAGE", "run in this image", shown="none"),
     _flag("runtime", plain, "", "container", "", "by which program", choices=RUNTIMES, shown="the one that is there"),
+    _flag("container_python", plain, "python3", "container", "FILE", "the image's Python, which has infini-run"),
     _flag("bind", _words, (), "container", "WORDS", "HOST[:THERE[:ro]] words, beside the job's directories",
           shown="none"),
     _flag("container_options", _words, (), "container", "WORDS", "further options for the runtime", shown="none"),

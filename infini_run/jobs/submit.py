@@ -14,11 +14,10 @@ import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.folder import Order, environment, make_folder, remove
-from infini_run.jobs.image import IMAGE_PYTHON, PYXIS, Place, wrap
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
-from infini_run.jobs.script import render
+from infini_run.jobs.script import render, render_node, render_srun
 from infini_run.jobs.state import LOCAL
 from infini_run.record import replace
 
@@ -38,12 +37,12 @@ _TRIES = 3
 class Plan:
     """A request, laid out and rendered; nothing is written or submitted yet."""
 
-    def __init__(self, request: Request, layout: Layout, text: str, pool: str, node: str) -> None:
+    def __init__(self, request: Request, layout: Layout, text: str, pool: str, programs: Mapping[str, str]) -> None:
         self.request = request
         self.layout = layout
         self.text = text
         self.pool = pool
-        self.node = node  # what starts Python in a container; "": nothing does
+        self.programs = programs  # of the job's container, by their names in its directory
 
 
 def plan(request: Request, scheduler: Scheduler) -> Plan:
@@ -53,17 +52,11 @@ def plan(request: Request, scheduler: Scheduler) -> Plan:
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
-    node = _node(request)
     pool = facts.pool(request.pool)
-    return Plan(request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), node)
-
-
-def _node(request: Request) -> str:
-    """What starts Python in the container; "": there is none, or srun does."""
-    if request.container is None or request.container.runtime == PYXIS:
-        return ""
-    place = Place(folder=request.folder, cwd=request.cwd, slot_type=request.slot_type)
-    return f'#!/bin/sh\nexec {shlex.join(wrap(request.container, place, [IMAGE_PYTHON]))} "$@"\n'
+    programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
+    return Plan(
+        request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), programs
+    )
 
 
 def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
@@ -105,8 +98,8 @@ def submit(
     try:
         folder.write_order(order, environment(clean(environ), dict(request.env)))
         folder.write_script(planned.text)
-        if planned.node:
-            folder.write_node(planned.node)
+        for name, text in planned.programs.items():
+            folder.write_program(name, text)
         folder.write_id(hand_over(scheduler, folder.script, request.name, say=say))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
