@@ -100,6 +100,7 @@ class Attempt:
             ) from None
         given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
+        given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
         environ = {**self._site, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
         engine = _ENGINES.get(request.scheduler, "")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
 
 _PIECE = 1 << 16
-_LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))\]")  # of plan.py: one node's, or one of many
+# of plan.py: one node's, or one of many; stderr has its own word
+_LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))(?: ERROR)?\] ")
 
 
 class Chosen:
