@@ -53,6 +53,8 @@ class Queue:
             script.chmod(0o755)
         if kind == "pbs":
             os.symlink(FAKES / "pbs_tmrsh", f"{self.folder}/bin/pbs_tmrsh")
+        os.mkfifo(f"{self.folder}/alive")  # keepers read it: its end is ours
+        self._alive = os.open(f"{self.folder}/alive", os.O_RDWR | os.O_CLOEXEC)
         self.env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TEST_BATCH": self.folder}
 
     def _write(self, book: dict[str, object]) -> None:
@@ -95,6 +97,7 @@ class Queue:
                     signal.pidfd_send_signal(fd, signal.SIGTERM)
                     assert select.select([fd], [], [], LIMIT_S)[0], f"the keeper of job {job['id']} does not end"
                     os.close(fd)
+        os.close(self._alive)
         shutil.rmtree(self.folder)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import is_alive
+from conftest import is_alive, until
 
 SUBMIT = {
     "slurm": ("sbatch", "--parsable", "--nodes=2"),
@@ -66,6 +67,24 @@ def test_a_queue_that_is_closed_leaves_nothing(queue, submit, bell):
     submit(f"echo $$ >{bell.path}; sleep 1000")
     (pid,) = bell.hear(1)
     assert is_alive(int(pid))  # the fixture's close, and the checks of conftest, do the rest
+
+
+def test_a_test_that_is_killed_leaves_nothing(tmp_path, bell):
+    code = f"""
+import os, subprocess, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from batch import Queue
+queue = Queue("slurm")
+script = {str(tmp_path / "job.sh")!r}
+open(script, "w").write("echo $$ >{bell.path}; sleep 1000")
+subprocess.run(["sbatch", "--output=/dev/null", script], env=queue.env, check=True)
+print(queue.folder, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (pid,) = map(int, bell.hear(1))
+    until(lambda: not is_alive(pid))
+    shutil.rmtree(done.stdout.splitlines()[-1])
 
 
 def test_a_fault_is_done_once(queue, submit):

@@ -13,12 +13,15 @@ time is over, kills all that carries the job's mark, and writes down how it ende
 """
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 FOLDER = os.environ["TEST_BATCH"]
@@ -130,7 +133,8 @@ class Keeper:
     def run(self):
         signals = {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        __import__("ctypes").CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what is orphaned comes to us
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what is orphaned comes to us
+        threading.Thread(target=self.watch, daemon=True).start()
         while True:
             with Book() as book:
                 job = book.jobs[self.number]
@@ -146,6 +150,18 @@ class Keeper:
                 state = self.how or ("FAILED" if code else "COMPLETED")
                 job.update(state=state, code=code, reason="", how=self.how, keeper=0)
             return
+
+    def watch(self):
+        """When the test is gone, however, the job ends."""
+        with contextlib.suppress(FileNotFoundError):
+            alive = os.open(f"{FOLDER}/alive", os.O_RDONLY | os.O_NONBLOCK)
+            with contextlib.suppress(BlockingIOError):
+                os.read(alive, 1)  # nothing: it is gone already
+                os.kill(os.getpid(), signal.SIGTERM)
+            poll = select.poll()
+            poll.register(alive, 0)
+            poll.poll()  # POLLHUP
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def once(self, job, settings, signals):
         """Run the script; its exit code."""
