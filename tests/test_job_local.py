@@ -244,8 +244,8 @@ def test_a_directory_that_cannot_be_read_hides_no_other(local):
     (local.path / first / "request.json").write_text("{}")
     done = local.call("list")
     assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
-    said = f"infini-job: {local.path / first} is no job's directory of this version: it has no request.json of ours\n"
-    assert done.stderr == said
+    assert done.stderr.startswith(f"infini-job: {local.path / first} is no job's directory, or another version's: ")
+    assert len(done.stderr.splitlines()) == 1
     (local.path / first / "request.json").write_text("[")
     assert "request.json is not what infini-job has written" in local.call("list").stderr
     assert local.call("status", first).returncode == 1

@@ -18,7 +18,7 @@ from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.deadline import NEVER, Alarm
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.scheduler import FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import Signals, make_room, obey
 from infini_run.options import resolve
@@ -225,6 +225,8 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
+        if folder.is_cancelled:  # while nobody knew of it
+            return _end(folder, Ending(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
         if number > 0 and failures > job.request.restarts:
             return _end(folder, _unwanted(folder, number))
         ending = Attempt(folder, job, number, signals, environ).run()
