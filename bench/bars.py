@@ -26,6 +26,8 @@ BARS = {
     "whole": Bar("0 lines", lambda value, _: value == 0),
     "memory": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
     "engine": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
+    "job": Bar("≤ 1.3x", lambda _, ratio: ratio <= 1.3),
+    "job_dead": Bar("≤ 2000 ms", lambda value, _: value <= 2000),
     "idle": Bar("0", lambda value, _: value == 0),
     "sooner": Bar("≥ 1.5 s or ≥ 1x", lambda value, ratio: value >= 1.5 or ratio >= 1),
     "lighter": Bar("≥ 15x", lambda _, ratio: ratio >= 15),

@@ -21,6 +21,7 @@ import core
 import ddp
 import engines
 import idle
+import jobs
 import launch
 import many
 import memory
@@ -42,6 +43,7 @@ FIGURES = {
     "many": many.measure,
     "engines": engines.measure,
     "channel": channel.measure,
+    "jobs": jobs.measure,
 }
 
 

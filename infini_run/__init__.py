@@ -38,11 +38,16 @@ if TYPE_CHECKING:
         RemoteError,
         StartError,
         UnpicklableError,
+        QueryError,
+        StartError,
+        SubmitError,
         UsageError,
         WorkerDied,
         WorkerError,
     )
     from infini_run.group import Event
+    from infini_run.jobs.job import Job, find_job, find_jobs, submit
+    from infini_run.jobs.state import Status
     from infini_run.launch import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.look import Look
     from infini_run.receiver import Receiver
@@ -67,6 +72,7 @@ __all__ = [
     "InfiniRunError",
     "LaunchHandle",
     "LaunchResult",
+    "Job",
     "LaunchTimeout",
     "Launcher",
     "LinkError",
@@ -80,11 +86,14 @@ __all__ = [
     "ProgramMissing",
     "Receiver",
     "RemoteError",
+    "QueryError",
     "Report",
     "Restart",
     "Sender",
     "StartError",
     "UnpicklableError",
+    "Status",
+    "SubmitError",
     "UsageError",
     "WorkerDied",
     "WorkerError",
@@ -101,6 +110,17 @@ _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": 
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
+    "find_job",
+    "find_jobs",
+    "launch_local",
+    "launch_multi_node",
+    "run",
+    "submit",
+]
+
+_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
+_HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
+_HOMES |= {"Status": "jobs.state"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 

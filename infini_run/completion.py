@@ -184,11 +184,11 @@ fi
 
 
 def _zsh() -> str:
-    specs = [spec for flag in _flags() for spec in _zsh_specs(flag)]
+    specs = [spec for flag in _flags() for spec in zsh_specs(flag)]
     return _ZSH.replace("@SPECS@", "\n".join(f"        {spec} \\" for spec in specs))
 
 
-def _zsh_specs(flag: Flag) -> list[str]:
+def zsh_specs(flag: Flag) -> list[str]:
     """One for each spelling: `'--name=[help]:METAVAR:action'`."""
     text = _zsh_text(flag.help.partition(";")[0])
     value = f":{_zsh_text(metavar(flag))}:{_zsh_action(flag)}"

@@ -21,6 +21,9 @@ InfiniRunError                the root; exit_code says what the command exits wi
 │   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
 │   └── CrewFailed            workers failed more often than a crew's restart policy allows; all causes are at hand
 └── RemoteError         1     a worker's code raised what cannot be made again here: its words
+├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has
+├── QueryError          1     a batch scheduler did not answer, or nothing that can be understood
+└── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 """
 
 from __future__ import annotations
@@ -150,6 +153,21 @@ class UnpicklableError(ChannelError, TypeError):
 
 class CannotUnpickle(ChannelError):
     """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
+class SubmitError(InfiniRunError):
+    """A batch scheduler did not take a job. `kind`: `refused`; `timed_out`, and the job may be there all the same;
+    `unreachable`, and it is not. `text`: the scheduler's own words."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+        self.text = text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.kind, self.text)
+
+
+class QueryError(InfiniRunError):
+    """A batch scheduler did not answer, or nothing that can be understood: no news of any job."""
 
 
 class WorkerError(InfiniRunError):

@@ -39,11 +39,11 @@ def man_page(version: str) -> str:
     sections = [
         ("NAME", "infini\\-run \\- launches, watches and takes down a distributed training job\n"),
         ("SYNOPSIS", f".B infini\\-run\n{escape(USAGE.partition(' ')[2])}\n"),
-        ("DESCRIPTION", _paragraph(_DESCRIPTION) + ".PP\n" + _paragraph(GRAMMAR_TEXT)),
+        ("DESCRIPTION", paragraph(_DESCRIPTION) + ".PP\n" + paragraph(GRAMMAR_TEXT)),
         ("OPTIONS", "".join(_group(name) for name in (*GROUPS, "flags"))),
-        ("ENVIRONMENT", _paragraph(_ENVIRONMENT)),
-        ("SIGNALS", _paragraph(_SIGNALS)),
-        ("EXIT STATUS", _paragraph(EXIT_CODES.partition(": ")[2])),
+        ("ENVIRONMENT", paragraph(_ENVIRONMENT)),
+        ("SIGNALS", paragraph(_SIGNALS)),
+        ("EXIT STATUS", paragraph(EXIT_CODES.partition(": ")[2])),
         ("EXAMPLES", _examples()),
         ("SEE ALSO", ".BR srun (1),\n.BR mpirun (1),\n.BR sd_notify (3)\n"),
     ]
@@ -60,19 +60,20 @@ def escape(text: str) -> str:
     return "\n".join("\\&" + line if line.startswith(".") else line for line in text.split("\n"))
 
 
-def _paragraph(text: str) -> str:
+def paragraph(text: str) -> str:
     """Filled by roff, so the lines of the source may break anywhere."""
     return escape(textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)) + "\n"
 
 
 def _group(name: str) -> str:
     flags = GRAMMAR if name == "flags" else [flag for flag in FLAGS if flag.group == name]
-    return f'.SS "{escape(TITLES[name])}"\n' + "".join(_entry(flag) for flag in flags)
+    return f'.SS "{escape(TITLES[name])}"\n' + "".join(entry(flag) for flag in flags)
 
 
-def _entry(flag: Flag) -> str:
+def entry(flag: Flag) -> str:
+    """A flag: how it is written, and what it does."""
     text = explain(flag)
-    return f".TP\n.B {escape(usage(flag, full=True))}\n{_paragraph(text[0].upper() + text[1:] + '.')}"
+    return f".TP\n.B {escape(usage(flag, full=True))}\n{paragraph(text[0].upper() + text[1:] + '.')}"
 
 
 def _examples() -> str:

@@ -68,10 +68,11 @@ def help_text(full: bool) -> str:
 
 
 def _section(group: str, flags: list[Flag] | tuple[Flag, ...], full: bool) -> str:
-    return f"{TITLES[group]}:\n" + "".join(_entry(flag, full) for flag in flags)
+    return f"{TITLES[group]}:\n" + "".join(entry(flag, full) for flag in flags)
 
 
-def _entry(flag: Flag, full: bool) -> str:
+def entry(flag: Flag, full: bool) -> str:
+    """A flag's lines: how it is written, what it does, its default."""
     left = "  " + usage(flag, full)
     lines = textwrap.wrap(explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
     if len(left) > COLUMN - 2:

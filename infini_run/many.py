@@ -71,11 +71,11 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     head = Head(options, roster, environ=environ, say=lambda text: say(f"infini-run: {printable(text)}"))
     head.start()
     try:
-        _make_room(len(roster.hosts))
+        make_room(len(roster.hosts))
         while not head.ended:
             head.step(also=(signals.fd,))
             for number in signals.read():
-                _act(head, number)
+                obey(head, number)
         report = head.report()
     finally:
         head.close()
@@ -99,7 +99,7 @@ def _write_report(path: str, report: Report, say: Callable[[str], None]) -> None
         say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
-def _make_room(nodes: int) -> None:
+def make_room(nodes: int) -> None:
     """For the wires of many nodes, as far as we may; what was started before keeps the limit that it found."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
@@ -151,7 +151,7 @@ def _token_in(path: str) -> str:
     return token
 
 
-def _act(head: Head, number: int) -> None:
+def obey(head: Head, number: int) -> None:
     if number == signal.SIGTSTP:
         head.signal(number)
         os.kill(os.getpid(), signal.SIGSTOP)

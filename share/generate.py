@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 from infini_run.completion import script
+from infini_run.jobs.completion import script as job_script
+from infini_run.jobs.manpage import man_page as job_page
 from infini_run.manpage import man_page
 
 HERE = Path(__file__).parent
@@ -24,6 +26,9 @@ def files() -> dict[Path, str]:
         HERE / "man/man1/infini-run.1": man_page(version[1]),
         HERE / "bash-completion/completions/infini-run": script("bash"),
         HERE / "zsh/site-functions/_infini-run": script("zsh"),
+        HERE / "man/man1/infini-job.1": job_page(version[1]),
+        HERE / "bash-completion/completions/infini-job": job_script("bash"),
+        HERE / "zsh/site-functions/_infini-job": job_script("zsh"),
     }
 
 

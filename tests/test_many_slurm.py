@@ -35,9 +35,9 @@ SAY = f'echo "is {" ".join("$" + name for name in SEEN)} at $MASTER_ADDR:$MASTER
 class Slurm(Bed):
     """Slurm with so many nodes; `env` has what its commands need."""
 
-    def __init__(self, nodes: int = 4, proctrack: str = "linuxproc") -> None:
-        port = str(free_ports(nodes + 1))
-        super().__init__("slurm.sh", str(nodes), "2", SLURM_TB_PORT=port, SLURM_TB_PROCTRACK=proctrack)
+    def __init__(self, nodes: int = 4, proctrack: str = "linuxproc", gpus: int = 2, **settings: str) -> None:
+        settings |= {"SLURM_TB_PORT": str(free_ports(nodes + 1)), "SLURM_TB_PROCTRACK": proctrack}
+        super().__init__("slurm.sh", str(nodes), str(gpus), **settings)
         self.nodes = nodes
         self.env = {"SLURM_CONF": f"{self.folder}/slurm.conf"}
 

@@ -1,0 +1,39 @@
+"""Here: one agent, on this node, as this process's child. For who has all of a job on one machine, and wants it
+labelled, stopped and told of as a job of many."""
+
+from __future__ import annotations
+
+from infini_run.engines import Client, Contact, agent_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.hostlist import Host
+    from infini_run.options import Options
+
+WINDOW = 1
+OVER_STDIO = True
+TOKEN_BY_FILE = False
+
+
+def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+    """The agent itself: the link is its stdin and stdout."""
+    return [Client(argv=tuple(agent_words(options, contact)), nodes=(0,))]
+
+
+def explain(host: str, code: int, words: str) -> str:
+    """What the agent wrote last."""
+    said = [line.strip() for line in words.splitlines() if line.strip()]
+    return f"its agent ended with {code}" + (f": {said[-1]}" if said else "")
+
+
+def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+    """It is our own child: it ends with us."""
+    return []
+
+
+def is_passing(code: int, words: str) -> bool:
+    """It is this machine: what fails once fails again."""
+    return False

@@ -1,0 +1,317 @@
+"""The command `infini-job`: a verb and its words in, an exit code out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.flags import parse, quote
+from infini_run.jobs.option_table import PREFIXES, TABLES, VERBS, defaults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.jobs.job import Job
+    from infini_run.jobs.scheduler import Facts, Scheduler
+    from infini_run.jobs.state import Status
+
+_ASK = ("help", "helpfull", "h")
+_COMMAND = 40  # characters of one that are listed
+
+
+def main() -> None:
+    """Do what the words say, and end with its exit code."""
+    try:
+        code = run(sys.argv[1:], dict(os.environ))
+        sys.stdout.flush()
+    except InfiniRunError as error:
+        for line in str(error).splitlines():
+            print(f"infini-job: {printable(line)}", file=sys.stderr)
+        code = error.exit_code
+    except BrokenPipeError:  # who reads us has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    sys.exit(code)
+
+
+def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Raises InfiniRunError: what is wrong, one line each."""
+    if not argv or argv[0].lstrip("-") in _ASK:
+        return _help("")
+    verb = argv[0]
+    if verb.lstrip("-") == "version":
+        from importlib.metadata import version
+
+        return _print(f"infini-job {version('infini-run')}")
+    if verb not in VERBS:
+        from infini_run.spelling import nearest
+
+        near = nearest(verb, VERBS)
+        hint = f"the nearest is {near}" if near else f"there are {', '.join(VERBS)}"
+        raise UsageError(f"{quote(verb)} is nothing that infini-job does; {hint}")
+    values, words, question = _read(verb, argv[1:], environ)
+    if question:
+        return _help(verb)
+    return int(_DO[verb](values, words, environ))
+
+
+def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
+    """The flags; what is no flag; whether help was asked for. A word ends the flags of submit only: the program."""
+    values: dict[str, Any] = defaults(verb)
+    words: list[str] = []
+    rest = tuple(argv)
+    while True:
+        parsed = parse(rest, environ, TABLES[verb], PREFIXES)
+        if parsed.question:
+            return values, (), True
+        first = not words
+        values |= {name: s.value for name, s in parsed.settings.items() if first or s.level == 0}
+        if verb == "submit" or not parsed.program:
+            return values, (*words, *(parsed.program if verb == "submit" else ())), False
+        words.append(parsed.program[0])
+        rest = parsed.program[1:]
+
+
+def _help(verb: str) -> int:
+    from infini_run.jobs.manual import help_text
+
+    return _print(help_text(verb))
+
+
+def _print(text: str) -> int:
+    print(text, flush=True)
+    return 0
+
+
+def _print_json(content: object) -> int:
+    import json
+
+    return _print(json.dumps(content, indent=1))
+
+
+# ---- submit
+
+
+def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.job import Job, could_run, prepare
+    from infini_run.jobs.submit import submit
+
+    planned, scheduler = prepare(words, values, environ)
+    if planned.layout.remark:
+        _say(planned.layout.remark)
+    if values["print"]:
+        print(planned.text, end="")
+    if values["check"]:
+        could_run(planned, scheduler)
+        _say(f"{scheduler.name} could run it")
+    if values["print"] or values["check"]:
+        return 0
+    folder, order = submit(planned, scheduler, environ, say=_say)
+    if values["json"]:
+        said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
+        _print_json({**said, "nodes": order.nodes, "slots_per_node": order.slots_per_node, "pool": order.pool})
+    else:
+        what = {"slurm": "partition", "pbs": "queue"}.get(scheduler.name, "")
+        pool = f"  {what} {order.pool}" if order.pool and what else ""
+        logs = f"logs: infini-job logs -f {order.name}"
+        _print(f"job {order.name}  {scheduler.name} {_short(folder.id)}  {order.shape}{pool}   {logs}")
+    return _wait(Job(folder, scheduler)) if values["wait"] else 0
+
+
+def _short(id_: str) -> str:
+    """Of a process its number is enough for people."""
+    return id_.partition("@")[0].partition(".")[0] if "@" in id_ else id_
+
+
+def _wait(job: Job) -> int:
+    """A line that lives, where there is a terminal; else one for each state."""
+    from infini_run.jobs.job import is_hopeless
+
+    is_live = sys.stderr.isatty()
+    said = ""
+
+    def changed(status: Status) -> None:
+        nonlocal said
+        text = f"{status.name}  {status.headline}" + (f"  ({status.news})" if status.news else "")
+        if is_hopeless(status):
+            text += f": {status.advice or status.reason}"
+        if text == said or (status.is_final and is_live):
+            return
+        said = text
+        print(f"\r\033[K{printable(text)}" if is_live else printable(text), file=sys.stderr, flush=True,
+              end="" if is_live else "\n")  # fmt: skip
+
+    status = job.wait(changed=changed)
+    if is_live:
+        print("\r\033[K", end="", file=sys.stderr)
+    print(printable(_sentence(status)), flush=True)
+    return status.exit_code
+
+
+def _sentence(status: Status) -> str:
+    """`FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7 (...)`."""
+    return status.headline + (f": {status.reason}" if status.reason else "")
+
+
+# ---- looking
+
+
+def _status(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Of these jobs; of none: of those that have not ended."""
+    from infini_run.jobs.job import find_jobs
+
+    found = find_jobs(words, dir=values["dir"], problem=_say)
+    if values["json"]:
+        return _print_json([status.to_json() for status in found if words or not status.is_final])
+    shown = [status for status in found if words or not status.is_final]
+    if not shown:
+        more = f"; infini-job list shows {len(found)} that have ended" if found else ""
+        return _print(f"no job waits or runs{more}")
+    return _show(shown, is_long=True)
+
+
+def _list(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.job import find_jobs
+
+    _refuse_words("list", words)
+    found = find_jobs(dir=values["dir"], problem=_say)
+    if values["json"]:
+        return _print_json([status.to_json() for status in found])
+    return _show(found, is_long=False) if found else _print("no job was ever submitted from here")
+
+
+def _show(found: Sequence[Status], *, is_long: bool) -> int:
+    rows = [_row(status) for status in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for status, row in zip(found, rows, strict=True):
+        line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        print(printable(line.rstrip()))
+        if is_long:
+            for text in _details(status):
+                print(f"  {printable(text)}")
+    sys.stdout.flush()
+    return 0
+
+
+def _row(status: Status) -> tuple[str, ...]:
+    from infini_run.jobs.submit import shown_command
+
+    command = shown_command(status.command)
+    if len(command) > _COMMAND:
+        command = command[: _COMMAND - 3] + "..."
+    since = _ago(time.time() - status.since_s)
+    return status.name, status.headline, since, f"{status.scheduler} {_short(status.id)}", status.shape, command
+
+
+def _ago(seconds: float) -> str:
+    for unit, each_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= each_s:
+            return f"{seconds / each_s:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _details(status: Status) -> list[str]:
+    found = []
+    if (status.is_final and status.reason) or status.state == "LOST":
+        found.append(status.reason)
+    if status.advice:
+        found.append(f"{status.hold}: {status.advice}")
+    if status.attempt > 0:
+        found.append(f"attempt {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
+    if status.news:
+        found.append(f"no news: {status.news}")
+    return found
+
+
+def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.choice import find_scheduler
+    from infini_run.jobs.folder import find_folder, home
+    from infini_run.jobs.logs import blocks
+
+    above = home(values["dir"], environ)
+    folder = find_folder(above, _one("logs", words))
+    name = folder.read_order().request.scheduler
+    scheduler = find_scheduler(name, above, environ) if values["follow"] else None
+    chosen = {name: values[name] for name in ("rank", "node", "attempt")}
+    out = sys.stdout.buffer
+    for block in blocks(folder, scheduler, **chosen):
+        out.write(block)
+        out.flush()
+    return 0
+
+
+def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.job import find_job
+
+    if not words:
+        raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
+    jobs = [find_job(name, dir=values["dir"]) for name in words]
+    for job in jobs:
+        job.cancel()
+    return 0
+
+
+def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.choice import find_schedulers
+    from infini_run.jobs.folder import home
+
+    _refuse_words("clusters", words)
+    found = [(scheduler, scheduler.facts()) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
+    if values["json"]:
+        return _print_json([{**vars(facts), "pools": [_plain(pool) for pool in facts.pools]} for _, facts in found])
+    for scheduler, facts in found:
+        _show_facts(scheduler, facts)
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """A record as JSON has it."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return {name: _plain(item) for name, item in vars(value).items()} if hasattr(value, "_fields") else value
+
+
+def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
+    about = [f"{scheduler.name} {facts.version}"]
+    about += [f"select/{facts.select}"] if facts.select else []
+    about.append("GPUs as a resource" if facts.has_gres else "no GPUs as a resource")
+    if scheduler.name == "slurm":
+        about.append("accounting" if facts.has_accounting else "no accounting")
+    if scheduler.name == "pbs":
+        about.append("history" if facts.has_history else "no history")
+    print(printable(", ".join(about)))
+    for pool in facts.pools:
+        nodes = f"{pool.nodes} node{'s' * (pool.nodes != 1)}"
+        each = [f"{pool.gpus_per_node} gpus" if pool.gpus_per_node else "", f"{pool.cpus_per_node} cpus"]
+        limit = f", up to {_ago(pool.limit_s)}" if pool.limit_s else ""
+        default = " (default)" if pool.is_default else ""
+        print(printable(f"  {pool.name}{default}: {' x '.join(filter(None, [nodes, *each]))}{limit}"))
+
+
+def _one(verb: str, words: Sequence[str]) -> str:
+    if len(words) != 1:
+        raise UsageError(f"infini-job {verb} is about one job: infini-job {verb} ir-0123456789; infini-job list")
+    return words[0]
+
+
+def _refuse_words(verb: str, words: Sequence[str]) -> None:
+    if words:
+        raise UsageError(f"infini-job {verb} takes flags only, not {quote(words[0])}")
+
+
+def _say(text: str) -> None:
+    print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
+
+
+_DO = {
+    "submit": _submit,
+    "status": _status,
+    "list": _list,
+    "logs": _logs,
+    "cancel": _cancel,
+    "clusters": _clusters,
+}

@@ -1,0 +1,124 @@
+"""What makes bash and zsh complete infini-job: its verbs, their flags, values where only some are allowed, and the
+names of jobs. Out of the tables of flags; the scripts stand alone."""
+
+from __future__ import annotations
+
+from infini_run.completion import values, zsh_specs
+from infini_run.flags import GRAMMAR
+from infini_run.jobs.manual import SHORT
+from infini_run.jobs.option_table import VERBS
+
+_OF_JOBS = ("status", "logs", "cancel")
+
+_BASH = r"""# bash completion for infini-job. Made from the tables of flags by share/generate.py.
+# Needs nothing but bash 4.0.
+
+_infini_job_flags() { # those of a verb; after `=` they have a value
+    case $1 in
+@FLAGS@
+    esac
+}
+
+_infini_job_values() { # the words that a flag's value can be
+    case $1 in
+@CASES@
+    esac
+}
+
+_infini_job_jobs() { # by their directories
+    local folder=${INFINI_JOB_DIR:-~/.infini-run/jobs} path
+    for path in "$folder"/ir-*; do if [[ -d $path ]]; then echo "${path##*/}"; fi; done
+}
+
+_infini_job() {
+    local cur=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} verb=${COMP_WORDS[1]} name i
+    COMPREPLY=()
+    if ((COMP_CWORD == 1)); then mapfile -t COMPREPLY < <(compgen -W "@VERBS@" -- "$cur"); return; fi
+    if [[ $cur == = ]]; then name=$before cur=; elif [[ $before == = ]]; then name=${COMP_WORDS[COMP_CWORD - 2]}; fi
+    if [[ -n $name ]]; then
+        name=${name#-} name=${name#-}
+        mapfile -t COMPREPLY < <(compgen -W "$(_infini_job_values "${name//-/_}")" -- "$cur")
+        if ((${#COMPREPLY[@]} == 0)); then compopt -o default 2>/dev/null; fi
+        return
+    fi
+    if [[ $verb == submit ]]; then
+        for ((i = 2; i < COMP_CWORD; i++)); do # behind the program nothing is ours
+            if [[ ${COMP_WORDS[i]} == -- ]]; then compopt -o default -o bashdefault 2>/dev/null; return; fi
+        done
+    fi
+    if [[ $cur == -* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_infini_job_flags "$verb")" -- "$cur")
+        if [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]]; then compopt -o nospace 2>/dev/null; fi
+    elif [[ " @OF_JOBS@ " == *" $verb "* ]]; then
+        mapfile -t COMPREPLY < <(compgen -W "$(_infini_job_jobs)" -- "$cur")
+    elif [[ $verb == submit ]]; then
+        compopt -o default -o bashdefault 2>/dev/null
+    fi
+}
+
+complete -F _infini_job infini-job
+"""
+
+_ZSH = r"""#compdef infini-job
+# zsh completion for infini-job. Made from the tables of flags by share/generate.py.
+
+_infini_job_jobs() {
+    local folder=${INFINI_JOB_DIR:-~/.infini-run/jobs}
+    local -a jobs=($folder/ir-*(N/:t))
+    _describe job jobs
+}
+
+_infini_job() {
+    local context state line
+    local -a verbs=(
+@VERBS@
+    )
+    _arguments -C '1:verb:->verb' '*::argument:->rest'
+    if [[ $state == verb ]]; then _describe verb verbs; return; fi
+    case $line[1] in
+@CASES@
+    esac
+}
+
+if [[ $funcstack[1] == _infini-job ]]; then # autoloaded, by the name of its file
+    _infini_job "$@"
+else
+    compdef _infini_job infini-job
+fi
+"""
+
+
+def script(shell: str) -> str:
+    """What bash or zsh reads."""
+    return _bash() if shell == "bash" else _zsh()
+
+
+def _bash() -> str:
+    flags = []
+    for verb, table in VERBS.items():
+        names = [f"--{name}{'' if flag.bare is not None else '='}" for flag in (*table, *GRAMMAR)
+                 for name in (flag.name, *flag.aliases) if len(name) > 1]  # fmt: skip
+        flags.append(f"    {verb}) echo '{' '.join(names)}' ;;")
+    known = {flag.name: (flag, values(flag)) for table in VERBS.values() for flag in table}
+    cases = [
+        f"    {'|'.join((name, *flag.aliases))}) echo '{' '.join(words)}' ;;"
+        for name, (flag, words) in known.items()
+        if words
+    ]
+    text = _BASH.replace("@FLAGS@", "\n".join(flags)).replace("@CASES@", "\n".join(cases))
+    return text.replace("@VERBS@", " ".join(VERBS)).replace("@OF_JOBS@", " ".join(_OF_JOBS))
+
+
+def _zsh() -> str:
+    verbs = "\n".join(f"        '{verb}:{text.replace(':', chr(92) + ':')}'" for verb, text in SHORT.items())
+    cases = []
+    for verb, table in VERBS.items():
+        specs = [spec for flag in (*table, *GRAMMAR) for spec in zsh_specs(flag)]
+        if verb == "submit":
+            specs += ["'1:program:_command_names -e'", "'*::argument:_normal'"]
+        elif verb in _OF_JOBS:
+            specs.append("'*:job:_infini_job_jobs'")
+        body = " \\\n".join(f"            {spec}" for spec in specs)
+        stop = " -A '-*'" if verb == "submit" else ""
+        cases.append(f"    {verb})\n        _arguments -S{stop} \\\n{body}\n        ;;")
+    return _ZSH.replace("@VERBS@", verbs).replace("@CASES@", "\n".join(cases))

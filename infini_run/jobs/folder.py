@@ -1,0 +1,390 @@
+"""The directory of a job: everything that is known of it, for whoever may read it, on whichever machine.
+
+    request.json   what was asked for, and what it became        env         the ranks' variables, NUL between them
+    job.sh         what the scheduler runs                       id          the scheduler's name for it
+    job.log        what the script itself said                   cancelled   somebody has asked for its end
+    exit           how it ended                                  node, bin/  what starts its container
+    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
+
+The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.files import write_whole
+from infini_run.jobs.image import Image
+from infini_run.jobs.request import LOG, SPOOL, Request
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+FORMAT = 1
+PREFIX = "ir-"
+_ID_SIZE = 5  # random bytes of a name
+_DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "ASCEND_RT_VISIBLE_DEVICES",
+)
+_SHELLS_OWN = ("_", "SHLVL", "PWD", "OLDPWD", "HOSTNAME")
+_LISTED = _DEVICES + _SHELLS_OWN
+_OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "TMPDIR",
+    "SHELL",
+)
+
+
+@record
+class Order:
+    """A job as it was submitted: what its directory says first.
+
+    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is; 0: the scheduler
+    decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host: where from.
+    """
+
+    request: Request
+    nodes: int
+    slots_per_node: int
+    pool: str
+    submitted_s: float
+    host: str
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def shape(self) -> str:
+        """`2 nodes x 8 gpus`."""
+        what = "cpu" if self.request.slot_type == "cpu" else "gpu"
+        if not self.slots_per_node:
+            return _count(self.request.slots, what)
+        slots = _count(self.slots_per_node, what)
+        return f"{_count(self.nodes, 'node')} x {slots}" if self.nodes else slots
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+@record
+class Phase:
+    """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
+    nodes: hosts in the order of their node ranks. nproc: ranks on each."""
+
+    state: str
+    since_s: float
+    nodes: tuple[str, ...] = ()
+    nproc: int = 0
+    reason: str = ""
+
+
+REQUEUED = "REQUEUED"
+
+
+@record
+class Ending:
+    """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
+    reason: in a sentence. is_told: the scheduler ended it, and may know better why."""
+
+    state: str
+    code: int
+    node: str = ""
+    rank: int = -1
+    reason: str = ""
+    attempt: int = 0
+    is_told: bool = False
+    end_s: float = 0.0
+
+
+class Folder:
+    """One job's directory. Every look at it is a new one."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.name = os.path.basename(path)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.path!r})"
+
+    def file(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    @property
+    def script(self) -> str:
+        return self.file("job.sh")
+
+    @property
+    def scheduler_logs(self) -> tuple[str, ...]:
+        """What the script said, and what PBS has caught before it could."""
+        return self.file(LOG), self.file(SPOOL)
+
+    # ---- written once, by who submits
+
+    def write_order(self, order: Order, environ: Mapping[str, str]) -> None:
+        """What was asked for, and the environment: any bytes but NUL, which no variable can hold."""
+        request = dict(vars(replace(order.request, env=())))
+        if order.request.container is not None:
+            request["container"] = dict(vars(order.request.container))
+        content = {"format": FORMAT, **vars(order), "request": request}
+        self._write("env", b"".join(os.fsencode(f"{name}={text}") + b"\0" for name, text in environ.items()))
+        self._write_json("request.json", content)
+
+    def write_script(self, text: str) -> None:
+        self._write("job.sh", os.fsencode(text))
+
+    def write_program(self, name: str, text: str) -> None:
+        """What is run in place of a Python or of srun, for the job's container. None where the text is empty."""
+        if text:
+            os.makedirs(os.path.dirname(self.file(name)), mode=0o700, exist_ok=True)
+            self._write(name, os.fsencode(text))
+            os.chmod(self.file(name), 0o700)
+
+    def program(self, name: str) -> str:
+        """Its path; "" where there is none."""
+        return self.file(name) if os.path.exists(self.file(name)) else ""
+
+    def read_order(self) -> Order:
+        """Raises UsageError: it is no job's directory, or of another version."""
+        content = self._read_json("request.json")
+        if not content or content.pop("format", 0) != FORMAT:
+            raise UsageError(
+                f"{self.path} is no job's directory, or another version's: it has no request.json of ours"
+            )
+        request = content.pop("request")
+        if request.get("container") is not None:
+            request["container"] = Image(**_tuples(request["container"]))
+        return Order(request=Request(**_tuples(request)), **content)
+
+    def read_env(self) -> dict[str, str]:
+        """The ranks' environment. Raises OSError."""
+        with open(self.file("env"), "rb") as file:
+            words = file.read().split(b"\0")[:-1]
+        return dict(os.fsdecode(word).split("=", 1) for word in words)
+
+    # ---- its life
+
+    def write_id(self, id: str) -> None:  # noqa: A002
+        self._write("id", id.encode())
+
+    @property
+    def id(self) -> str:
+        """The scheduler's; "" where it has not (yet) taken the job."""
+        return (self._read("id") or b"").decode("utf-8", "replace")
+
+    def mark_cancelled(self) -> None:
+        self._write("cancelled", b"")
+
+    @property
+    def is_cancelled(self) -> bool:
+        return os.path.exists(self.file("cancelled"))
+
+    def begin(self) -> int:
+        """The number of the attempt that begins now; its directory is there. What ended before is no end any more."""
+        number = self.attempts()
+        while True:
+            try:
+                os.mkdir(self.file(str(number)), 0o700)
+                break
+            except FileExistsError:
+                number += 1
+        if number > 0:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
+        return number
+
+    def has_ended(self, attempt: int) -> bool:
+        """Whether an earlier one has said how it ended: then it was for somebody else to begin another."""
+        return os.path.exists(self.file(f"{attempt}/exit"))
+
+    def attempts(self) -> int:
+        """How many have begun."""
+        count = 0
+        while os.path.isdir(self.file(str(count))):
+            count += 1
+        return count
+
+    def log(self, attempt: int) -> str:
+        return self.file(f"{attempt}/log")
+
+    def write_phase(self, attempt: int, phase: Phase) -> None:
+        self._write_json(f"{attempt}/phase", vars(phase))
+
+    def phase(self, attempt: int) -> Phase | None:
+        content = self._read_json(f"{attempt}/phase")
+        return Phase(**_tuples(content)) if content else None
+
+    def write_failure(self, attempt: int, content: dict[str, Any]) -> None:
+        self._write_json(f"{attempt}/first_failure", content)
+
+    def write_ending(self, ending: Ending) -> None:
+        self._write_json("exit", vars(ending))
+
+    def propose_ending(self, ending: Ending) -> bool:
+        """The same, by who is not the job: False where the job itself has said it meanwhile."""
+        draft = self.file(f"exit.{os.urandom(6).hex()}")
+        self._write_json(os.path.basename(draft), vars(ending))
+        try:
+            os.link(draft, self.file("exit"))
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(draft)
+        return True
+
+    def ending(self) -> Ending | None:
+        """How it ended, as the job itself has said; None: it has not (yet)."""
+        content = self._read_json("exit")
+        return Ending(**content) if content else None
+
+    # ---- bytes
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_whole(self.file(name), data)
+
+    def _write_json(self, name: str, content: object) -> None:
+        self._write(name, (json.dumps(content, indent=1) + "\n").encode())
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            with open(self.file(name), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """{}: it is not there. Raises InfiniRunError: it is not what we write."""
+        data = self._read(name)
+        if data is None:
+            return {}
+        try:
+            content = json.loads(data)
+        except ValueError:
+            content = None
+        if not isinstance(content, dict):
+            raise InfiniRunError(f"{self.file(name)} is not what infini-job has written: look who changed it")
+        return content
+
+
+def _tuples(content: Any) -> Any:
+    """Lists as JSON has them are tuples here."""
+    if isinstance(content, dict):
+        return {name: _tuples(item) for name, item in content.items()}
+    return tuple(map(_tuples, content)) if isinstance(content, list) else content
+
+
+def environment(environ: Mapping[str, str], request: Request) -> dict[str, str]:
+    """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only, or of
+    this side of a container; and what was asked for."""
+    left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
+    return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)
+
+
+# ---- the directory of all jobs
+
+
+def home(given: str, environ: Mapping[str, str]) -> str:
+    """Where jobs are: --dir, or ~/.infini-run/jobs."""
+    path = given or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".infini-run", "jobs")
+    return os.path.abspath(path)
+
+
+def new_name() -> str:
+    return PREFIX + os.urandom(_ID_SIZE).hex()
+
+
+def is_name(text: str) -> bool:
+    body = text.removeprefix(PREFIX)
+    return text != body and len(body) == 2 * _ID_SIZE and not body.strip("0123456789abcdef")
+
+
+def make_folder(above: str, name: str) -> Folder:
+    """A new job's directory, with those above it. Raises UsageError: it cannot be made there."""
+    path = os.path.join(above, name)
+    try:
+        os.makedirs(above, mode=0o700, exist_ok=True)
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise UsageError(
+            f"--dir={above}: no job's directory can be made there: {error.strerror}; "
+            "give a folder that you may write, and that the nodes share"
+        ) from None
+    return Folder(path)
+
+
+def find_folder(above: str, name: str) -> Folder:
+    """The directory of a job that there is, and that is ours. Raises UsageError."""
+    if not is_name(name):
+        raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")
+    path = os.path.join(above, name)
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no job {name} in {above}; infini-job list shows those that are") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; only its owner can ask about a job") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{path} is no directory: it is no job of ours")
+    if found.st_uid != os.geteuid():
+        raise UsageError(f"job {name} belongs to {_user(found.st_uid)}: only its owner can ask about it")
+    return Folder(path)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def all_folders(above: str) -> Iterator[Folder]:
+    """Our jobs, the latest last. Nothing, where none was ever submitted. Raises UsageError."""
+    try:
+        names = [name for name in os.listdir(above) if is_name(name)]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"--dir={above} cannot be read: {error.strerror}") from None
+    found = []
+    for name in names:
+        try:
+            at = os.lstat(os.path.join(above, name))
+            begun = os.lstat(os.path.join(above, name, "request.json"))
+        except OSError:
+            continue  # it is being made, or removed, or not ours to look at
+        if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
+            found.append((begun.st_mtime_ns, name))
+    for _, name in sorted(found):
+        yield Folder(os.path.join(above, name))
+
+
+def remove(folder: Folder) -> None:
+    """With all that is in it: of a job that was never submitted."""
+    from infini_run.files import remove_folder
+
+    remove_folder(folder.path)
+
+
+def now_s() -> float:
+    return time.time()

@@ -1,0 +1,135 @@
+"""A job, followed: its directory tells at once, its scheduler is asked now and then, only while somebody waits.
+
+The one rule: what can be heard of is not asked for. The scheduler is asked after 2 s, then ever more rarely, once
+in a minute at last; directories that other machines write are read every 5 s.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from infini_run.errors import QueryError
+from infini_run.jobs.change import Changes, is_remote
+from infini_run.jobs.local import Local, open_process
+from infini_run.jobs.scheduler import LOST
+from infini_run.jobs.state import is_lost_for_good, look, look_at_files
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.state import Status
+
+_FIRST_S, _GROWTH, _LAST_S = 2.0, 1.5, 60.0  # between two questions
+_REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself
+_NEVER = float("inf")
+
+
+class Follow:
+    """`status` is the latest; `step` waits for another. To be closed."""
+
+    def __init__(self, folder: Folder, scheduler: Scheduler) -> None:
+        self._folder = folder
+        self._scheduler = scheduler
+        self._pidfd = -1
+        self._changes = Changes()
+        try:
+            self._changes.add(folder.path)
+            self._look_s = _REMOTE_S if is_remote(folder.path) else _NEVER
+            self._interval_s = _FIRST_S
+            self._ask_at_s = self._look_at_s = _NEVER
+            self._missing_s = _NEVER  # since when the scheduler does not know it
+            self.status = look_at_files(folder)
+            if not self.status.is_final:
+                self.status = self._ask()
+            self._watch_attempt()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_ended(self) -> bool:
+        """Nothing more is to come. A job that nobody knows has a minute to be heard of."""
+        return self.status.is_final or is_lost_for_good(self.status, self._missing_s, time.monotonic())
+
+    def fileno(self) -> int:
+        """Readable when its directory has changed."""
+        return self._changes.fileno()
+
+    def step(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
+        """Wait for a change, the next question or one of `also`; whether `status` is another than before."""
+        before = self.status
+        now_s = time.monotonic()
+        due_s = min(self._ask_at_s, self._look_at_s) - now_s
+        wait_s = max(0.0, due_s if timeout_s is None else min(due_s, timeout_s))
+        if self._wait(wait_s, also):
+            self._changes.clear()
+            self._read()
+        now_s = time.monotonic()
+        if now_s >= self._ask_at_s:
+            self._interval_s = min(self._interval_s * _GROWTH, _LAST_S)
+            self.status = self._ask()
+        elif now_s >= self._look_at_s:
+            self._read()
+        self._watch_attempt()
+        return self.status != before
+
+    def _wait(self, wait_s: float, also: Sequence[int]) -> bool:
+        """Whether something of the job's has happened."""
+        poll = select.poll()
+        ours = [self._changes.fileno(), *([self._pidfd] if self._pidfd >= 0 else [])]
+        for fd in (*ours, *also):
+            poll.register(fd, select.POLLIN)
+        ready = [fd for fd, _ in poll.poll(wait_s * 1000 + 1)]
+        if self._pidfd in ready:
+            os.close(self._pidfd)
+            self._pidfd = -1
+            self._ask_at_s = 0.0
+        return any(fd in ready for fd in ours)
+
+    def _read(self) -> None:
+        """What the directory says alone; where that leaves a question, the scheduler is next."""
+        self._look_at_s = time.monotonic() + self._look_s
+        found = look_at_files(self._folder)
+        if found.is_final or found.attempt > self.status.attempt:
+            self.status = found
+        elif found.is_told:
+            self._ask_at_s = 0.0
+        elif found.state != self.status.state and found.since_s > self.status.since_s:
+            self.status = found
+
+    def _ask(self) -> Status:
+        now_s = time.monotonic()
+        status = look([self._folder], lambda _: self._scheduler)[0]
+        is_missing = status.state == LOST
+        self._missing_s = min(self._missing_s, now_s) if is_missing else self._missing_s if status.news else _NEVER
+        if status.news:
+            status = replace(self.status, news=status.news)
+        self._ask_at_s = now_s + self._interval_s
+        self._look_at_s = now_s + self._look_s
+        self._open_process(status)
+        return status
+
+    def _open_process(self, status: Status) -> None:
+        """Of a job on this machine its end is an event, whatever ends it."""
+        if isinstance(self._scheduler, Local) and self._pidfd < 0 and status.id and not status.is_final:
+            try:
+                self._pidfd = open_process(status.id)
+            except QueryError:
+                return
+
+    def _watch_attempt(self) -> None:
+        if self.status.attempt >= 0:
+            self._changes.add(self._folder.file(str(self.status.attempt)))
+
+    def close(self) -> None:
+        """Safe twice."""
+        self._changes.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1

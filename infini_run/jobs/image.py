@@ -1,0 +1,152 @@
+"""Containers: what starts a command in an image, one pure function for each runtime.
+
+The one rule: nothing but the words of a command line comes out of here; nothing is run, pulled or looked for. The
+job's directory and the working directory are where they are outside; network and /dev/shm are the node's, so that
+ranks of all nodes meet. Of two options the user's wins: it is last.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RUNTIMES = ("apptainer", "singularity", "podman", "enroot", "pyxis")
+# what podman is to take from the node; the others inherit all of it
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_INHERITED = ("SLURM_*", "PBS_*", "INFINI_*", *_VISIBLE, "ASCEND_RT_VISIBLE_DEVICES")
+_ROCM = ("/dev/kfd", "/dev/dri")
+_NVIDIA = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")  # what enroot's hook goes by
+
+
+@record
+class Image:
+    """A container that wraps what runs on a node. name: the image as its runtime takes it. runtime: one of RUNTIMES.
+    python: its interpreter, which has infini-run.
+
+    binds: `HOST[:THERE[:ro]]`, each on top of the job's directory and working directory, which are bound where they
+    are. options: for the runtime, before the image.
+    """
+
+    name: str
+    runtime: str = ""
+    binds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    python: str = "python3"
+
+
+@record
+class Place:
+    """Where a container runs: the job's directory, the working directory, and which kind of GPUs it is to see."""
+
+    folder: str
+    cwd: str
+    slot_type: str = "cpu"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.folder, self.cwd)))
+
+
+def problems(image: Image, place: Place) -> list[str]:
+    """What is wrong with it, one line each."""
+    found = []
+    if image.runtime not in RUNTIMES:
+        found.append(f"--runtime={image.runtime}: {', '.join(RUNTIMES[:-1])} or {RUNTIMES[-1]} is allowed")
+    if not image.name or image.name.startswith("-") or not image.name.isprintable():
+        found.append(f"--container={image.name!r}: the name or the path of an image is expected")
+    for bind in image.binds:
+        parts = bind.split(":")
+        if not 1 <= len(parts) <= 3 or not all(parts) or parts[2:] not in ([], ["ro"], ["rw"]) or "," in bind:
+            found.append(f"--bind={bind}: HOST, HOST:THERE or HOST:THERE:ro is expected")
+    for path in place.paths:
+        if ":" in path or "," in path:
+            found.append(f"{path}: a directory with : or , in its name cannot be bound into a container")
+    return found
+
+
+def wrap(image: Image, place: Place, command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` in a container. Raises UsageError for pyxis, which is srun's affair:
+    `srun_options`."""
+    if image.runtime == "pyxis":
+        raise UsageError(
+            "--runtime=pyxis: it takes srun, which Slurm has; --runtime=apptainer, podman or enroot do without"
+        )
+    runtimes: dict[str, Callable[[Image, Place, Sequence[str]], list[str]]] = {
+        "apptainer": apptainer, "singularity": apptainer, "podman": podman, "enroot": enroot,
+    }  # fmt: skip
+    return runtimes[image.runtime](image, place, command)
+
+
+def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
+    """Apptainer, and Singularity, whose fork it is. It inherits the environment; --no-eval (Apptainer 1.1) keeps it
+    from evaluating what is in there."""
+    words = [image.runtime, "exec", "--writable-tmpfs", f"--pwd={place.cwd}"]
+    if image.runtime == "apptainer":
+        words.append("--no-eval")
+    words += {"cuda": ["--nv"], "rocm": ["--rocm"]}.get(place.slot_type, [])
+    words += [f"--bind={bind}" for bind in (*place.paths, *image.binds)]
+    is_named = (
+        "://" in image.name or image.name.startswith(("/", "./", "../")) or image.name.endswith((".sif", ".img"))
+    )
+    return [*words, *image.options, image.name if is_named else f"docker://{image.name}", *command]
+
+
+def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
+    """Podman, without root too, GPUs by CDI. It stays in the job's cgroup (crun), else it would outlive the job; that
+    takes process numbers of its own, in which all ends with the command."""
+    words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled", "--ulimit=host",
+             "--security-opt=label=disable", f"--workdir={place.cwd}"]  # fmt: skip
+    words += [f"--env={name}" for name in _INHERITED]
+    if place.slot_type == "cuda":
+        words.append("--device=nvidia.com/gpu=all")
+    elif place.slot_type == "rocm":
+        words += [*(f"--device={path}" for path in _ROCM), "--group-add=keep-groups"]
+    words += [f"--volume={path}:{path}" for path in place.paths]
+    words += [f"--volume={bind if ':' in bind else f'{bind}:{bind}'}" for bind in image.binds]
+    return [*words, *image.options, image.name, *command]
+
+
+def enroot(image: Image, place: Place, command: Sequence[str]) -> list[str]:
+    """Enroot, in a container that `enroot create` has made, or a .sqsh file. It has no option for the directory."""
+    words = ["enroot", "start", "--rw"]
+    words += [f"--mount={path}:{path}" for path in place.paths]
+    words += [f"--mount={_fstab(bind)}" for bind in image.binds]
+    if place.slot_type == "cuda":
+        words += [f"--env={text}" for text in _NVIDIA]
+    elif place.slot_type == "rocm":
+        words += [f"--mount={path}:{path}" for path in _ROCM]
+    is_file = image.name.endswith((".sqsh", ".squashfs"))
+    name = image.name if is_file else image.name.replace("/", "+").replace(":", "+")
+    return [*words, *image.options, name, "sh", "-c", 'cd "$0" && exec "$@"', place.cwd, *command]
+
+
+def srun_options(image: Image, place: Place) -> list[str]:
+    """Pyxis: what srun is to be told, so that its tasks run in the container. Its registries end in #."""
+    registry, slash, path = image.name.partition("/")
+    is_registry = slash and ("." in registry or ":" in registry) and registry.strip(".")
+    name = f"{registry}#{path}" if is_registry and "://" not in image.name and "#" not in image.name else image.name
+    mounts = [*(f"{path}:{path}" for path in place.paths), *(b if ":" in b else f"{b}:{b}" for b in image.binds)]
+    if place.slot_type == "rocm":
+        mounts += [f"{path}:{path}" for path in _ROCM]
+    words = [
+        f"--container-image={name}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={place.cwd}",
+    ]
+    return [*words, "--container-writable", *image.options]
+
+
+def pick(has: Callable[[str], bool]) -> str:
+    """The runtime whose command is there; "": none is. Pyxis has no command."""
+    return next((name for name in RUNTIMES[:-1] if has(name)), "")
+
+
+def _fstab(bind: str) -> str:
+    """enroot's options come after a second colon, and it wants to be told what to do: bind."""
+    host, _, rest = bind.partition(":")
+    there, _, mode = (rest or host).partition(":")
+    return f"{host}:{there}" + (f":none:x-create=auto,bind,{mode}" if mode else "")

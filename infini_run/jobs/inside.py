@@ -1,0 +1,311 @@
+"""What a job's script runs on its first node: infini-run's own head, over what the scheduler gave us.
+
+    python -m infini_run.jobs.inside FOLDER
+
+The head reaches the nodes, and what holds for a launch holds for a job: first failure, teardown, labelled output. We
+add the job's directory (how far it is, how it ended), a warning before the limit, and running it again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
+from infini_run.head import Head
+from infini_run.hostlist import Host
+from infini_run.jobs.deadline import NEVER, Alarm
+from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
+from infini_run.jobs.verdict import judge, wants_again
+from infini_run.many import Signals, make_room, obey
+from infini_run.options import resolve
+from infini_run.record import replace
+from infini_run.report import signal_name
+from infini_run.roster import Roster
+from infini_run.site import BATCH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.jobs.folder import Order
+    from infini_run.options import Options
+
+_ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
+_LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+class Attempt:
+    """One time that the job runs."""
+
+    def __init__(self, folder: Folder, job: Order, number: int, signals: Signals, environ: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._job = job
+        self._number = number
+        self._signals = signals
+        self._site = environ  # the allocation's: what the scheduler's commands get
+        self._start_s = time.time()
+        self._phase = Phase(state=STARTING, since_s=self._start_s)
+        self._nodes: tuple[str, ...] = ()
+        self._is_over = False  # the limit was reached, and it is ours to keep
+
+    def run(self) -> Ending:
+        """From start to end; what becomes of it is in the directory, but for the ending itself."""
+        self._tell(STARTING)
+        self._open_log()
+        try:
+            options, roster, environ = self._prepare()
+            head = Head(options, roster, environ=environ, say=_say, cwd=self._job.request.cwd)
+            head.start()
+        except InfiniRunError as error:
+            _say(str(error))
+            return self._failed(error)
+        try:
+            make_room(len(roster.hosts))
+            is_ours = self._job.request.scheduler not in _ENGINES
+            alarm = Alarm(self._job.request, self._site, self._start_s, is_ours=is_ours)
+            try:
+                while not head.ended:
+                    wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
+                    head.step(wait_s, also=(self._signals.fd, alarm.fd))
+                    for number in self._signals.read():
+                        obey(head, number)
+                    self._look(head, alarm)
+                return self._conclude(head, alarm)
+            finally:
+                alarm.close()
+        finally:
+            head.close()
+
+    def _failed(self, error: InfiniRunError) -> Ending:
+        return Ending(state=FAILED, code=error.exit_code, reason=str(error), attempt=self._number, end_s=time.time())
+
+    def _open_log(self) -> None:
+        fd = os.open(self._folder.log(self._number), _LOG, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    # ---- what is run
+
+    def _prepare(self) -> tuple[Options, Roster, dict[str, str]]:
+        """The launcher's own options, as its command line would have them. Raises UsageError."""
+        job, request = self._job, self._job.request
+        try:
+            given = self._folder.read_env()
+            os.chdir(request.cwd)
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
+            ) from None
+        given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
+        given["INFINI_JOB_FOLDER"] = self._folder.path
+        given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
+        environ = {**self._site, **given}
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
+        engine = _ENGINES.get(request.scheduler, "")
+        words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
+        words += [f"--hosts={','.join(self._hosts())}"] if engine else []
+        words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
+        asked = resolve([*words, "--", *request.command], environ)
+        if asked.options is None:
+            raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
+        options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
+        if request.container is not None:  # the agent is in there, and the ranks with it
+            options = replace(options, remote_python=self._folder.program("node") or request.container.python)
+        if self._folder.program("bin/srun"):
+            environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
+        roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
+        return options, roster, environ
+
+    def _hosts(self) -> list[str]:
+        """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
+        Raises UsageError."""
+        from infini_run.auto import read_file
+        from infini_run.sites import detect
+
+        site = detect(self._site, read_file)
+        if site is None or site.form != BATCH or not site.hosts:
+            name = self._job.request.scheduler
+            raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
+        return [host.name for host in site.hosts]
+
+    # ---- how far it is
+
+    def _tell(self, state: str, reason: str = "") -> None:
+        self._phase = Phase(
+            state=state, since_s=time.time(), nodes=self._nodes, nproc=self._job.slots_per_node, reason=reason
+        )
+        self._folder.write_phase(self._number, self._phase)
+
+    def _look(self, head: Head, alarm: Alarm) -> None:
+        if self._phase.state == STARTING and head.peers[0].state == "running":
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._tell(RUNNING)
+        left_s, is_over = alarm.look(time.time())
+        if left_s:
+            self._warn(head, left_s)
+        if is_over:
+            self._is_over = True
+            head.tell(signal.SIGTERM)
+
+    def _warn(self, head: Head, left_s: float) -> None:
+        number = self._job.request.warn_signal
+        _say(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
+        head.signal(number)
+        if self._phase.state == RUNNING:
+            self._tell(WARNED)
+
+    # ---- the end
+
+    def _conclude(self, head: Head, alarm: Alarm) -> Ending:
+        report = head.report()
+        if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._tell(RUNNING)
+        text = printable(str(head.error)) if head.error is not None and head.blames_node else ""
+        if text:
+            _say(text)
+        elif report.text():
+            _write(report.text())
+        first = report.first_failure
+        content = report.to_json()
+        if first is not None:
+            self._folder.write_failure(
+                self._number,
+                {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()},
+            )
+        from infini_run.files import write_report
+
+        write_report(self._folder.file(f"{self._number}/report.json"), content)
+        return judge(
+            report,
+            head.error,
+            blames_node=head.blames_node,
+            is_cancelled=self._folder.is_cancelled,
+            is_late=self._is_over or (report.told != 0 and alarm.is_past()),
+            attempt=self._number,
+        )
+
+
+def _pbs_path() -> str:
+    """Where pbs_tmrsh is: on no PATH that PBS gives to a job (measured on OpenPBS 23.06)."""
+    path = os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            said = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
+    except OSError:
+        return ""
+    return f"{said['PBS_EXEC']}/bin" if said.get("PBS_EXEC") else ""
+
+
+def _literal(name: str) -> str:
+    """A variable's name as a pattern of --export that is no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _say(text: str) -> None:
+    _write(f"infini-run: {printable(text)}")
+
+
+def _write(text: str) -> None:
+    os.write(2, os.fsencode(text + "\n"))
+
+
+# ---- all attempts of one allocation
+
+
+def run(folder: Folder, environ: Mapping[str, str]) -> int:
+    """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
+    job = folder.read_order()
+    signals = Signals()
+    while True:
+        number = folder.begin()
+        failures = _failures(folder, number)
+        if folder.is_cancelled:  # while nobody knew of it
+            return _end(folder, Ending(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
+        if number > 0 and failures > job.request.restarts:
+            return _end(folder, _unwanted(folder, number))
+        ending = Attempt(folder, job, number, signals, environ).run()
+        why = wants_again(ending, failures=failures, restarts=job.request.restarts)
+        if not why or folder.is_cancelled:
+            return _end(folder, ending)
+        _say(why)
+        _note_requeue(folder, ending, why)
+        if job.request.scheduler in _ENGINES:
+            problem = _requeue(folder, job, environ)
+            return ending.code if not problem else _end(folder, _with(ending, problem))
+
+
+def _end(folder: Folder, ending: Ending) -> int:
+    folder.write_ending(ending)
+    return ending.code
+
+
+def _with(ending: Ending, problem: str) -> Ending:
+    _say(problem)
+    return replace(ending, reason=f"{ending.reason}; {problem}")
+
+
+def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
+    phase = folder.phase(ending.attempt)
+    assert phase is not None
+    folder.write_phase(ending.attempt, replace(phase, state=REQUEUED, since_s=time.time(), reason=why))
+
+
+def _failures(folder: Folder, number: int) -> int:
+    """How often it was run again after a failure: one of its ranks', or one that it could not tell of (a node died
+    under the script itself)."""
+    return sum(_failed(folder, earlier) for earlier in range(number))
+
+
+def _failed(folder: Folder, attempt: int) -> bool:
+    phase = folder.phase(attempt)
+    if phase is not None and phase.state == REQUEUED:
+        return phase.reason.startswith("restart ")
+    return not folder.has_ended(attempt)
+
+
+def _unwanted(folder: Folder, number: int) -> Ending:
+    """The scheduler began it once more than was asked for."""
+    reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
+    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number - 1, end_s=time.time())
+
+
+def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
+    """Have it run again: by its id, or as a new one of the same name. Why not, or ""."""
+    from infini_run.jobs.choice import find_scheduler
+
+    # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
+    try:
+        if not scheduler.requeue(folder.id):
+            folder.write_id(scheduler.submit(folder.script, job.name))
+    except (QueryError, SubmitError) as error:
+        return f"it could not be queued again: {error}"
+    return ""
+
+
+def main() -> None:
+    """Be what the script says. A signal that comes before we listen is the end, as for any program."""
+    if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
+        sys.exit(
+            f"infini-job: {' '.join(sys.argv[1:])} is not there on {os.uname().nodename}: the directory of a job "
+            "must be one that the nodes share; give another --dir"
+        )
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    try:
+        code = run(Folder(os.path.abspath(sys.argv[1])), dict(os.environ))
+    except InfiniRunError as error:
+        _say(str(error))
+        code = error.exit_code
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

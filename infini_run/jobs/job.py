@@ -1,0 +1,264 @@
+"""Jobs from Python: `submit` gives a Job, which is its directory and its scheduler.
+
+job = ir.submit(["python", "train.py"], slots=16, time="4h")
+status = job.wait()
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from infini_run.errors import InfiniRunError, SubmitError, UsageError
+from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.folder import all_folders, find_folder, home, new_name
+from infini_run.jobs.follow import Follow
+from infini_run.jobs.image import RUNTIMES, Image
+from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
+from infini_run.jobs.request import Request
+from infini_run.jobs.scheduler import HOPELESS, LOST
+from infini_run.jobs.state import look, look_at_files
+from infini_run.jobs.submit import check, plan
+from infini_run.jobs.submit import submit as hand_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from infini_run.jobs.folder import Folder, Order
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.state import Status
+    from infini_run.jobs.submit import Plan
+
+__all__ = ["Job", "find_job", "find_jobs", "submit"]
+
+
+def submit(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    **flags: object,
+) -> Job:
+    """Submit `command` as a job, once, and return it; nothing waits for it to begin.
+
+    command: what each rank runs. env: the whole environment (None: ours), which goes with the job. cwd: where the
+    ranks start (None: here), on every node.
+    flags: those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm", time="4h",
+    pool="gpu", warn="5m", restarts=2`.
+
+    Raises UsageError: the request makes no sense, or there is no scheduler; SubmitError: it was not taken;
+    QueryError: the scheduler does not answer. Nothing is left then, unless the SubmitError's `kind` is `timed_out`:
+    the job may be there, and `find_job` finds it.
+    """
+    environ = dict(os.environ if env is None else env)
+    values = read_flags(flags, environ)
+    if cwd is not None:
+        values["cwd"] = os.fspath(cwd)
+    planned, scheduler = prepare(command, values, environ)
+    folder, _ = hand_in(planned, scheduler, environ, say=_say)
+    return Job(folder, scheduler)
+
+
+def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Python's names and values, by the command's own grammar. Raises UsageError."""
+    from infini_run.flags import parse
+
+    words = []
+    for name, value in flags.items():
+        if value is True or value is False:
+            words.append(f"--{'' if value else 'no'}{name}")
+        elif isinstance(value, (list, tuple)):
+            import shlex
+
+            words.append(f"--{name}={shlex.join(map(str, value))}")
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    parsed = parse(words, environ, TABLES["submit"], PREFIXES)
+    return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
+
+
+def prepare(command: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Plan, Scheduler]:
+    """Flags to a plan; nothing is written yet. Raises UsageError, QueryError."""
+    if not command:
+        raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
+    above = home(values["dir"], environ)
+    scheduler = find_scheduler(values["scheduler"], above, environ)
+    return plan(make_request(command, values, above, scheduler), scheduler), scheduler
+
+
+def make_request(command: Sequence[str], values: Mapping[str, Any], above: str, scheduler: Scheduler) -> Request:
+    """What the flags ask for. Raises UsageError."""
+    cwd = os.path.abspath(values["cwd"] or os.getcwd())
+    if not os.path.isdir(cwd):
+        raise UsageError(f"--cwd={cwd} is not a directory")
+    warn_signal, warn_s = values["warn"]
+    if warn_s and values["time"] and warn_s >= values["time"]:
+        raise UsageError(f"--warn: {warn_s} s before a limit of {values['time']} s is before the start")
+    name = new_name()
+    same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
+            "round_up", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
+            "restarts")  # fmt: skip
+    return Request(
+        name=name,
+        folder=os.path.join(above, name),
+        command=tuple(command),
+        cwd=cwd,
+        python=values["python"] or sys.executable,
+        time_s=values["time"],
+        mem_mb_per_slot=values["mem_per_slot"],
+        container=_image(values),
+        warn_s=warn_s,
+        warn_signal=warn_signal,
+        **{field: values[field] for field in same},
+    )
+
+
+def _image(values: Mapping[str, Any]) -> Image | None:
+    if not values["container"]:
+        return None
+    import shutil
+
+    found = values["runtime"] or next((name for name in RUNTIMES if shutil.which(name)), "")
+    if not found:
+        raise UsageError(f"--container: none of {', '.join(RUNTIMES)} is on PATH; --runtime names the nodes' own")
+    return Image(
+        name=values["container"],
+        runtime=found,
+        binds=values["bind"],
+        options=values["container_options"],
+        python=values["container_python"],
+    )
+
+
+class Job:
+    """A job that was submitted: by us, or found again by `find_job`. It holds nothing that would have to be closed.
+
+    name: unique. path: its directory, in which all is.
+    """
+
+    def __init__(self, folder: Folder, scheduler: Scheduler) -> None:
+        self._folder = folder
+        self._scheduler = scheduler
+        self.name = folder.name
+        self.path = folder.path
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name} in {os.path.dirname(self.path)}>"
+
+    @property
+    def order(self) -> Order:
+        """What was submitted."""
+        return self._folder.read_order()
+
+    @property
+    def id(self) -> str:
+        """The scheduler's; "" where that is not known (yet)."""
+        return self._folder.id
+
+    def status(self) -> Status:
+        """How it is now. Costs at most one query; none, once it has ended."""
+        return look([self._folder], lambda _: self._scheduler)[0]
+
+    def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
+        """Wait until it has ended, at most `timeout_s` seconds (None: as long as it takes), and return how it is
+        then: `is_final`, `state`, `exit_code`. changed: is called with each new status."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        follow = Follow(self._folder, self._scheduler)
+        try:
+            if changed is not None:
+                changed(follow.status)
+            while not follow.has_ended:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    break
+                if follow.step(left_s) and changed is not None:
+                    changed(follow.status)
+            return follow.status
+        finally:
+            follow.close()
+
+    def logs(
+        self, *, follow: bool = False, rank: int | None = None, node: str | int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[str]:  # fmt: skip
+        """What the ranks have written, line by line, each with the name of its rank in front. follow: go on until the
+        job has ended. rank, node (index or host): theirs only. attempt: of that run, counted from 0 (None: all).
+
+        Raises UsageError: there is no such rank, node or attempt."""
+        from infini_run.jobs.logs import blocks
+
+        for block in blocks(
+            self._folder,
+            self._scheduler if follow else None,
+            rank=-1 if rank is None else rank,
+            node="" if node is None else str(node),
+            attempt=-1 if attempt is None else attempt,
+        ):
+            yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+    def cancel(self) -> None:
+        """Ask for its end; what has ended is left as it is. The ranks get the launcher's grace. Raises QueryError."""
+        status = self.status()
+        if status.is_final:
+            return
+        self._folder.mark_cancelled()
+        id_ = status.id or self._scheduler.find(self.name)
+        if id_:
+            self._scheduler.cancel(id_)
+
+
+def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002
+    """The job of that name. dir: where jobs are kept. Raises UsageError: there is none that is ours."""
+    above = home(os.fspath(dir), os.environ)
+    folder = find_folder(above, name)
+    return Job(folder, find_scheduler(folder.read_order().request.scheduler, above, os.environ))
+
+
+def find_jobs(
+    names: Sequence[str] = (),
+    *,
+    dir: str | os.PathLike[str] = "",  # noqa: A002
+    problem: Callable[[str], None] | None = None,
+) -> list[Status]:
+    """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
+    directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
+    problem = problem or _warn
+    above = home(os.fspath(dir), os.environ)
+    folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
+    return look(folders, lambda order: find_scheduler(order.request.scheduler, above, os.environ))
+
+
+def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:
+    """Those that this version can read: one that it cannot is told of, and hides no other."""
+    for folder in folders:
+        try:
+            look_at_files(folder)
+        except InfiniRunError as error:
+            problem(str(error))
+        else:
+            yield folder
+
+
+def _warn(text: str) -> None:
+    from warnings import warn
+
+    warn(text, RuntimeWarning, stacklevel=4)
+
+
+def is_hopeless(status: Status) -> bool:
+    """Whether it will never begin as it is."""
+    return status.hold == HOPELESS or (status.state == LOST and status.is_final)
+
+
+def could_run(planned: Plan, scheduler: Scheduler) -> None:
+    """Raises SubmitError: as it is the scheduler would never run it."""
+    why = check(planned, scheduler)
+    if why:
+        raise SubmitError("refused", f"it could never run: {why}")
+
+
+def _say(text: str) -> None:
+    print(f"infini-job: {text}", file=sys.stderr, flush=True)

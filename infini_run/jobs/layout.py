@@ -1,0 +1,268 @@
+"""Slots to nodes: how many of them, and what each must have. Pure; both layouts, for every scheduler.
+
+default      distinct hosts, all alike: slots fill their nodes, CPUs follow the GPUs; what cannot be is refused
+determined   the rows of Determined's tables ("HPC Launching Architecture"), rounding up and all.
+
+A layout says what is asked for; slurm and pbs know the words for it.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.jobs.request import CPU, CUDA, DETERMINED
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.request import Request
+    from infini_run.jobs.scheduler import Facts, Kind, Pool
+
+
+@record
+class Layout:
+    """What to ask for. 0: it is not asked for, or not known.
+
+    nodes: 0 where the scheduler picks 1 to `max_nodes`. slots: of all nodes. slots_per_node: 0 where it is the
+    scheduler's choice too. gpus: of all nodes. gpus_per_node, gpus_per_task: what each has. cpus_per_gpu,
+    cpus_per_node, mem_mb_per_node: what comes with it. is_exclusive: whole nodes. is_scattered: no two on one host
+    (PBS). remark: for the user.
+    """
+
+    style: str
+    slots: int
+    slot_type: str
+    nodes: int = 0
+    max_nodes: int = 0
+    slots_per_node: int = 0
+    gpu_type: str = ""
+    gpus: int = 0
+    gpus_per_node: int = 0
+    gpus_per_task: int = 0
+    cpus_per_gpu: int = 0
+    cpus_per_node: int = 0
+    mem_mb_per_node: int = 0
+    is_exclusive: bool = False
+    is_scattered: bool = False
+    remark: str = ""
+
+
+def lay_out(request: Request, facts: Facts) -> Layout:
+    """The layout of a request. Raises UsageError: all that is wrong, one line each."""
+    pool = facts.pool(request.pool)
+    is_determined = request.layout == DETERMINED
+    _refuse(_unknown_pool(request, facts, pool) + (_no_row(request) if is_determined else []))
+    if is_determined:
+        return _determined(request, facts, pool)
+    _refuse(_pool_problems(request, facts, pool))
+    layout = _default(request, facts, pool)
+    _refuse(_size_problems(request, layout, pool))
+    return layout
+
+
+def slot_type_of(request: Request, pool: Pool | None) -> str:
+    """The kind of slots: as was said, else cpu in a pool without GPUs, else cuda."""
+    return request.slot_type or (CPU if pool is not None and not pool.gpus_per_node else CUDA)
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _unknown_pool(request: Request, facts: Facts, pool: Pool | None) -> list[str]:
+    if not request.pool or not facts.pools or pool is not None:
+        return []
+    from infini_run.spelling import nearest
+
+    names = [pool.name for pool in facts.pools]
+    near = nearest(request.pool, names)
+    return [
+        f"--pool={request.pool}: there is none; "
+        + (f"the nearest is {near}" if near else f"there are {', '.join(names)}")
+    ]
+
+
+# ---- default
+
+
+def _default(request: Request, facts: Facts, pool: Pool | None) -> Layout:
+    slot_type = slot_type_of(request, pool)
+    kind = _kind(request, pool, slot_type)
+    per_node = _per_node(request, kind, slot_type)
+    slots, remark = request.slots, ""
+    if slots % per_node:
+        slots, remark = _filled(request, per_node)
+    has_gres = facts.has_gres if request.gres is None else request.gres
+    has_tres = (facts.has_tres if request.tres is None else request.tres) and has_gres
+    is_gpu = slot_type != CPU
+    cpus = request.cpus_per_slot or _cpus(kind, is_gpu) or 1
+    is_cpus_per_gpu = is_gpu and has_gres and has_tres and facts.scheduler == "slurm"
+    return Layout(
+        style=request.layout,
+        slots=slots,
+        slot_type=slot_type,
+        nodes=slots // per_node,
+        slots_per_node=per_node,
+        gpu_type=request.gpu_type,
+        gpus_per_node=per_node if is_gpu and has_gres else 0,
+        cpus_per_gpu=cpus if is_cpus_per_gpu else 0,
+        cpus_per_node=cpus * per_node if not is_cpus_per_gpu else 0,
+        mem_mb_per_node=request.mem_mb_per_slot * per_node,
+        is_exclusive=is_gpu and not has_gres,
+        is_scattered=True,
+        remark=remark,
+    )
+
+
+def _kind(request: Request, pool: Pool | None, slot_type: str) -> Kind | None:
+    """The nodes of the pool that the numbers are taken from: of those that have what is asked for, the smallest."""
+
+    def count(kind: Kind) -> int:
+        return kind.cpus if slot_type == CPU else kind.gpus_of(request.gpu_type)
+
+    kinds = [kind for kind in pool.kinds if count(kind)] if pool is not None else []
+    fitting = [kind for kind in kinds if count(kind) >= request.slots_per_node]
+    return min(fitting or kinds, key=count, default=None)
+
+
+def _per_node(request: Request, kind: Kind | None, slot_type: str) -> int:
+    """Slots on each node: as was said, else as many as a node has. Raises UsageError where nobody knows that."""
+    if request.single_node:
+        return request.slots
+    if request.slots_per_node:
+        return request.slots_per_node
+    if kind is None and slot_type != CPU and request.slots > 1:
+        raise UsageError(f"--slots={request.slots}: nobody says how many GPUs a node has: give --slots_per_node=N")
+    if kind is None:
+        return request.slots
+    has = kind.cpus // (request.cpus_per_slot or 1) if slot_type == CPU else kind.gpus_of(request.gpu_type)
+    return min(request.slots, max(has, 1))
+
+
+def _cpus(kind: Kind | None, is_gpu: bool) -> int:
+    """CPUs that belong to one slot: a GPU's share of its node."""
+    if kind is None or not is_gpu:
+        return 0
+    return kind.cpus // kind.gpus if kind.gpus else 0
+
+
+def _filled(request: Request, per_node: int) -> tuple[int, str]:
+    """More slots, where that was allowed."""
+    low = request.slots // per_node * per_node
+    high = low + per_node
+    if request.round_up:
+        return high, f"{high} slots instead of {request.slots}: nodes of {per_node} are filled"
+    divisors = [n for n in range(1, per_node) if request.slots % n == 0][-2:]
+    others = " or ".join(f"{n}" for n in reversed(divisors))
+    nearest = f"{low} or {high}" if low else f"{high}"
+    verb = "does" if request.slots == 1 else "do"
+    raise UsageError(
+        f"--slots={request.slots}: {_counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}: "
+        f"ask for {nearest}, or for --slots_per_node={others}; --round_up takes {high}"
+    )
+
+
+def _pool_problems(request: Request, facts: Facts, pool: Pool | None) -> list[str]:
+    """What is wrong whatever the numbers of nodes."""
+    found = []
+    if request.slots < 1:
+        found.append(f"--slots={request.slots}: at least 1 is needed")
+    if pool is None:
+        return found
+    slot_type = slot_type_of(request, pool)
+    types = sorted({name for kind in pool.kinds for name, _ in kind.gpu_types})
+    if request.gpu_type and slot_type == CPU:
+        found.append(f"--gpu_type={request.gpu_type}: the slots are CPUs")
+    elif request.gpu_type and pool.kinds and request.gpu_type not in types and request.gres is not False:
+        has = f"it has {', '.join(types)}" if types else "its GPUs have no types"
+        found.append(f"--gpu_type={request.gpu_type}: there are none in pool {pool.name}; {has}")
+    elif slot_type != CPU and facts.has_gres and pool.kinds and not pool.gpus_per_node and request.gres is not False:
+        found.append(f"--slot_type={slot_type}: pool {pool.name} has no GPUs that the scheduler knows of")
+    if pool.limit_s and request.time_s > pool.limit_s:
+        found.append(f"--time: pool {pool.name} lets jobs run for {_span(pool.limit_s)} at most")
+    return found
+
+
+def _size_problems(request: Request, layout: Layout, pool: Pool | None) -> list[str]:
+    """A size that no node has, or more nodes than there are."""
+    if pool is None or not pool.kinds:
+        return []
+    is_gpu, known = layout.slot_type != CPU, layout.gpus_per_node > 0
+    per_node = layout.slots_per_node
+    if is_gpu and known:
+        fits = [kind for kind in pool.kinds if kind.gpus_of(request.gpu_type) >= per_node]
+        most = max(kind.gpus_of(request.gpu_type) for kind in pool.kinds)
+        what = _counted(per_node, "GPU")
+    else:
+        need = layout.cpus_per_node
+        fits = [kind for kind in pool.kinds if kind.cpus >= need]
+        most, what = max(kind.cpus for kind in pool.kinds), _counted(need, "CPU")
+    nodes = sum(kind.nodes for kind in fits)
+    if not fits:
+        return [f"a node with {what} is asked for; those of pool {pool.name} have {most} at most"]
+    if nodes < layout.nodes:
+        asked = f"{_counted(layout.nodes, 'node')} with {what} {'is' if layout.nodes == 1 else 'are'} asked for"
+        return [f"{asked}; pool {pool.name} has {nodes}"]
+    return _share_problems(layout, pool, fits)
+
+
+def _share_problems(layout: Layout, pool: Pool, fits: list[Kind]) -> list[str]:
+    """CPUs and memory next to the GPUs."""
+    cpus = layout.cpus_per_node or layout.cpus_per_gpu * layout.gpus_per_node
+    most_cpus, most_mb = max(kind.cpus for kind in fits), max(kind.mem_mb for kind in fits)
+    found = []
+    if cpus > most_cpus:
+        found.append(f"--cpus_per_slot: {cpus} CPUs on a node; those of pool {pool.name} have {most_cpus}")
+    if most_mb and layout.mem_mb_per_node > most_mb:
+        found.append(
+            f"--mem_per_slot: {layout.mem_mb_per_node} MB on a node; those of pool {pool.name} have {most_mb}"
+        )
+    return found
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _span(time_s: int) -> str:
+    for unit, each_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if time_s % each_s == 0:
+            return f"{time_s // each_s}{unit}"
+    return f"{time_s}s"
+
+
+# ---- determined
+
+
+def _no_row(request: Request) -> list[str]:
+    """What Determined's tables have no place for."""
+    given = [("--cpus_per_slot", request.cpus_per_slot), ("--mem_per_slot", request.mem_mb_per_slot)]
+    given += [("--round_up", request.round_up)]
+    found = [f"{name}: --layout=determined has no row for it; use the scheduler's option" for name, on in given if on]
+    if request.slots < 0 or (request.slots == 0 and request.slot_type != CPU):
+        found.append(f"--slots={request.slots}: at least 1 is needed")
+    return found
+
+
+def _determined(request: Request, facts: Facts, pool: Pool | None) -> Layout:
+    """The rows of the tables. tres and gres are what was said, else true, as Determined's configuration has them."""
+    slots, asked = request.slots, request.slots_per_node
+    has_gres = request.gres is not False
+    has_tres = request.tres is not False and has_gres
+    remark = "" if has_gres or request.tres is not True else "--tres without --gres is no row: taken as --notres"
+    slot_type = slot_type_of(request, pool)
+    nodes, per_node = (-(-slots // asked), asked) if asked else (slots, 1)
+    common = {"style": request.layout, "slots": slots, "slot_type": slot_type, "remark": remark}
+    if slot_type == CPU:
+        if slots == 0:  # a task that needs no slots runs on one node
+            nodes, per_node, asked = 1, 1, 0
+        is_pbs = facts.scheduler == "pbs"
+        share = {"cpus_per_node": per_node if asked or is_pbs else 0}
+    elif has_gres and has_tres and facts.scheduler != "pbs":
+        share = {"gpus": slots, "gpus_per_task": asked}
+        nodes, per_node = 0, asked
+    else:
+        share = {"gpus_per_node": per_node if has_gres else 0}
+    if request.single_node:
+        nodes = 1
+    return Layout(**common, **share, nodes=nodes, max_nodes=slots, slots_per_node=per_node, gpu_type=request.gpu_type)  # type: ignore[arg-type]

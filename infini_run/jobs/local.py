@@ -1,0 +1,137 @@
+"""This machine as a scheduler: a job's script in a session of its own, at once. It survives who submitted it.
+
+The one rule: a process is known by its number and its start time (proc_pid_stat(5)), so no stranger that has the
+number later is taken for it. Its id is PID.START@HOST, for the directory may be seen by other machines, too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.folder import Folder
+from infini_run.jobs.request import LOG
+from infini_run.jobs.scheduler import REFUSED, RUNNING, Facts, Pool, Seen, clean
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_START = 'setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
+
+
+class Local:
+    """above: where jobs are. environ: ours."""
+
+    name = "local"
+
+    def __init__(self, above: str, environ: Mapping[str, str]) -> None:
+        self._above = above
+        self._environ = clean(environ)
+
+    def facts(self) -> Facts:
+        """This machine, as one node of one pool."""
+        from infini_run.devices import find
+        from infini_run.errors import DeviceError
+        from infini_run.version import VERSION
+
+        try:
+            gpus = len(find(self._environ).gpus)
+        except DeviceError:
+            gpus = 0
+        memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+        here = Pool(
+            name="here",
+            nodes=1,
+            gpus_per_node=gpus,
+            cpus_per_node=len(os.sched_getaffinity(0)),
+            mem_mb_per_node=memory_mb,
+            is_default=True,
+        )
+        return Facts(scheduler=self.name, version=VERSION, has_gres=gpus > 0, pools=(here,))
+
+    def check(self, script_path: str) -> str:
+        """Nobody queues here."""
+        return ""
+
+    def submit(self, script_path: str, name: str) -> str:
+        """Start it; it is nobody's child, and holds nothing of ours."""
+        log = os.path.join(os.path.dirname(script_path), LOG)
+        try:
+            made = subprocess.run(
+                ["sh", "-c", _START, script_path, log],
+                env=self._environ, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise SubmitError(REFUSED, f"sh cannot be run: {error.strerror}") from None
+        pid = made.stdout.strip()
+        if not pid.isdecimal():
+            raise SubmitError(REFUSED, made.stderr.strip() or "the shell has not started it")
+        return f"{pid}.{_start_of(int(pid))}@{os.uname().nodename}"
+
+    def find(self, name: str) -> str | None:
+        """It is there as soon as it has an id."""
+        id_ = Folder(os.path.join(self._above, name)).id
+        return id_ if id_ and _pid(id_) else None
+
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+        """Those that run. How one has ended is in its directory alone."""
+        found = {}
+        for name in names:
+            id_ = Folder(os.path.join(self._above, name)).id
+            if id_ and _pid(id_):
+                found[name] = Seen(id=id_, state=RUNNING)
+        return found
+
+    def cancel(self, id: str) -> None:  # noqa: A002
+        """TERM, as a scheduler: the ranks have their grace."""
+        fd = open_process(id)
+        if fd < 0:
+            return
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        finally:
+            os.close(fd)
+
+    def requeue(self, id: str) -> bool:  # noqa: A002
+        """Nobody else is needed: the script begins again by itself."""
+        return False
+
+
+def open_process(id_: str) -> int:
+    """A pidfd of it, which becomes readable when it ends; -1: it has ended. Raises QueryError: another machine's."""
+    pid = _pid(id_)
+    if not pid:
+        return -1
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if _pid(id_) != pid:  # it ended before we had hold of it, and somebody else has its number
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _pid(id_: str) -> int:
+    """Its number; 0: it has ended. Raises QueryError."""
+    process, _, host = id_.partition("@")
+    if host != os.uname().nodename:
+        raise QueryError(f"it runs on {host}: ask there")
+    number, _, start = process.partition(".")
+    pid = int(number)
+    return pid if start != "0" and _start_of(pid) == int(start) else 0
+
+
+def _start_of(pid: int) -> int:
+    """When it started, in ticks since the boot; 0: it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if words[0] in (b"Z", b"X") else int(words[19])

@@ -1,0 +1,60 @@
+"""The man page infini-job(1), out of the tables of flags: the same words as --help, in man(7)'s language."""
+
+from __future__ import annotations
+
+from infini_run.jobs.manual import (
+    EXAMPLES,
+    EXIT_CODES,
+    GRAMMAR_TEXT,
+    SHORT,
+    STATES_TEXT,
+    TITLES,
+    USAGE,
+    flags_of,
+)
+from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
+from infini_run.manpage import entry, escape, paragraph
+
+_DESCRIPTION = """\
+Describes a distributed training job by its slots, writes a script for Slurm or PBS, submits it once, and knows what
+becomes of it: how far it is, what its ranks write, which of them failed first and how. There is no daemon, and
+nothing needs root: a job is a directory. On the nodes infini-run(1) starts, watches and takes down the ranks.
+"""
+_FILES = """\
+~/.infini-run/jobs has a directory for each job, which its owner alone can read: request.json, job.sh, env, id, exit,
+and for each run 0/log, 0/phase, 0/first_failure and 0/report.json.
+"""
+_ENVIRONMENT = """\
+INFINI_JOB_SLOTS stands for --slots, and so on. Ranks find INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (0, and one more
+for each restart) and INFINI_JOB_FOLDER. All variables of who submits go with a job, but for those of schedulers
+(SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
+"""
+
+
+def man_page(version: str) -> str:
+    """The whole page as roff. version: of infini-run."""
+    sections = [
+        ("NAME", "infini\\-job \\- submits distributed training to Slurm, PBS or this machine, and watches it\n"),
+        ("SYNOPSIS", ".br\n".join(f".B {escape(text)}\n" for text in USAGE.values())),
+        ("DESCRIPTION", paragraph(_DESCRIPTION) + ".PP\n" + paragraph(GRAMMAR_TEXT)),
+        ("COMMANDS", "".join(f".TP\n.B {name}\n{paragraph(text + '.')}" for name, text in SHORT.items())),
+        ("OPTIONS OF SUBMIT", "".join(_group("submit", name) for name in (*SUBMIT_GROUPS, "flags"))),
+        ("OTHER OPTIONS", "".join(_others(verb) for verb in VERBS if verb != "submit")),
+        ("STATES", paragraph(STATES_TEXT)),
+        ("ENVIRONMENT", paragraph(_ENVIRONMENT)),
+        ("FILES", paragraph(_FILES)),
+        ("EXIT STATUS", paragraph(EXIT_CODES)),
+        ("EXAMPLES", f".nf\n{escape(EXAMPLES.partition(chr(10))[2])}.fi\n"),
+        ("SEE ALSO", ".BR infini\\-run (1),\n.BR sbatch (1),\n.BR qsub (1)\n"),
+    ]
+    head = '.\\" Made from the tables of flags by share/generate.py.\n'
+    head += f'.TH INFINI\\-JOB 1 "" "infini\\-run {escape(version)}"\n'
+    return head + "".join(f".SH {title}\n{text}" for title, text in sections)
+
+
+def _group(verb: str, name: str) -> str:
+    return f'.SS "{escape(TITLES[name])}"\n' + "".join(entry(flag) for flag in flags_of(verb, name))
+
+
+def _others(verb: str) -> str:
+    return f'.SS "{verb}"\n' + "".join(entry(flag) for flag in VERBS[verb])

@@ -1,0 +1,90 @@
+"""What `infini-job --help` and `infini-job VERB --help` say, out of the tables of flags."""
+
+from __future__ import annotations
+
+import textwrap
+
+from infini_run.flags import GRAMMAR
+from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
+from infini_run.manual import WIDTH, entry
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.flags import Flag
+
+SHORT = {
+    "submit": "write a job down, hand it to a batch scheduler once, and say what it is called",
+    "status": "how jobs are: those named, or all that have not ended",
+    "list": "every job that was submitted from here",
+    "logs": "what the ranks of a job have written, merged and labelled",
+    "cancel": "end jobs; their ranks have their grace",
+    "clusters": "the schedulers that are here, and what they have",
+}
+USAGE = {
+    "submit": "infini-job submit [flags] [--] program [args...]",
+    "status": "infini-job status [flags] [JOB...]",
+    "list": "infini-job list [flags]",
+    "logs": "infini-job logs [flags] JOB",
+    "cancel": "infini-job cancel JOB...",
+    "clusters": "infini-job clusters [flags]",
+}
+TITLES = {
+    "slots": "What it needs",
+    "scheduler": "Scheduler",
+    "job": "Job",
+    "container": "Container",
+    "answer": "Answer",
+    "flags": "Flags about flags",
+}
+GRAMMAR_TEXT = """\
+--name=value and --name value, --name and --noname, one dash or two, - and _
+are the same. A flag that is not given is taken from the variable INFINI_JOB_
+and its name in capitals. Variables INFINI_RUN_... of the job's environment are
+flags of infini-run, which runs its ranks.
+"""
+STATES_TEXT = """\
+States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
+WARNED (the limit is near), COMPLETED, FAILED (code, node and rank of the first
+failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
+"""
+EXIT_CODES = """\
+Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;
+1 where a job ended badly without one. Else 0; 2 for a request that makes no
+sense; 1 where a scheduler did not take it or did not answer.
+"""
+EXAMPLES = """\
+Examples:
+  infini-job submit --slots=16 --slots_per_node=8 --time=4h -- python train.py
+  infini-job submit --scheduler=local --slots=2 --wait -- python train.py
+  infini-job submit --slots=16 --warn=5m --restarts=3 --print -- ./train
+  infini-job logs -f ir-7f3a91c2e4
+  infini-job status --json
+"""
+
+
+def help_text(verb: str) -> str:
+    """Of one verb, or of all: "". No line is longer than 79 columns."""
+    if verb:
+        groups = [*(SUBMIT_GROUPS if verb == "submit" else sorted({flag.group for flag in VERBS[verb]})), "flags"]
+        about = textwrap.fill(f"{SHORT[verb][0].upper()}{SHORT[verb][1:]}.", WIDTH) + "\n"
+        more = [EXIT_CODES] if verb == "submit" else [STATES_TEXT] if verb == "status" else []
+        parts = [f"usage: {USAGE[verb]}\n", about, *(_section(verb, group) for group in groups), GRAMMAR_TEXT, *more]
+        return "\n".join(parts).rstrip()
+    lines = [
+        "usage: infini-job VERB [flags] ...\n",
+        "Submits jobs to Slurm, PBS or this machine, and watches them.\n",
+    ]
+    for name, text in SHORT.items():
+        first, *rest = textwrap.wrap(text, WIDTH - 14)
+        lines += [f"  {name:12}{first}", *(f"{'':14}{line}" for line in rest)]
+    return "\n".join(
+        [*lines, "\ninfini-job VERB --help shows its flags.\n", STATES_TEXT, EXIT_CODES, EXAMPLES]
+    ).rstrip()
+
+
+def flags_of(verb: str, group: str) -> tuple[Flag, ...]:
+    return GRAMMAR if group == "flags" else tuple(flag for flag in VERBS[verb] if flag.group == group)
+
+
+def _section(verb: str, group: str) -> str:
+    return f"{TITLES[group]}:\n" + "".join(entry(flag, full=True) for flag in flags_of(verb, group))

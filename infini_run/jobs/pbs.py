@@ -1,0 +1,329 @@
+"""PBS's commands: what is asked, and what the answers mean. qsub.py has what a script says to it.
+
+The one rule: stdout counts, whatever the exit code. `qstat` that knows some of the jobs and others not exits with 153
+and tells of those all the same (OpenPBS 23.06.06, on which all of this was measured).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.command import MISSING, ask
+from infini_run.jobs.scheduler import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    HOPELESS,
+    OOM,
+    PASSING,
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    STARTING,
+    TIMED_OUT,
+    TIMEOUT,
+    UNREACHABLE,
+    WAITING,
+    Facts,
+    Kind,
+    Seen,
+    clean,
+    pool_of,
+)
+from infini_run.kind import number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.jobs.command import Said
+    from infini_run.jobs.scheduler import Pool
+
+_ID = re.compile(r"\d+(\[\d*\])?(\.[A-Za-z0-9._-]+)?")
+_PRESENT = (QUEUED, STARTING, RUNNING)
+_STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING, "S": RUNNING,
+           "U": RUNNING, "B": RUNNING}  # fmt: skip
+# substates of a job that is over (pbs_internal.h): with history they say how, Exit_status alone does not
+_TERMINATED, _FINISHED = 91, 92
+_TIME, _MEMORY = (-28, -29), (-26, -27)  # JOB_EXEC_KILL_CPUT, _WALLTIME, _VMEM, _MEM (job.h)
+_ASK_S = 10.0
+_NO_HISTORY = "not configured to maintain job history"
+_UNKNOWN = ("Unknown Job Id", "has finished")
+_AWAY = ("cannot connect to server", "Connection refused", "No default server", "Unknown Host", "could not resolve",
+         "unable to read qmaster name")  # fmt: skip
+_UNSURE = ("timed out", "timeout", "Communication failure", "End of File", "reset by peer", "Broken pipe",
+           "Protocol (ASN.1)", "Premature end of message")  # fmt: skip
+_ADVICE = {
+    "Unknown queue": "infini-job clusters lists the pools",
+    "Unknown resource": "the cluster has no resource of that name",
+    "Queue is not enabled": "the queue takes no jobs now: give another --pool",
+    "exceeds queue": "ask for less, or for another --pool",
+    "Job exceeds": "ask for less, or for another --pool",
+    "Job violates queue": "ask for less, or for another --pool",
+    "invalid option": "`man qsub` lists its options",
+    "Unauthorized": "the server does not let you: give another --pool or --account",
+}
+
+
+class Pbs:
+    """The PBS whose commands are on PATH. environ: ours; its options for PBS's commands are left out."""
+
+    name = "pbs"
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = clean(os.environ if environ is None else environ)
+
+    def facts(self) -> Facts:
+        """Raises QueryError."""
+        server = self._json("Server", "qstat", "-B", "-f", "-F", "json")
+        queues = self._json("Queue", "qstat", "-Q", "-f", "-F", "json")
+        nodes = self._json("nodes", "pbsnodes", "-a", "-v", "-F", "json")
+        first = next(iter(server.values()), {})
+        kinds = _hosts(nodes)
+        return Facts(
+            scheduler=self.name,
+            version=str(first.get("pbs_version", "")),
+            has_gres=any("ngpus" in _resources(node) for node in nodes.values()),
+            has_history=str(first.get("job_history_enable", "")).lower() == "true",
+            pools=_pools(queues, kinds, str(first.get("default_queue", ""))),
+        )
+
+    def check(self, script_path: str) -> str:
+        """PBS takes what can never run and lets it wait; nothing asks it beforehand."""
+        return ""
+
+    def submit(self, script_path: str, name: str) -> str:
+        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
+        said = ask(["qsub", "-N", name, script_path], self._environ)
+        job_id = said.out.strip()
+        if said.code == 0 and _ID.fullmatch(job_id):
+            return job_id
+        if said.code == MISSING:
+            raise SubmitError(UNREACHABLE, said.error)
+        if said.timed_out or said.code == 0 or any(part in said.error for part in _UNSURE):
+            raise SubmitError(TIMED_OUT, _complaint("qsub", said))
+        if any(part in said.error for part in _AWAY):
+            raise SubmitError(UNREACHABLE, _complaint("qsub", said))
+        raise SubmitError(REFUSED, _advised(said))
+
+    def find(self, name: str) -> str | None:
+        """Those that were cancelled or have failed are in the history too; they are none."""
+        seen = self.query([name]).get(name)
+        return seen.id if seen is not None and (seen.state in _PRESENT or seen.state == COMPLETED) else None
+
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+        """One qstat with all ids. qstat knows no names: where an id is missing, qselect lists all jobs of ours."""
+        if not names:
+            return {}
+        known = ids or {}
+        wanted = [known[name] for name in names if known.get(name)]
+        if len(wanted) < len(names):
+            wanted = self._ours()
+        if not wanted:
+            return {}
+        jobs = self._json("Jobs", "qstat", "-x", "-f", "-F", "json", *wanted)
+        found: dict[str, Seen] = {}
+        for job_id, job in jobs.items():
+            name, seen = str(job.get("Job_Name", "")), _seen(job_id, job)
+            if name in names and (name not in found or _rank(seen) > _rank(found[name])):
+                found[name] = seen
+        return found
+
+    def cancel(self, id: str) -> None:  # noqa: A002
+        """TERM to the first node's session, KILL after kill_delay (10 s); the other nodes get KILL at once."""
+        said = ask(["qdel", id], self._environ)
+        if said.code and not any(part in said.error for part in _UNKNOWN):
+            raise QueryError(_complaint("qdel", said))
+
+    def requeue(self, id: str) -> bool:  # noqa: A002
+        """qrerun is an operator's: submit anew."""
+        return False
+
+    def _ours(self) -> list[str]:
+        """All jobs of ours, ended ones too where there is a history."""
+        user = _user()
+        said = ask(["qselect", "-x", "-u", user], self._environ)
+        if said.code and _NO_HISTORY in said.error:
+            said = ask(["qselect", "-u", user], self._environ)
+        if said.code or said.timed_out:
+            raise QueryError(_complaint("qselect", said))
+        lines = said.out.split()
+        if not all(_ID.fullmatch(line) for line in lines):
+            raise QueryError(f"qselect: an answer that cannot be understood: {said.out[:80]!r}")
+        return lines
+
+    def _json(self, key: str, *argv: str) -> dict[str, dict[str, Any]]:
+        """What an answer has under a key: by name what is known of it. An answer without it knows of none."""
+        said = ask(argv, self._environ)
+        try:
+            answer = json.loads(said.out, strict=False)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or said.timed_out:
+            if said.code and any(part in said.error for part in _UNKNOWN) and not said.out.strip():
+                return {}
+            raise QueryError(_complaint(" ".join(argv[:4]), said, is_garbage=said.code == 0))
+        if "pbs_version" not in answer:
+            raise QueryError(f"{argv[0]}: an answer that cannot be understood: {said.out[:80]!r}")
+        if said.code and key not in answer and not any(part in said.error for part in _UNKNOWN):
+            raise QueryError(_complaint(" ".join(argv[:4]), said))
+        found = answer.get(key, {})
+        return {str(name): each for name, each in found.items() if isinstance(each, dict)}
+
+
+def is_pbs(environ: Mapping[str, str]) -> bool:
+    """Whether the qstat on PATH is PBS's. Grid Engine and Torque have commands of the same names; PBS alone says
+    `pbs_version = 23.06.06`."""
+    said = ask(["qstat", "--version"], clean(environ), _ASK_S)
+    return "pbs_version" in said.out + said.error
+
+
+# ---- what the answers mean
+
+
+def _seen(job_id: str, job: Mapping[str, Any]) -> Seen:
+    letter, substate = str(job.get("job_state", "")), job.get("substate")
+    comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
+    hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
+    if letter in ("F", "X"):
+        state, code = _ended(job.get("Exit_status"), substate)
+        return Seen(id=job_id, state=state, reason=comment, code=code, nodes=hosts)
+    state = _STATES.get(letter, RUNNING)
+    if state != QUEUED:
+        return Seen(id=job_id, state=state, nodes=hosts)
+    hold, advice = hold_of(comment, letter, str(job.get("Hold_Types", "")))
+    return Seen(id=job_id, state=state, reason=comment, hold=hold, advice=advice)
+
+
+def _ended(status: object, substate: object) -> tuple[str, int]:
+    """A job that was cancelled may have Exit_status 0: only substate 92 is a success."""
+    code = status if isinstance(status, int) else -1
+    if code in _TIME:
+        return TIMEOUT, -1
+    if code in _MEMORY:
+        return OOM, -1
+    if substate == _TERMINATED:
+        return CANCELLED, -1
+    if substate == _FINISHED and code == 0:
+        return COMPLETED, 0
+    return FAILED, code - 128 if code > 256 else code  # 256 + signal
+
+
+def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str]:
+    """Of a job that waits: WAITING, PASSING or HOPELESS by PBS's comment, and what to change in a hopeless one. That
+    there are not enough nodes in all is not told from that they are busy."""
+    if comment.startswith("Can Never Run"):
+        return HOPELESS, "ask for less, or for another --pool: no nodes have what is asked for"
+    if "too many failed attempts" in comment:
+        return HOPELESS, "PBS gave up starting it: cancel it, and ask an administrator about its nodes"
+    if letter == "H" and any(kind in holds for kind in "so"):
+        return HOPELESS, "an administrator holds it: ask him"
+    if letter == "H" and "p" in holds:
+        return HOPELESS, "PBS has no valid password for it"
+    if any(part in comment for part in ("not started", "not running", "down", "dedicated time", "Draining")):
+        return PASSING, ""
+    return (WAITING, "") if comment or letter in "HW" else (PASSING, "")
+
+
+def _rank(seen: Seen) -> tuple[bool, bool, int]:
+    """A job that is there before one that ended well before the last one."""
+    digits = seen.id.partition(".")[0].partition("[")[0]
+    return seen.state in _PRESENT, seen.state == COMPLETED, number(digits) or 0
+
+
+def _resources(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = node.get("resources_available")
+    return found if isinstance(found, dict) else {}
+
+
+def _hosts(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Kind]]:
+    """(queue, kind) of each host: its vnodes together. queue: "" where it is for all of them."""
+    hosts: dict[str, list[Mapping[str, Any]]] = {}
+    for name, node in nodes.items():
+        hosts.setdefault(str(_resources(node).get("host", name)), []).append(node)
+    found = []
+    for vnodes in hosts.values():
+        each = [_resources(node) for node in vnodes]
+        gpus = sum(_whole(one.get("ngpus")) for one in each)
+        models = {str(one["accelerator_model"]) for one in each if one.get("accelerator_model")}
+        kind = Kind(
+            nodes=1,
+            cpus=sum(_whole(one.get("ncpus")) for one in each),
+            mem_mb=sum(_size_mb(str(one.get("mem", ""))) for one in each),
+            gpus=gpus,
+            gpu_types=((models.pop(), gpus),) if len(models) == 1 and gpus else (),
+        )
+        found.append((next((str(node["queue"]) for node in vnodes if node.get("queue")), ""), kind))
+    return found
+
+
+def _pools(queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]], default: str) -> tuple[Pool, ...]:
+    """Queues that run jobs, or pass them on. A host that is bound to a queue is for that one only."""
+    bound = {queue for queue, _ in hosts if queue}
+    found = []
+    for name, queue in queues.items():
+        kinds: dict[Kind, int] = {}
+        for of, kind in hosts:
+            if of == (name if name in bound else ""):
+                kinds[kind] = kinds.get(kind, 0) + 1
+        alike = [
+            Kind(nodes=count, cpus=kind.cpus, mem_mb=kind.mem_mb, gpus=kind.gpus, gpu_types=kind.gpu_types)
+            for kind, count in kinds.items()
+        ]
+        most = queue.get("resources_max")
+        limit = span_s(str(most.get("walltime", ""))) if isinstance(most, dict) else 0
+        found.append(pool_of(name, alike, limit, name == default))
+    return tuple(found)
+
+
+def span_s(text: str) -> int:
+    """[[hours:]minutes:]seconds, in seconds; 0 where it is none."""
+    parts = [number(part.partition(".")[0]) for part in text.split(":")]
+    if any(part is None for part in parts) or len(parts) > 3:
+        return 0
+    total = 0
+    for part in parts:
+        total = total * 60 + (part or 0)
+    return total
+
+
+def _size_mb(text: str) -> int:
+    """`1056270208kb` in MB; a number alone is bytes."""
+    match = re.fullmatch(r"(\d{1,18})([kmgtp]?)(b|w)?", text.lower())
+    if match is None:
+        return 0
+    size = int(match[1]) * (8 if match[3] == "w" else 1)
+    return (size << 10 * " kmgtp".index(match[2] or " ")) >> 20
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else number(str(value)) or 0
+
+
+def _user() -> str:
+    import pwd
+
+    return pwd.getpwuid(os.geteuid()).pw_name
+
+
+def _advised(said: Said) -> str:
+    lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
+    text = (lines[0] if lines else f"qsub ended with {said.code} and said nothing").removeprefix("qsub: ")
+    advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+    return f"{text}; {advice}" if advice else text
+
+
+def _complaint(what: str, said: Said, is_garbage: bool = False) -> str:
+    if said.timed_out:
+        return f"{what}: no answer in time; the server may be down or busy"
+    if said.code == MISSING:
+        return said.error
+    if is_garbage:
+        return f"{what}: an answer that cannot be understood: {said.out[:80]!r}"
+    words = said.last_words
+    return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"

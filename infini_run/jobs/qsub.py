@@ -1,0 +1,223 @@
+"""What a qsub script says to PBS: its options, those that are ours, and the lines of a layout.
+
+The one rule: there is one `-l select` and one `-l place`, ours, with what the user wants of each node in them: of two
+the first would win (OpenPBS 23.06). OpenPBS and PBS Professional from 2021.1 on; Torque has no select.
+"""
+
+from __future__ import annotations
+
+import re
+
+from infini_run.jobs.request import CPU, DETERMINED
+from infini_run.jobs.user_options import NONE, VALUE, Table, read, refusals
+from infini_run.kind import number
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.request import Request
+
+_LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}
+_LETTERS |= {letter: (letter, NONE) for letter in "fhIVXzG"}
+OPTIONS = Table(longs={}, shorts=_LETTERS)
+
+_FILES = "the job's output goes to its directory; infini-job logs shows it"
+_ENV = "--env says it"
+_QSUB = "it is about qsub itself, which infini-job calls"
+REASONS = {
+    "N": "each job has a name of its own, by which it is found again",
+    "q": "--pool says it",
+    "A": "--account of infini-job says it",
+    "P": "--project says it",
+    "J": "one job is submitted at a time",
+    "S": "the script is sh's",
+    "r": "--restarts=N says it",
+    "c": "checkpoints are the program's own",
+    **dict.fromkeys("ejokR", _FILES),
+    **dict.fromkeys("vV", _ENV),
+    **dict.fromkeys("CfGIXz", _QSUB),
+}
+_SIZE = "it is computed from --slots and --slots_per_node"
+_OF_A_NODE = "it belongs to a node: -l select=1:{}={} says how much each has"
+_CHUNK_ONLY = (
+    "ncpus",
+    "ngpus",
+    "mem",
+    "vmem",
+    "mpiprocs",
+    "ompthreads",
+    "host",
+    "vnode",
+    "arch",
+    "accelerator_model",
+)
+_ARRANGED = ("free", "pack", "scatter", "vscatter")
+_SHARED = ("excl", "exclhost", "shared")
+_NEXT = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_.-]*=)")  # a comma may belong to a value
+_HIDDEN = ("block", "sandbox", "interactive", "x11")
+
+
+@record
+class Asked:
+    """What the user's options ask for. chunk: `name=value` of every node. group, sharing: of place.
+    others: options as they are, each as its words. problems: one line each."""
+
+    chunk: tuple[str, ...]
+    sharing: str
+    group: str
+    others: tuple[tuple[str, ...], ...]
+    problems: tuple[str, ...]
+
+
+def quoted(word: str) -> str:
+    """A word as a line of #PBS has it: quotes as a shell's, but no backslash."""
+    if word and not any(char.isspace() or char in "'\"" for char in word):
+        return word
+    return (
+        "".join(f'"{piece}"' if "'" in piece else f"'{piece}'" for piece in re.split(r"('+)", word) if piece) or "''"
+    )
+
+
+def user_options(request: Request) -> Asked:
+    """The user's options, sorted by what they are, and all that is wrong with them."""
+    given = read(request.options, OPTIONS)
+    problems = [*given.problems, *refusals(given.options, REASONS)]
+    problems += [f"{option.said}: qsub has no such option" for option in given.options if not option.is_known]
+    others = [option.words for option in given.without("l")]
+    for option in given.options:
+        if option.name == "W" and (option.value or "").partition("=")[0].strip().lower() in _HIDDEN:
+            problems.append(f"{option.said}: {_QSUB}")
+    resources = _Resources(request)
+    for option in given.options:
+        if option.name == "l":
+            for item in _NEXT.split(option.value or ""):
+                resources.take(item, option.said)
+    return Asked(
+        chunk=tuple(resources.chunk),
+        sharing=resources.sharing,
+        group=resources.group,
+        others=(*others, *(("-l", item) for item in resources.others)),
+        problems=(*problems, *resources.problems),
+    )
+
+
+class _Resources:
+    """What the lists of -l ask for."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.is_determined = request.layout == DETERMINED
+        self.chunk: list[str] = []
+        self.others: list[str] = []
+        self.problems: list[str] = []
+        self.sharing = self.group = ""
+
+    def take(self, item: str, said: str) -> None:
+        name, _, value = item.partition("=")
+        name = name.strip()
+        if name == "select":
+            self._select(value, said)
+        elif name == "place":
+            self._place(value, said)
+        elif name == "walltime":
+            self.problems.append(f"{said}: --time of infini-job says it")
+        elif name in ("nodes", "nodect"):
+            self.problems.append(f"{said}: {_SIZE}")
+        elif name in _CHUNK_ONLY:
+            ours = "ngpus" if name == "ngpus" else "ncpus" if name == "ncpus" else ""
+            self.problems.append(f"{said}: {_SIZE if ours else _OF_A_NODE.format(name, value)}")
+        elif item not in self.others:
+            self.others.append(item)
+
+    def _select(self, text: str, said: str) -> None:
+        """[count:]name=value:..., the count and the slots being ours: Determined ignores them, we refuse them."""
+        if "+" in text:
+            self.problems.append(f"{said}: all nodes are alike; one chunk is expected")
+            return
+        first, *rest = text.split(":")
+        if number(first) is None:
+            rest = [first, *rest]
+        elif number(first) != 1 and not self.is_determined:
+            self.problems.append(f"{said}: {_SIZE}; -l select=1:... says what each node has")
+        for item in rest:
+            self._resource(item, said)
+
+    def _resource(self, item: str, said: str) -> None:
+        name, equals, value = item.partition("=")
+        if not equals or not name:
+            self.problems.append(f"{said}: name=value is expected, not {item!r}")
+        elif self.is_determined and name == ("ncpus" if self.request.slot_type == CPU else "ngpus"):
+            return
+        elif not self.is_determined and name in ("ngpus", "ncpus"):
+            why = "--cpus_per_slot says it" if name == "ncpus" else _SIZE
+            self.problems.append(f"{said}: {name}: {why}")
+        elif name == "mpiprocs":
+            self.problems.append(f"{said}: mpiprocs: one launcher is started on each node")
+        elif name == "mem" and self.request.mem_mb_per_slot:
+            self.problems.append(f"{said}: mem: --mem_per_slot says it")
+        elif any(other.partition("=")[0] == name and other != item for other in self.chunk):
+            self.problems.append(f"{said}: {name} was said before with another value")
+        elif f"{name}={value}" not in self.chunk:
+            self.chunk.append(item)
+
+    def _place(self, text: str, said: str) -> None:
+        """[arrangement][:sharing][:group=resource], the arrangement being ours."""
+        for item in text.split(":"):
+            if item in _SHARED:
+                self.sharing = item
+            elif item.startswith("group="):
+                self.group = item
+            elif item not in _ARRANGED:
+                self.problems.append(f"{said}: {item!r} is no way to place a job")
+            elif item != "scatter" and not self.is_determined:
+                self.problems.append(f"{said}: each node gets one part of the job; scatter is what we say")
+
+
+def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]:
+    """The options of a request, each as its words, ours first. `log`: where PBS puts the script's output.
+    What `user_options` refuses is not looked at again."""
+    asked = user_options(request)
+    ours: list[tuple[str, ...]] = [("-N", request.name), ("-j", "oe"), ("-o", log), ("-r", "n")]
+    for name, text in (("-q", request.pool), ("-A", request.account), ("-P", _project(request.project))):
+        if text:
+            ours.append((name, text))
+    if request.time_s:
+        ours.append(("-l", f"walltime={_clock(request.time_s)}"))
+    ours.append(("-l", f"select={select(layout, asked.chunk)}"))
+    where = place(layout, asked)
+    if where:
+        ours.append(("-l", f"place={where}"))
+    return [*ours, *asked.others]
+
+
+def select(layout: Layout, chunk: Sequence[str]) -> str:
+    """The chunks that a layout is: N:ncpus=C:ngpus=G, and what the user wants of each."""
+    found = [str(layout.nodes)]
+    if layout.cpus_per_node:
+        found.append(f"ncpus={layout.cpus_per_node}")
+    if layout.gpus_per_node:
+        found.append(f"ngpus={layout.gpus_per_node}")
+        if layout.gpu_type and layout.style != DETERMINED:
+            found.append(f"accelerator_model={layout.gpu_type}")
+    if layout.mem_mb_per_node:
+        found.append(f"mem={layout.mem_mb_per_node}mb")
+    return ":".join([*found, *chunk])
+
+
+def place(layout: Layout, asked: Asked) -> str:
+    """Chunks of one job go to hosts of their own: else two that fit are put on one."""
+    sharing = asked.sharing or ("exclhost" if layout.is_exclusive else "")
+    found = ["scatter" if layout.is_scattered else "", sharing, asked.group]
+    return ":".join(item for item in found if item)
+
+
+def _project(text: str) -> str:
+    """PBS takes none of these characters in a project's name (qsub(1B), -P)."""
+    return "".join("_" if char in '/[]";:|<>+,?*= ' else char for char in text)
+
+
+def _clock(time_s: int) -> str:
+    return f"{time_s // 3600:02}:{time_s // 60 % 60:02}:{time_s % 60:02}"

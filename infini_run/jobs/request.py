@@ -1,0 +1,67 @@
+"""What the user asks a batch queue for: one frozen record, complete before anything is decided from it.
+
+The one rule: it names no scheduler's options but the user's own, which are as they were written.
+"""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.image import Image
+
+CUDA, ROCM, CPU = "cuda", "rocm", "cpu"
+DEFAULT, DETERMINED = "default", "determined"
+LOG = "job.log"  # in the job's directory: what the script itself says, of every attempt
+SPOOL = "job.out"  # there too: what PBS has caught before the script could say where its output goes
+
+
+@record
+class Request:
+    """A job as it was asked for. "", 0, () and None: nobody said, so it is detected or left to the scheduler.
+
+    name: unique, it is the job's name in the queue too. folder: the job's directory, on storage that all nodes share.
+    command, cwd: what each rank runs and where. scheduler: slurm, pbs, local or auto.
+
+    slots: devices in all, one rank each. slots_per_node: on each node. slot_type: cuda, rocm or cpu. gpu_type: which
+    of a pool's GPUs. tres, gres: what the cluster supports, whatever was detected. layout: default or determined.
+    single_node: all slots on one. round_up: more slots than asked for, where those do not fill their nodes.
+    cpus_per_slot, mem_mb_per_slot, time_s (seconds): of the scheduler.
+
+    pool: partition or queue. account, project: whom to charge; the project is Slurm's wckey, PBS's -P.
+    options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
+    container: what wraps the command. env: set for the ranks, any bytes (surrogateescape).
+    run_options: for infini-run itself, such as --keep_going.
+    restarts: how often it is run again after a failure. warn_s: this long before the limit the ranks get
+    warn_signal (a number). python: the interpreter of the nodes.
+    """
+
+    name: str
+    folder: str
+    command: tuple[str, ...]
+    cwd: str
+    python: str
+    slots: int
+    scheduler: str = "auto"
+    slots_per_node: int = 0
+    slot_type: str = ""
+    gpu_type: str = ""
+    tres: bool | None = None
+    gres: bool | None = None
+    layout: str = DEFAULT
+    single_node: bool = False
+    round_up: bool = False
+    pool: str = ""
+    account: str = ""
+    project: str = ""
+    time_s: int = 0
+    cpus_per_slot: int = 0
+    mem_mb_per_slot: int = 0
+    options: tuple[str, ...] = ()
+    container: Image | None = None
+    env: tuple[tuple[str, str], ...] = ()
+    run_options: tuple[str, ...] = ()
+    restarts: int = 0
+    warn_s: int = 0
+    warn_signal: int = 12

@@ -1,0 +1,179 @@
+"""What an sbatch script says to Slurm: its options, those that are ours, and the lines of a layout.
+
+The one rule: every option that sbatch(1) has is in the table, so that a spelling of one that is ours is known.
+Options of Slurm 20.11 to 25.11; the last #SBATCH line of an option wins (22.05), so what is merged is one line.
+"""
+
+from __future__ import annotations
+
+from infini_run.jobs.request import CPU, DETERMINED
+from infini_run.jobs.user_options import MAYBE, NONE, VALUE, Table, read, refusals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.request import Request
+    from infini_run.jobs.user_options import Read
+
+_WITH_VALUE = """
+account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+container-id core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type mail-user
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks ntasks-per-core
+ntasks-per-gpu ntasks-per-node ntasks-per-socket ntasks-per-tres open-mode output partition power prefer priority
+profile qos reservation segment signal sockets-per-node switches tasks-per-node thread-spec threads-per-core time
+time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey workdir wrap
+"""
+_ALONE = """
+contiguous help hold ignore-pbs no-requeue overcommit parsable quiet reboot requeue spread-job stepmgr test-only usage
+use-min-nodes verbose version wait consolidate-segments oversubscribe share
+"""
+_MAYBE = "exclusive get-user-env nice no-kill oom-kill-step propagate resv-ports"
+_LONGS = {
+    **dict.fromkeys(_WITH_VALUE.split(), VALUE),
+    **dict.fromkeys(_ALONE.split(), NONE),
+    **dict.fromkeys(_MAYBE.split(), MAYBE),
+}
+_SHORTS = """
+A=account B=extra-node-info C=constraint D=chdir F=nodefile G=gpus H=hold J=job-name L=licenses M=clusters N=nodes
+O=overcommit Q=quiet S=core-spec V=version W=wait a=array b=begin c=cpus-per-task d=dependency e=error h=help i=input
+k=no-kill m=distribution n=ntasks o=output p=partition q=qos s=oversubscribe t=time v=verbose w=nodelist x=exclude
+"""
+OPTIONS = Table(longs=_LONGS, shorts={pair[0]: (pair[2:], _LONGS[pair[2:]]) for pair in _SHORTS.split()})
+
+_SIZE = "it is computed from --slots and --slots_per_node"
+_CPUS = "--cpus_per_slot says it"
+_FILES = "the job's output goes to its directory; infini-job logs shows it"
+_SBATCH = "it is about sbatch itself, which infini-job calls"
+_ENV = "--env says it"
+_HET = "a job of several kinds of nodes is not supported"
+REASONS = {
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu"), _SIZE),
+    **dict.fromkeys(("ntasks-per-tres", "ntasks-per-core", "ntasks-per-socket"), _SIZE),
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "tres-per-task"), _SIZE),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu"), _CPUS),
+    **dict.fromkeys(("output", "error", "input", "open-mode"), _FILES),
+    **dict.fromkeys(("parsable", "wait", "wrap", "test-only"), _SBATCH),
+    **dict.fromkeys(("help", "usage", "version", "verbose", "quiet"), _SBATCH),
+    **dict.fromkeys(("export", "export-file"), _ENV),
+    "job-name": "each job has a name of its own, by which it is found again",
+    "partition": "--pool says it",
+    "account": "--account of infini-job says it",
+    "wckey": "--project says it",
+    "time": "--time of infini-job says it",
+    "requeue": "--restarts=N says it",
+    "no-requeue": "--restarts=0 says it",
+    "signal": "--warn says when the ranks are warned",
+    "array": "one job is submitted at a time",
+    "chdir": "the job runs where it was submitted",
+    "workdir": "the job runs where it was submitted",
+    "container": "--container of infini-job says it",
+    "container-id": "--container of infini-job says it",
+    "clusters": "jobs go to the cluster whose commands are on PATH",
+    "no-kill": "a job that has lost a node ends",
+}  # fmt: skip
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
+_HET_WORDS = ("hetjob", "packjob")  # sbatch looks for them anywhere in a line
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=.,:/@%+[]*")
+
+
+def quoted(word: str) -> str:
+    """A word as a line of #SBATCH has it. A backslash takes away any character's meaning, in quotes as well, but a
+    blank's: that takes quotes (22.05, `_get_argument`)."""
+    if word and all(char in _SAFE for char in word):
+        return word
+    inside = "".join(f"\\{char}" if char in '"\\' else char for char in word)
+    return f'"{inside}"'
+
+
+def user_options(request: Request) -> tuple[Read, list[str]]:
+    """The user's options, and all that is wrong with them."""
+    given = read(request.options, OPTIONS)
+    problems = [*given.problems, *refusals(given.options, REASONS)]
+    for option in given.options:
+        if option.name in _MEMORY and request.mem_mb_per_slot:
+            problems.append(f"{option.said}: --mem_per_slot says it")
+        if not option.is_known and option.name.startswith("container-"):
+            problems.append(f"{option.said}: --container of infini-job says it")
+        if any(word in text.lower() for text in option.words for word in _HET_WORDS):
+            problems.append(f"{option.said}: {_HET}")
+        if option.name == "gres":
+            problems += _gres_problems(option.said, option.value or "")
+    return given, problems
+
+
+def _gres_problems(said: str, value: str) -> list[str]:
+    names = [item.strip().lower().removeprefix("gres:").removeprefix("gres/") for item in value.split(",")]
+    found = []
+    if any(name.partition(":")[0].partition("=")[0] == "gpu" for name in names):
+        found.append(f"{said}: GPUs are computed from --slots; --gpu_type says which")
+    if any(name in ("", "none", "help", "list") for name in names):
+        found.append(f"{said}: names of resources are expected, such as nvme:1")
+    return found
+
+
+def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]:
+    """The options of a request, each as its words, ours first. `log`: where the script's own output goes.
+    What `user_options` refuses is not looked at again."""
+    given = read(request.options, OPTIONS)
+    ours = [f"--job-name={request.name}", f"--output={_pattern(log)}", "--open-mode=append"]
+    ours.append("--requeue" if request.restarts else "--no-requeue")
+    for name, text in (("partition", request.pool), ("account", request.account), ("wckey", request.project)):
+        if text:
+            ours.append(f"--{name}={text}")
+    if request.time_s:
+        ours.append(f"--time={_minutes(request.time_s)}")
+    gres = [item for value in given.values("gres") for item in value.split(",")]
+    ours += size(layout, list(dict.fromkeys(gres)))
+    exclude = list(dict.fromkeys(given.values("exclude")))
+    if exclude:
+        ours.append(f"--exclude={','.join(exclude)}")
+    return [(word,) for word in ours] + [
+        option.words
+        for option in given.without("gres", "exclude")
+        if option.words != ("--exclusive",) or "--exclusive" not in ours
+    ]
+
+
+def size(layout: Layout, gres: list[str]) -> list[str]:
+    """The options that a layout is. gres: what the user wants besides."""
+    typed = f"{layout.gpu_type}:" if layout.gpu_type else ""
+    if layout.gpus_per_node:
+        gres = [f"gpu:{typed}{layout.gpus_per_node}", *gres]
+    if layout.style == DETERMINED:
+        found = _row(layout, typed)
+    else:
+        found = [f"--nodes={layout.nodes}", "--ntasks-per-node=1"]
+        if layout.is_exclusive:
+            found.append("--exclusive")
+        elif layout.cpus_per_gpu:
+            found.append(f"--cpus-per-gpu={layout.cpus_per_gpu}")
+        elif layout.cpus_per_node:
+            found.append(f"--cpus-per-task={layout.cpus_per_node}")
+        if layout.mem_mb_per_node:
+            found.append(f"--mem={layout.mem_mb_per_node}M")
+    return [*found, f"--gres={','.join(gres)}"] if gres else found
+
+
+def _row(layout: Layout, typed: str) -> list[str]:
+    """A row of Determined's table, but for --gres."""
+    if layout.gpus:
+        per_task = [f"--gpus-per-task={typed}{layout.gpus_per_task}"] if layout.gpus_per_task else []
+        nodes = ["--nodes=1"] if layout.nodes else [f"--nodes=1-{layout.max_nodes}", "--tasks-per-node=1"]
+        return [f"--gpus={typed}{layout.gpus}", *nodes, *per_task]
+    found = [f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}"]
+    if layout.slot_type == CPU and layout.cpus_per_node:
+        found.append(f"--cpus-per-task={layout.cpus_per_node}")
+    return found
+
+
+def _pattern(path: str) -> str:
+    """A path as --output takes it: %% is a percent sign (sbatch(1), "filename pattern")."""
+    return path.replace("%", "%%")
+
+
+def _minutes(time_s: int) -> str:
+    """Slurm counts in minutes and rounds up; so it is said as what it becomes."""
+    minutes = -(-time_s // 60)
+    return f"{minutes // 60}:{minutes % 60:02}:00"

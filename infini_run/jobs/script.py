@@ -1,0 +1,107 @@
+"""The batch script of a job: what the scheduler reads, and one command. Pure.
+
+The one rule: the script does as little as can be. What the scheduler needs to know is in its comments; what is to be
+done is in infini_run.jobs.inside, which finds everything else in the job's directory.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from infini_run.errors import UsageError
+from infini_run.jobs import qsub, sbatch
+from infini_run.jobs.image import Place, srun_options, wrap
+from infini_run.jobs.image import problems as image_problems
+from infini_run.jobs.layout import lay_out
+from infini_run.jobs.request import LOG, SPOOL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.request import Request
+    from infini_run.jobs.scheduler import Facts
+
+
+def plan(request: Request, facts: Facts) -> Layout:
+    """The layout of a request whose options are good as well. Raises UsageError: all that is wrong with either, one
+    line each."""
+    problems = _option_problems(request, facts)
+    try:
+        layout = lay_out(request, facts)
+    except UsageError as error:
+        raise UsageError("\n".join([*str(error).splitlines(), *problems])) from None
+    if problems:
+        raise UsageError("\n".join(problems))
+    return layout
+
+
+def render(request: Request, layout: Layout, facts: Facts) -> str:
+    """The script of a request that `plan` has found to be good."""
+    lines = ["#!/bin/sh"]
+    if facts.scheduler == "slurm":
+        options = sbatch.options(request, layout, f"{request.folder}/{LOG}")
+        lines += ["#SBATCH " + " ".join(map(sbatch.quoted, words)) for words in options]
+    elif facts.scheduler == "pbs":
+        options = qsub.options(request, layout, f"{request.folder}/{SPOOL}")
+        lines += ["#PBS " + " ".join(map(qsub.quoted, words)) for words in options]
+    lines += [f"# {request.name}: {described(layout)}", ""]
+    folder = shlex.quote(request.folder)
+    if facts.scheduler == "pbs":  # else its output is not to be seen before the end
+        lines.append(f"exec >>{shlex.quote(f'{request.folder}/{LOG}')} 2>&1")
+    lines.append(f"exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
+    return "\n".join(lines) + "\n"
+
+
+def render_node(request: Request, layout: Layout) -> str:
+    """What starts an agent in the job's container, in place of a Python: a script, for the job's directory. "" where
+    there is no container, or where it is srun's affair (pyxis)."""
+    image = request.container
+    if image is None or image.runtime == "pyxis":
+        return ""
+    words = wrap(image, _place(request, layout.slot_type), [image.python])
+    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+
+
+def render_srun(request: Request, layout: Layout) -> str:
+    """What stands before srun where srun starts the container (pyxis): a script of that name, for a directory of the
+    job that is the first one of PATH. The real srun is in one of the others. "" where there is no such container."""
+    image = request.container
+    if image is None or image.runtime != "pyxis":
+        return ""
+    words = shlex.join(srun_options(image, _place(request, layout.slot_type)))
+    return f'#!/bin/sh\nPATH=${{PATH#*:}}\nexec srun {words} "$@"\n'
+
+
+def _place(request: Request, slot_type: str) -> Place:
+    return Place(folder=request.folder, cwd=request.cwd, slot_type=slot_type)
+
+
+def described(layout: Layout) -> str:
+    """`2 nodes x 8 gpus`, for people."""
+    what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
+    if not layout.nodes:
+        return f"{_counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
+    return f"{_counted(layout.nodes, 'node')} x {_counted(layout.slots_per_node or layout.slots, what)}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _option_problems(request: Request, facts: Facts) -> list[str]:
+    problems = [
+        f"{name}={text!r}: one line of printable text is expected"
+        for name, text in (("--pool", request.pool), ("--account", request.account), ("--project", request.project))
+        if not text.isprintable()
+    ]
+    if "\n" in request.folder:
+        problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
+    if request.container is not None:
+        problems += image_problems(request.container, _place(request, request.slot_type))
+        if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
+            problems.append(f"--runtime=pyxis: --scheduler={facts.scheduler} has no srun")
+    if facts.scheduler == "slurm":
+        return problems + sbatch.user_options(request)[1]
+    if facts.scheduler == "pbs":
+        return problems + list(qsub.user_options(request).problems)
+    return problems + [f"{text}: --scheduler={facts.scheduler} takes no options" for text in request.options]

@@ -1,0 +1,247 @@
+"""Slurm's commands: what is asked, and what the answers mean. sbatch.py has what a script says to it.
+
+The one rule: fixed text formats only. JSON has another layout every year, and `squeue --json` ignores its filters.
+Measured on 22.05.8. slurm_words.py says what the words of an answer mean.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.command import ask
+from infini_run.jobs.scheduler import (
+    COMPLETED,
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    STARTING,
+    TIMED_OUT,
+    UNREACHABLE,
+    Facts,
+    Kind,
+    Seen,
+    clean,
+    pool_of,
+)
+from infini_run.jobs.slurm_words import PRESENT, advised, complaint, hold_of, is_away, is_gone, is_unsure, state_of
+from infini_run.kind import number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from infini_run.jobs.scheduler import Pool
+
+
+class Slurm:
+    """The Slurm whose commands are on PATH. environ: ours; its options for Slurm's commands are left out."""
+
+    name = "slurm"
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = clean(os.environ if environ is None else environ)
+        self._has_accounting: bool | None = None
+
+    def facts(self) -> Facts:
+        """Raises QueryError."""
+        config = _config(self._told("scontrol", "show", "config"))
+        pools = _pools(self._told("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%l|%G"))
+        select = config.get("SelectType", "").rpartition("/")[2]
+        has_gres = "gpu" in config.get("GresTypes", "").split(",")
+        self._has_accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")
+        return Facts(
+            scheduler=self.name,
+            version=config.get("SLURM_VERSION", ""),
+            select=select,
+            has_tres=select == "cons_tres",
+            has_gres=has_gres,
+            has_accounting=self._has_accounting,
+            binds=any(name in config.get("TaskPlugin", "") for name in ("affinity", "cgroup")),
+            gone_after_s=_first_number(config.get("MinJobAge", "")),
+            pools=pools,
+        )
+
+    def check(self, script_path: str) -> str:
+        """Ask `sbatch --test-only`. Raises QueryError where nobody answers."""
+        said = ask(["sbatch", "--test-only", script_path], self._environ)
+        if said.code == 0:
+            return ""
+        if is_unsure(said) or is_away(said):
+            raise QueryError(complaint("sbatch --test-only", said))
+        return advised(said)
+
+    def submit(self, script_path: str, name: str) -> str:
+        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
+        said = ask(["sbatch", "--parsable", f"--job-name={name}", script_path], self._environ)
+        job_id = said.out.strip().partition(";")[0]
+        if said.code == 0 and number(job_id) is not None:
+            return job_id
+        if said.code == 0 or is_unsure(said):
+            raise SubmitError(TIMED_OUT, complaint("sbatch", said))
+        if is_away(said):
+            raise SubmitError(UNREACHABLE, complaint("sbatch", said))
+        raise SubmitError(REFUSED, advised(said))
+
+    def find(self, name: str) -> str | None:
+        """A submission that was refused may leave a record under its name: FAILED, BadConstraints."""
+        seen = self.query([name]).get(name)
+        return seen.id if seen is not None and (seen.state in PRESENT or seen.state == COMPLETED) else None
+
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+        """squeue, and sacct for those that it has forgotten, where there is accounting."""
+        if not names:
+            return {}
+        text = self._told("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(names)}",
+                          "--format=%j|%i|%T|%r|%N")  # fmt: skip
+        found = _best(_queue_line(line) for line in text.splitlines())
+        missing = [name for name in names if name not in found]
+        if missing and self._has_accounting is not False:
+            found |= self._accounted(missing)
+        return found
+
+    def cancel(self, id: str) -> None:  # noqa: A002
+        """TERM to all of the job, KILL after KillWait."""
+        said = ask(["scancel", id], self._environ)
+        if said.code and not is_gone(said):
+            raise QueryError(complaint("scancel", said))
+
+    def requeue(self, id: str) -> bool:  # noqa: A002
+        """Slurm waits two minutes before it starts a job again (BeginTime). Raises QueryError."""
+        said = ask(["scontrol", "requeue", id], self._environ)
+        if is_unsure(said) or is_away(said):
+            raise QueryError(complaint("scontrol requeue", said))
+        return said.code == 0
+
+    def _told(self, *argv: str) -> str:
+        said = ask(argv, self._environ)
+        if said.code:
+            raise QueryError(complaint(argv[0], said))
+        return said.out
+
+    def _accounted(self, names: Sequence[str]) -> dict[str, Seen]:
+        """What the accounting knows. Where there is none we are told so, and ask no more."""
+        said = ask(
+            ["sacct", "--allocations", "--parsable2", "--noheader", f"--name={','.join(names)}",
+             "--starttime=now-30days", "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
+        )  # fmt: skip
+        if said.code and "disabled" in said.error:
+            self._has_accounting = False
+            return {}
+        if said.code:
+            raise QueryError(complaint("sacct", said))
+        return _best(_account_line(line) for line in said.out.splitlines())
+
+
+# ---- what the answers mean
+
+
+def _queue_line(line: str) -> tuple[str, Seen]:
+    fields = line.split("|")
+    if len(fields) != 5 or not fields[1]:
+        raise QueryError(f"squeue: an answer that cannot be understood: {line[:80]!r}")
+    name, job_id, word, reason, nodes = (field.strip() for field in fields)
+    state = state_of(word)
+    hold, advice = hold_of(reason) if state == QUEUED else ("", "")
+    if word == "SUSPENDED":
+        reason = "suspended"
+    elif state in (STARTING, RUNNING) or reason == "None":
+        reason = ""
+    return name, Seen(id=job_id, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes)
+
+
+def _account_line(line: str) -> tuple[str, Seen]:
+    fields = line.split("|")
+    if len(fields) != 5 or not fields[1]:
+        raise QueryError(f"sacct: an answer that cannot be understood: {line[:80]!r}")
+    name, job_id, word, code, nodes = (field.strip() for field in fields)
+    status, _, by_signal = code.partition(":")
+    ended = number(by_signal or "0") or 0
+    value = 128 + ended if ended else number(status)
+    return name, Seen(
+        id=job_id, state=state_of(word), reason=word if " " in word else "", code=-1 if value is None else value,
+        nodes="" if nodes == "None assigned" else nodes,
+    )  # fmt: skip
+
+
+def _best(lines: Iterable[tuple[str, Seen]]) -> dict[str, Seen]:
+    """Of several of one name the one that is there; else the one that ended well; else the last."""
+
+    def rank(seen: Seen) -> tuple[bool, bool, int]:
+        return seen.state in PRESENT, seen.state == COMPLETED, number(seen.id) or 0
+
+    found: dict[str, Seen] = {}
+    for name, seen in lines:
+        if name not in found or rank(seen) > rank(found[name]):
+            found[name] = seen
+    return found
+
+
+def _config(text: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    found = {name.strip(): value.strip() for name, _, value in pairs}
+    if "SLURM_VERSION" not in found:
+        raise QueryError("scontrol show config: an answer that cannot be understood")
+    return found
+
+
+def _pools(text: str) -> tuple[Pool, ...]:
+    """sinfo has one line for each kind of node in each partition."""
+    kinds: dict[str, list[Kind]] = {}
+    limits: dict[str, int] = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 6:
+            raise QueryError(f"sinfo: an answer that cannot be understood: {line[:80]!r}")
+        name, nodes, cpus, mem, limit, gres = (field.strip() for field in fields)
+        gpu_types = _gpus(gres)
+        kind = Kind(
+            nodes=_first_number(nodes), cpus=_first_number(cpus), mem_mb=_first_number(mem),
+            gpus=sum(count for _, count in gpu_types), gpu_types=tuple(pair for pair in gpu_types if pair[0]),
+        )  # fmt: skip
+        kinds.setdefault(name, []).append(kind)
+        limits[name] = span_s(limit)
+    return tuple(
+        pool_of(name.rstrip("*"), [kind for kind in each if kind.nodes], limits[name], name.endswith("*"))
+        for name, each in kinds.items()
+    )
+
+
+def _gpus(gres: str) -> list[tuple[str, int]]:
+    """`gpu:a100:4(S:0-1),gpu:2,nvme:1` has 4 of a100 and 2 without a type."""
+    counts: dict[str, int] = {}
+    depth, items = 0, [""]
+    for char in gres:
+        depth += (char == "(") - (char == ")")
+        if char == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += char
+    for item in items:
+        name, *rest = item.partition("(")[0].split(":")
+        if name == "gpu":
+            *types, count = rest or ["1"]
+            label = ":".join(types)
+            counts[label] = counts.get(label, 0) + (_first_number(count) if count[:1].isdigit() else 1)
+    return list(counts.items())
+
+
+def span_s(text: str) -> int:
+    """Slurm's `days-hours:minutes:seconds`, in seconds; 0: no limit."""
+    days, dash, clock = text.rpartition("-")
+    parts = [number(part) for part in clock.split(":")]
+    if not text or any(part is None for part in parts) or (dash and number(days) is None):
+        return 0
+    values = [part or 0 for part in parts]
+    if dash:
+        values += [0] * (3 - len(values))
+    elif len(values) == 1:
+        values = [0, values[0], 0]
+    while len(values) < 3:
+        values.insert(0, 0)
+    return ((number(days) or 0) * 24 + values[0]) * 3600 + values[1] * 60 + values[2]
+
+
+def _first_number(text: str) -> int:
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    return int(digits) if digits and len(digits) <= 18 else 0

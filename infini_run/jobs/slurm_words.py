@@ -1,0 +1,138 @@
+"""The words of Slurm: states, reasons why a job waits, complaints; and what they mean to us.
+
+The one rule: a word that we do not know takes nothing away. An unknown state is that of a job that is there, an
+unknown reason is waited for. Names are those of 20.11 to 25.11 (squeue(1), "JOB REASON CODES").
+"""
+
+from __future__ import annotations
+
+from infini_run.jobs.command import MISSING
+from infini_run.jobs.scheduler import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    HOPELESS,
+    NODE_FAIL,
+    OOM,
+    PASSING,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    TIMEOUT,
+    WAITING,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.command import Said
+
+_STATES = {
+    "PENDING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_FED": QUEUED, "REQUEUE_HOLD": QUEUED, "SPECIAL_EXIT": QUEUED,
+    "RESV_DEL_HOLD": QUEUED, "CONFIGURING": STARTING, "POWER_UP_NODE": STARTING, "RUNNING": RUNNING,
+    "COMPLETING": RUNNING, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "SIGNALING": RUNNING, "STAGE_OUT": RUNNING,
+    "RESIZING": RUNNING, "EXPEDITING": QUEUED, "UPDATE_DB": RUNNING, "COMPLETED": COMPLETED, "FAILED": FAILED,
+    "LAUNCH_FAILED": FAILED, "RECONFIG_FAIL": FAILED, "CANCELLED": CANCELLED, "REVOKED": CANCELLED,
+    "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAIL, "BOOT_FAIL": NODE_FAIL, "OUT_OF_MEMORY": OOM,
+    "PREEMPTED": PREEMPTED,
+}  # fmt: skip
+PRESENT = (QUEUED, STARTING, RUNNING)
+
+# what no waiting helps against, and what to do about it
+_HOPELESS = {
+    "PartitionNodeLimit": "ask for fewer nodes, or for another --pool: this one has or allows fewer",
+    "PartitionTimeLimit": "ask for less --time, or for another --pool",
+    "PartitionConfig": "ask for less, or for another --pool",
+    "BadConstraints": "no node has what --constraint and the like ask for",
+    "InvalidAccount": "give another --account: `sacctmgr show assoc user=$USER` lists yours",
+    "AccountNotAllowed": "give another --account, or another --pool: this one does not take it",
+    "InvalidQOS": "give another --qos: `sacctmgr show assoc user=$USER` lists yours",
+    "QOSNotAllowed": "give another --qos, or another --pool: this one does not take it",
+    "JobHeldAdmin": "an administrator holds it: ask him",
+    "DependencyNeverSatisfied": "what it waits for has ended otherwise: cancel it",
+    "MaxMemPerLimit": "ask for less --mem_per_slot",
+    "ReservationDeleted": "its --reservation is gone: submit it without",
+    "DeadLine": "it cannot end before its --deadline",
+    "QOSTimeLimit": "ask for less --time: the QOS allows less",
+    "AssociationTimeLimit": "ask for less --time: the account allows less",
+    "JobHoldMaxRequeue": "it was run again as often as the cluster allows",
+    "launch_failed_requeued_held": "its nodes could not start it: cancel it, or `scontrol release` it",
+}
+_OVER_A_LIMIT = "ask for less: its QOS or account allows less in one job"
+_PASSING = (
+    "None", "Prolog", "Cleaning", "WaitingForScheduling", "BeginTime", "NodeDown", "FrontEndDown", "PartitionDown",
+    "PartitionInactive", "SystemFailure", "JobLaunchFailure", "NonZeroExitCode", "BurstBufferStageIn",
+    "BurstBufferResources", "Reserved", "InactiveLimit",
+)  # fmt: skip
+
+# what the commands say of a controller that did not answer; after the first the job may be there all the same
+_UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "reset by peer", "Broken pipe")
+_AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
+         "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
+_GONE = ("Invalid job id", "already completing or completed", "Job/step already")
+_ADVICE = {
+    "nvalid partition": "infini-job clusters lists the pools",
+    "Invalid account": "`sacctmgr show assoc user=$USER` lists the accounts",
+    "Invalid qos": "`sacctmgr show assoc user=$USER` lists the QOS",
+    "Requested node configuration is not available": "no nodes of the pool have what each was asked for",
+    "CPU count per node": "no node of the pool has so many CPUs",
+    "Invalid generic resource": "infini-job clusters lists the GPUs; the cluster has no other resource of that name",
+    "Requested time limit is invalid": "ask for less --time, or for another --pool",
+    "Memory specification": "no node of the pool has so much memory",
+    "Node count specification": "ask for fewer nodes, or for another --pool",
+    "unrecognized option": "`sbatch --help` lists its options",
+}
+
+
+def hold_of(reason: str) -> tuple[str, str]:
+    """Of a job that waits: WAITING, PASSING or HOPELESS by Slurm's reason, and what to change in a hopeless one."""
+    word = reason.strip("()").partition(",")[0].strip()
+    if word in _HOPELESS:
+        return HOPELESS, _HOPELESS[word]
+    if word.startswith("ReqNodeNotAvail"):
+        is_down = "Unavailable" in reason
+        return (HOPELESS, "nodes that it needs are down: ask for others") if is_down else (PASSING, "")
+    is_limit = word.startswith(("QOSMax", "AssocMax")) and ("PerJob" in word or "PerNode" in word)
+    if is_limit or word.startswith("QOSMin"):
+        return HOPELESS, _OVER_A_LIMIT
+    return (PASSING, "") if word in _PASSING or not word else (WAITING, "")
+
+
+def state_of(word: str) -> str:
+    """`CANCELLED by 1000` and `CANCELLED+` are sacct's. A word that we do not know is of a job that is there."""
+    return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)
+
+
+def is_unsure(said: Said) -> bool:
+    """Whether what was asked for may have been done all the same."""
+    return said.timed_out or any(part in said.error for part in _UNSURE)
+
+
+def is_away(said: Said) -> bool:
+    """Whether there was nobody to ask."""
+    return said.code == MISSING or any(part in said.error for part in _AWAY)
+
+
+def is_gone(said: Said) -> bool:
+    """Whether the job had ended before."""
+    return any(part in said.error for part in _GONE)
+
+
+def advised(said: Said) -> str:
+    """Slurm's own words, without the command's name, and what to do."""
+    lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("Try ")]
+    text = lines[-1] if lines else f"sbatch ended with {said.code} and said nothing"
+    for prefix in ("sbatch: error: ", "sbatch: fatal: ", "sbatch: ", "allocation failure: "):
+        text = text.removeprefix(prefix)
+    advice = next((advice for part, advice in _ADVICE.items() if any(part in line for line in lines)), "")
+    return f"{text}; {advice}" if advice else text
+
+
+def complaint(what: str, said: Said) -> str:
+    if said.timed_out:
+        return f"{what}: no answer in time; the controller may be down or busy"
+    if said.code == MISSING:
+        return said.error
+    words = said.last_words
+    return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"

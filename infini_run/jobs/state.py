@@ -1,0 +1,257 @@
+"""What became of jobs: their own word, else what their scheduler says, by one query for all of them.
+
+The one rule: a job that is not in the answer is not finished, and an answer that did not come changes nothing. What a
+scheduler forgets is written down when it is seen.
+"""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.errors import QueryError
+from infini_run.jobs.folder import REQUEUED, Ending
+from infini_run.jobs.scheduler import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    WARNED,
+)
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from infini_run.jobs.folder import Folder, Order, Phase
+    from infini_run.jobs.scheduler import Scheduler, Seen
+
+LIVE = (QUEUED, STARTING, RUNNING, WARNED)
+LOCAL = "local"
+_KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
+
+
+@record
+class Status:
+    """A job as far as it is known.
+
+    state: a word of `scheduler.STATES`. code: its exit code, -1: none. node, rank: whose failure was the first; ""
+    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as `Seen`
+    has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of their ranks.
+    since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said nothing, or "".
+    is_told: the scheduler ended it, which may know why, or run it again.
+    """
+
+    name: str
+    state: str
+    scheduler: str
+    id: str
+    shape: str
+    command: tuple[str, ...]
+    folder: str
+    submitted_s: float
+    since_s: float
+    is_final: bool = False
+    code: int = -1
+    node: str = ""
+    rank: int = -1
+    reason: str = ""
+    hold: str = ""
+    advice: str = ""
+    attempt: int = -1
+    nodes: tuple[str, ...] = ()
+    news: str = ""
+    is_told: bool = False
+
+    @property
+    def headline(self) -> str:
+        """`FAILED 7 node2 rank 5`; `QUEUED Priority`."""
+        if self.state in LIVE or not self.is_final:
+            return self.state if self.state != QUEUED or not self.reason else f"{self.state} {self.reason}"
+        words = [self.state]
+        if self.state not in (COMPLETED, CANCELLED, LOST) and self.code >= 0:
+            words.append(str(self.code))
+        words += [self.node] if self.node else []
+        words += [f"rank {self.rank}"] if self.rank >= 0 else []
+        return " ".join(words)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first rank to fail; 1 where a job ended badly and nobody knows a code."""
+        if self.state == COMPLETED:
+            return 0
+        return self.code if self.code > 0 else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types, by the same names."""
+        return {**vars(self), "headline": self.headline, "command": list(self.command), "nodes": list(self.nodes)}
+
+
+def look(
+    folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler], now_s: float | None = None
+) -> list[Status]:
+    """All of them, in their order. One query for each scheduler, and none for jobs that have ended."""
+    now = time.time() if now_s is None else now_s
+    found = {folder.name: look_at_files(folder) for folder in folders}
+    asked: dict[str, list[Folder]] = {}
+    for folder in folders:
+        if not found[folder.name].is_final:
+            asked.setdefault(found[folder.name].scheduler, []).append(folder)
+    for group in asked.values():
+        scheduler = scheduler_of(group[0].read_order())
+        try:
+            ids = {folder.name: folder.id for folder in group if folder.id}
+            seen = scheduler.query([folder.name for folder in group], ids)
+        except QueryError as error:
+            for folder in group:
+                found[folder.name] = replace(found[folder.name], news=str(error))
+            continue
+        for folder in group:
+            found[folder.name] = _combine(folder, seen, now)
+    return [found[folder.name] for folder in folders]
+
+
+def look_at_files(folder: Folder) -> Status:
+    """What the directory alone says. Raises UsageError: it is no job's."""
+    job = folder.read_order()
+    attempts = folder.attempts()
+    phase = folder.phase(attempts - 1) if attempts else None
+    ending = folder.ending()
+    status = Status(
+        name=job.name,
+        state=QUEUED,
+        scheduler=job.request.scheduler,
+        id=folder.id,
+        shape=job.shape,
+        command=job.request.command,
+        folder=folder.path,
+        submitted_s=job.submitted_s,
+        since_s=job.submitted_s,
+        attempt=attempts - 1,
+    )
+    if phase is not None:
+        status = _in_phase(status, phase)
+    if ending is not None:
+        status = _ended(status, ending)
+    return status
+
+
+def _in_phase(status: Status, phase: Phase) -> Status:
+    state = QUEUED if phase.state == REQUEUED else phase.state
+    return replace(status, state=state, since_s=phase.since_s, nodes=phase.nodes, reason=phase.reason)
+
+
+def _ended(status: Status, ending: Ending) -> Status:
+    """is_told: the scheduler ended it, and may run it again: it is asked once more, while it knows the job."""
+    return replace(
+        status,
+        state=ending.state,
+        code=ending.code,
+        node=ending.node,
+        rank=ending.rank,
+        reason=ending.reason,
+        since_s=ending.end_s,
+        attempt=max(status.attempt, ending.attempt),
+        is_final=not ending.is_told,
+        is_told=ending.is_told,
+    )
+
+
+def _combine(folder: Folder, seen: Mapping[str, Seen], now_s: float) -> Status:
+    """The scheduler has answered. The directory is read anew: the job may have ended while we asked."""
+    status = look_at_files(folder)
+    if status.is_final:
+        return status
+    answer = seen.get(folder.name)
+    if answer is None:
+        return _missing(folder, status, now_s)
+    status = replace(status, id=answer.id)
+    if answer.state in LIVE:
+        return _alive(folder, status, answer)
+    return _gone(folder, status, answer, now_s)
+
+
+def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
+    """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
+    phase = folder.phase(status.attempt) if status.attempt >= 0 else None
+    base = replace(status, code=-1, node="", rank=-1, is_final=False, is_told=False)
+    if answer.state == QUEUED:
+        return replace(
+            base, state=QUEUED, reason=answer.reason, hold=answer.hold, advice=answer.advice,
+            since_s=phase.since_s if phase else status.submitted_s,
+        )  # fmt: skip
+    if phase is None or phase.state == REQUEUED:
+        return replace(base, state=STARTING, reason="")
+    return replace(base, state=phase.state, since_s=phase.since_s, reason="")
+
+
+def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
+    """It has ended without a word of its own, or with one that the scheduler knows better."""
+    if folder.ending() is not None:  # is_told
+        state = status.state if answer.state in (COMPLETED, FAILED) else answer.state
+        return _settle(folder, replace(status, state=state), now_s, replaces=True)
+    reason = answer.reason
+    if status.attempt < 0 and answer.state in (FAILED, COMPLETED):
+        why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
+        reason = f"{reason}: {why}" if reason else why
+    elif status.attempt >= 0 and not reason:
+        reason = f"it has not said why; infini-job logs {folder.name} may"
+    state = CANCELLED if folder.is_cancelled and answer.state == FAILED else answer.state
+    return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
+
+
+def _missing(folder: Folder, status: Status, now_s: float) -> Status:
+    """The scheduler does not know it (any more)."""
+    if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
+        return replace(status, is_final=True)
+    if folder.is_cancelled:
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+    if not folder.id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
+        return status
+    if not folder.id:
+        return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
+    if status.scheduler == LOCAL:  # nothing is hidden from us here
+        reason = _last_line(folder) or "its process has ended without a word (SIGKILL?)"
+        return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
+    reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
+    said = _last_line(folder)
+    return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
+
+
+def _last_line(folder: Folder) -> str:
+    for path in folder.scheduler_logs:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                lines = [line.strip() for line in file if line.strip()]
+        except OSError:
+            continue
+        if lines:
+            return lines[-1]
+    return ""
+
+
+def _settle(folder: Folder, status: Status, now_s: float, replaces: bool = False) -> Status:
+    """Write it down, for a scheduler forgets. Never over the job's own word, unless that asked for it."""
+    ending = Ending(
+        state=status.state,
+        code=status.code,
+        node=status.node,
+        rank=status.rank,
+        reason=status.reason,
+        attempt=status.attempt,
+        end_s=status.since_s if replaces else now_s,
+    )
+    if replaces:
+        folder.write_ending(ending)
+    elif not folder.propose_ending(ending):
+        return look_at_files(folder)
+    return replace(status, is_final=True, since_s=ending.end_s)
+
+
+def is_lost_for_good(status: Status, missing_since_s: float, now_s: float) -> bool:
+    """Whether who waits may stop: a file that says how it ended would be seen by now."""
+    return status.state == LOST and now_s - missing_since_s >= _KNOWN_S

@@ -1,0 +1,167 @@
+"""A request becomes a job, once: laid out, written down, handed over; or nothing of it is left.
+
+The one rule: nothing is submitted a second time before the scheduler has said that it does not have it. A controller
+that gives no answer may have taken the job all the same (measured on Slurm 22.05: sbatch gives up after 10 s, the job
+runs), so it is looked for by its name, which is unique.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+import time
+
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.jobs.folder import Order, environment, make_folder, remove
+from infini_run.jobs.request import CPU, CUDA
+from infini_run.jobs.scheduler import TIMED_OUT, clean
+from infini_run.jobs.script import plan as lay_out
+from infini_run.jobs.script import render, render_node, render_srun
+from infini_run.jobs.state import LOCAL
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.request import Request
+    from infini_run.jobs.scheduler import Facts, Scheduler
+
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks: a controller has no other way to tell
+_TRIES = 3
+
+
+class Plan:
+    """A request, laid out and rendered; nothing is written or submitted yet."""
+
+    def __init__(self, request: Request, layout: Layout, text: str, pool: str, programs: Mapping[str, str]) -> None:
+        self.request = request
+        self.layout = layout
+        self.text = text
+        self.pool = pool
+        self.programs = programs  # of the job's container, by their names in its directory
+
+
+def plan(request: Request, scheduler: Scheduler) -> Plan:
+    """Raises UsageError: all that is wrong with it; QueryError: the scheduler does not say what it has."""
+    facts = scheduler.facts()
+    if scheduler.name == LOCAL:
+        request, facts = _here(request, facts)
+    layout = lay_out(request, facts)
+    request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
+    pool = facts.pool(request.pool)
+    programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
+    return Plan(
+        request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), programs
+    )
+
+
+def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
+    """One node, which takes whatever is asked of it: CPUs that are too few are shared. Raises UsageError."""
+    if request.slots_per_node not in (0, request.slots):
+        raise UsageError(
+            f"--slots={request.slots} --slots_per_node={request.slots_per_node}: this machine is one node; "
+            "drop --slots_per_node"
+        )
+    slot_type = request.slot_type or (CUDA if facts.has_gres else CPU)
+    return replace(request, single_node=True, slot_type=slot_type), replace(facts, pools=())
+
+
+def check(planned: Plan, scheduler: Scheduler) -> str:
+    """Why the scheduler could never run it, ""; asked without leaving anything. Raises QueryError."""
+    with tempfile.NamedTemporaryFile("wb", prefix="infini-job-", suffix=".sh") as file:
+        file.write(os.fsencode(planned.text))
+        file.flush()
+        return scheduler.check(file.name)
+
+
+def submit(
+    planned: Plan, scheduler: Scheduler, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> tuple[Folder, Order]:
+    """The job's directory, and what is in it. environ: the caller's. say: gets what takes longer than it should.
+
+    Raises UsageError and SubmitError: nothing is left, but for a job of which nobody knows whether it was taken.
+    """
+    request = planned.request
+    folder = make_folder(os.path.dirname(request.folder), request.name)
+    order = Order(
+        request=request,
+        nodes=planned.layout.nodes,
+        slots_per_node=planned.layout.slots_per_node,
+        pool=planned.pool,
+        submitted_s=time.time(),
+        host=os.uname().nodename,
+    )
+    try:
+        folder.write_order(order, environment(clean(environ), request))
+        folder.write_script(planned.text)
+        for name, text in planned.programs.items():
+            folder.write_program(name, text)
+        folder.write_id(hand_over(scheduler, folder.script, request.name, say=say))
+    except SubmitError as error:
+        if error.kind != TIMED_OUT:
+            remove(folder)
+        raise
+    except OSError as error:
+        remove(folder)
+        raise UsageError(f"{folder.path} cannot be written: {error.strerror}; give another --dir") from None
+    except InfiniRunError:
+        remove(folder)
+        raise
+    return folder, order
+
+
+def hand_over(
+    scheduler: Scheduler,
+    script: str,
+    name: str,
+    *,
+    say: Callable[[str], None],
+    pauses_s: tuple[float, ...] = _PAUSES_S,
+) -> str:
+    """The scheduler's id of it. Raises SubmitError; of the kind `timed_out`: nobody knows."""
+    for _ in range(_TRIES):
+        try:
+            return scheduler.submit(script, name)
+        except SubmitError as error:
+            if error.kind != TIMED_OUT:
+                raise
+            say(f"{scheduler.name} has not answered ({error.text}): looking whether it has the job")
+        found = _look_for(scheduler, name, pauses_s)
+        if found:
+            return found
+    raise SubmitError(
+        TIMED_OUT,
+        f"{scheduler.name} has taken the job {_TRIES} times without an answer, and does not know it; try later",
+    )
+
+
+def _look_for(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...]) -> str:
+    """Its id; "": the scheduler has said twice, with a pause between, that it does not have it. Raises SubmitError:
+    it says nothing."""
+    answers, problem = 0, ""
+    for pause_s in pauses_s:
+        try:
+            found = scheduler.find(name)
+        except QueryError as error:
+            problem = str(error)
+        else:
+            if found:
+                return found
+            answers += 1
+            if answers == 2:
+                return ""
+        time.sleep(pause_s)
+    raise SubmitError(
+        TIMED_OUT,
+        f"{scheduler.name} does not answer ({problem}): it may have the job all the same; infini-job status {name} "
+        "knows when it is back",
+    )
+
+
+def shown_command(command: tuple[str, ...]) -> str:
+    """As a shell would read it."""
+    return shlex.join(command)

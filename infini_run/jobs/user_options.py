@@ -1,0 +1,166 @@
+"""The options that a user has for sbatch or qsub: words in, options out. It knows no option itself.
+
+The one rule: read as the scheduler's own command reads them (getopt_long(3)), short ones glued together and long ones
+abbreviated, so that what is ours is refused however it is spelled. All that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from infini_run.flags import quote
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NONE, VALUE, MAYBE = 0, 1, 2  # what follows an option: nothing, its value, a value that is glued to it or nothing
+
+
+@record
+class Table:
+    """A command's options. longs: without dashes; shorts: the letter's long name, or the letter. Each says what
+    follows."""
+
+    longs: Mapping[str, int]
+    shorts: Mapping[str, tuple[str, int]]
+
+    @property
+    def has_longs(self) -> bool:
+        return bool(self.longs)
+
+
+@record
+class Option:
+    """One option. name: the long one where it has one, without dashes. value: None where none was given.
+    said: as it was written. words: the same, for the script. is_known: the table has it."""
+
+    name: str
+    value: str | None
+    said: str
+    words: tuple[str, ...]
+    is_known: bool = True
+
+
+@record
+class Read:
+    """What the words meant, and what is wrong with them, one line each."""
+
+    options: tuple[Option, ...]
+    problems: tuple[str, ...]
+
+    def values(self, name: str) -> list[str]:
+        """What was given for an option, each time."""
+        return [option.value or "" for option in self.options if option.name == name]
+
+    def without(self, *names: str) -> list[Option]:
+        """The other options, each once."""
+        found: list[Option] = []
+        for option in self.options:
+            if option.name not in names and all(option.words != other.words for other in found):
+                found.append(option)
+        return found
+
+
+def read(words: Iterable[str], table: Table) -> Read:
+    """The options in `words`, each a word of a command line: `--comment=my job`, `-C`, `a100`; or a line, where its
+    first blank ends an option's name: `-C a100`, `--constraint "a100 | h100"`."""
+    problems: list[str] = []
+    kept = []
+    for word in words:
+        if word.isprintable():
+            kept.append(word)
+        else:
+            problems.append(f"{quote(word)}: an option is one line of printable text")
+    scan = _Scan(kept, table, problems)
+    while scan.at < len(scan.words):
+        scan.take()
+    return Read(options=tuple(scan.found), problems=tuple(problems))
+
+
+def refusals(options: Iterable[Option], reasons: Mapping[str, str]) -> list[str]:
+    """One line for each option that is not the user's to set."""
+    return [f"{option.said}: {reasons[option.name]}" for option in options if option.name in reasons]
+
+
+class _Scan:
+    """Where we are in the words, and what was found."""
+
+    def __init__(self, words: list[str], table: Table, problems: list[str]) -> None:
+        self.words = words
+        self.table = table
+        self.problems = problems
+        self.found: list[Option] = []
+        self.at = 0
+
+    def take(self) -> None:
+        self.words[self.at : self.at + 1] = self._pieces(self.words[self.at])
+        word = self.words[self.at]
+        self.at += 1
+        if word.startswith("--") and len(word) > 2 and self.table.has_longs:
+            self._long(word)
+        elif len(word) > 1 and word[0] == "-" and word != "--" and not word.startswith("--"):
+            self._shorts(word)
+        else:
+            hint = "" if word.startswith("-") else "; quotes keep the words of a value together"
+            self.problems.append(f"{quote(word)}: it is no option{hint}")
+
+    def _pieces(self, text: str) -> list[str]:
+        """A line is split as a shell would split it."""
+        name, *rest = text.split(maxsplit=1)[:2] if text.startswith("-") and text.strip() else [text]
+        if not rest or "=" in name:
+            return [text]
+        try:
+            return shlex.split(text)
+        except ValueError as wrong:
+            self.problems.append(f"{quote(text)}: {str(wrong).lower()}; a shell would not read it")
+            return [name]
+
+    def _long(self, word: str) -> None:
+        spelled, equals, text = word[2:].partition("=")
+        names = [spelled] if spelled in self.table.longs else [n for n in self.table.longs if n.startswith(spelled)]
+        if len(names) > 1:
+            shown = ", ".join(f"--{name}" for name in sorted(names))
+            self.problems.append(f"{quote(word)}: it may be any of {shown}")
+            return
+        follows = self.table.longs[names[0]] if names else MAYBE
+        if follows == NONE and equals:
+            self.problems.append(f"{quote(word)}: --{names[0]} takes no value")
+        elif follows == VALUE and not equals:
+            self._with_next(names[0], word)
+        elif not names and not equals and self._next_is_value():
+            self._add(spelled, self.words[self.at], word, self.words[self.at], is_known=False)
+            self.at += 1
+        else:
+            self._add(names[0] if names else spelled, text if equals else None, word, is_known=bool(names))
+
+    def _shorts(self, word: str) -> None:
+        """Letters glued together; the first one that takes a value takes what is left of the word as that."""
+        for place in range(1, len(word)):
+            letter, rest = word[place], word[place + 1 :]
+            name, follows = self.table.shorts.get(letter, (letter, MAYBE))
+            if follows == VALUE and not rest:
+                self._with_next(name, f"-{letter}")
+                return
+            is_known = letter in self.table.shorts
+            if follows == NONE or not rest:
+                self._add(name, None, f"-{letter}", is_known=is_known)
+            else:
+                self._add(name, rest, f"-{letter}{rest}", is_known=is_known)
+                return
+
+    def _with_next(self, name: str, said: str) -> None:
+        """The next word is its value, whatever it looks like (getopt(3))."""
+        if self.at == len(self.words):
+            self.problems.append(f"{quote(said)}: its value is missing")
+            return
+        self._add(name, self.words[self.at], said, self.words[self.at])
+        self.at += 1
+
+    def _next_is_value(self) -> bool:
+        return self.at < len(self.words) and not self.words[self.at].startswith("-")
+
+    def _add(self, name: str, value: str | None, *words: str, is_known: bool = True) -> None:
+        said = quote(" ".join(words))
+        self.found.append(Option(name=name, value=value, said=said, words=words, is_known=is_known))

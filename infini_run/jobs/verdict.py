@@ -1,0 +1,74 @@
+"""How an attempt ended, and whether it is run again. Pure: what was seen comes in."""
+
+from __future__ import annotations
+
+from infini_run.errors import NodeLost
+from infini_run.jobs.folder import Ending
+from infini_run.jobs.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, TIMEOUT
+from infini_run.report import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.errors import InfiniRunError
+    from infini_run.report import Report
+
+_TERM = 15
+AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
+
+
+def judge(
+    report: Report,
+    error: InfiniRunError | None,
+    *,
+    blames_node: bool,
+    is_cancelled: bool,
+    is_late: bool,
+    attempt: int,
+) -> Ending:
+    """error: why the launch ended, where that was no rank; blames_node: it came before any rank failed.
+    is_cancelled: the user has asked for the end. is_late: the time limit was reached."""
+    first = report.first_failure
+    end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
+    if error is not None and blames_node:
+        return _of_error(error, end)
+    if report.told and (first is None or first.shell_code == 128 + report.told):
+        return _of_signal(report.told, end, is_cancelled=is_cancelled, is_late=is_late)
+    if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
+        return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
+    if first is not None:
+        state = OOM if first.out_of_memory else FAILED
+        return _changed(end, state, report.headline(), node=first.host, rank=first.rank)
+    if end.code:
+        return _changed(end, FAILED, "something of it could not be ended")
+    return end
+
+
+def _of_signal(told: int, end: Ending, *, is_cancelled: bool, is_late: bool) -> Ending:
+    """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
+    if is_late:
+        return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
+    if is_cancelled:
+        return _changed(end, CANCELLED, "it was cancelled")
+    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", is_told=True)
+
+
+def _of_error(error: InfiniRunError, end: Ending) -> Ending:
+    if isinstance(error, NodeLost):
+        return _changed(end, NODE_FAIL, str(error), code=error.exit_code, node=error.host)
+    return _changed(end, FAILED, str(error), code=error.exit_code)
+
+
+def _changed(end: Ending, state: str, reason: str, **changes: object) -> Ending:
+    return Ending(**{**vars(end), "state": state, "reason": reason, **changes})
+
+
+def wants_again(ending: Ending, *, failures: int, restarts: int) -> str:
+    """Why the job is to be run again; "": it is not. failures: how often it was, after one. restarts: how often it
+    may be."""
+    if ending.state in (COMPLETED, CANCELLED, TIMEOUT):
+        return ""
+    if ending.code == AGAIN:
+        return f"rank {ending.rank} on {ending.node} asked for it (exit code {AGAIN})"
+    if failures < restarts:
+        return f"restart {failures + 1} of {restarts}: {ending.reason}"
+    return ""

@@ -1,0 +1,115 @@
+"""A batch scheduler that is none: its commands on PATH, which really run what they are told (tests/fakes/batch_*.py).
+
+slurm_queue, pbs_queue      fixtures: Queue, with the environment that has them
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, until
+
+FAKES = Path(__file__).parent / "fakes"
+COMMANDS = {
+    "slurm": ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "srun"),
+    "pbs": ("qsub", "qstat", "qdel", "qselect", "pbsnodes"),
+}
+SETTINGS = {
+    "slurm": {
+        "nodes": {f"node{n}": {"cpus": 64, "gpus": 8} for n in range(1, 5)},
+        "pools": {"debug": {}, "short": {"limit": "1:00:00"}},
+        "default": "debug", "select": "cons_tres", "accounting": False, "forget": False,
+        "env": {"SLURM_RESTART_COUNT": "{restarts}"},
+    },
+    "pbs": {
+        "nodes": {f"pbsn{n}": {"ncpus": 64, "ngpus": 8} for n in range(1, 5)},
+        "pools": {"workq": {}, "short": {"resources_max": {"walltime": "01:00:00"}}}, "history": True, "env": {},
+    },
+}  # fmt: skip
+
+
+class Queue:
+    """Slurm or PBS. `env`: the environment with its commands, and nothing of a real one's."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.folder = tempfile.mkdtemp(prefix="q-")  # short: a socket's path has 107 bytes
+        self._write(
+            {"next": 101, "jobs": {}, "faults": {}, "settings": {"hold": "", "kill_wait_s": 2.0, **SETTINGS[kind]}}
+        )
+        os.mkdir(f"{self.folder}/bin")
+        for name in COMMANDS[kind]:
+            script = Path(self.folder, "bin", name)
+            script.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {FAKES}/batch_{kind}.py {name} "$@"\n')
+            script.chmod(0o755)
+        if kind == "pbs":
+            os.symlink(FAKES / "pbs_tmrsh", f"{self.folder}/bin/pbs_tmrsh")
+        os.mkfifo(f"{self.folder}/alive")  # keepers read it: its end is ours
+        self._alive = os.open(f"{self.folder}/alive", os.O_RDWR | os.O_CLOEXEC)
+        self.env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TEST_BATCH": self.folder}
+
+    def _write(self, book: dict[str, object]) -> None:
+        Path(self.folder, "book.json").write_text(json.dumps(book))
+
+    def book(self) -> dict[str, object]:
+        return json.loads(Path(self.folder, "book.json").read_text())
+
+    def set(self, **settings: object) -> None:
+        """Change what it has, while no command runs: hold="Resources" keeps new jobs waiting."""
+        book = self.book()
+        book["settings"].update(settings)
+        self._write(book)
+
+    def fail(self, command: str, *faults: str) -> None:
+        """What the next calls of a command do wrong (batch_queue.py); "" for one that does not."""
+        book = self.book()
+        book["faults"].setdefault(command, []).extend(faults)
+        self._write(book)
+
+    def jobs(self) -> list[dict[str, object]]:
+        return list(self.book()["jobs"].values())
+
+    def calls(self, command: str) -> list[str]:
+        """How a command was called, each time."""
+        path = Path(self.folder, "calls")
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.split()[0] == command]
+
+    def ended(self) -> None:
+        """Wait until no job runs."""
+        until(lambda: not any(job["keeper"] for job in self.jobs()))
+
+    def close(self) -> None:
+        """End every job that is left; its keeper kills all of it."""
+        for job in self.jobs():
+            if job["keeper"]:
+                with contextlib.suppress(ProcessLookupError):
+                    fd = os.pidfd_open(job["keeper"])
+                    signal.pidfd_send_signal(fd, signal.SIGTERM)
+                    assert select.select([fd], [], [], LIMIT_S)[0], f"the keeper of job {job['id']} does not end"
+                    os.close(fd)
+        os.close(self._alive)
+        shutil.rmtree(self.folder)
+
+
+@pytest.fixture
+def slurm_queue():
+    queue = Queue("slurm")
+    yield queue
+    queue.close()
+
+
+@pytest.fixture
+def pbs_queue():
+    queue = Queue("pbs")
+    yield queue
+    queue.close()

@@ -1,0 +1,205 @@
+"""qsub, qstat, qdel, qselect and pbsnodes, as OpenPBS 23.06 answers: batch_pbs.py COMMAND WORDS..."""
+
+import getopt
+import json
+import os
+import pwd
+import re
+import shlex
+import signal
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from batch_queue import FOLDER, PRESENT, Book, after, before, start, tell
+
+SERVER = "pbshead"
+LETTERS = "a:A:c:C:e:fGhIj:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:Xz"
+HEAD = {"timestamp": 1, "pbs_version": "23.06.06", "pbs_server": SERVER}
+
+
+def fail(text, code):
+    print(text, file=sys.stderr)
+    sys.exit(code)
+
+
+def options(words):
+    """Directives of the script first: what the command line says wins, and of two select the first."""
+    try:
+        given, rest = getopt.getopt(words, LETTERS)
+    except getopt.GetoptError as wrong:
+        fail(f"qsub: invalid option -- '{wrong.opt}'\nusage: qsub [-a date_time] ...", 2)
+    return given, rest
+
+
+def qsub(words, fault):
+    given, (script,) = options(words)
+    with open(script) as file:
+        text = file.read()
+    lines = [options(shlex.split(line[5:]))[0] for line in text.splitlines() if line.startswith("#PBS")]
+    asked = {"-N": os.path.basename(script), "-q": "workq", "-o": ""}
+    resources = {}
+    for name, value in [pair for line in lines for pair in line] + given:
+        if name == "-l":
+            for item in re.split(r",(?=[a-z]+=)", value):
+                resources.setdefault(*item.partition("=")[::2])
+        else:
+            asked[name] = value
+    with Book() as book:
+        if asked["-q"] not in book.settings["pools"]:
+            fail("qsub: Unknown queue", 170)
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]{1,230}", asked["-N"]):
+            fail("qsub: illegal -N value", 2)
+        unknown = [name for name in resources if name not in ("select", "place", "walltime")]
+        if unknown:
+            fail(f"qsub: Unknown resource: {unknown[0]}", 187)
+        if fault == "refuse":
+            fail("qsub: Unauthorized Request ", 159)
+        chunks = int(resources.get("select", "1").partition(":")[0])
+        hosts = placed(book.settings["nodes"], chunks, resources)
+        clock = [int(part) for part in resources.get("walltime", "0").split(":")]
+        job = {
+            "kind": "pbs", "name": asked["-N"], "nodes": hosts, "output": asked["-o"] or f"{FOLDER}/job.o",
+            "appends": False, "cwd": os.environ.get("HOME", "/"),
+            "limit_s": sum(n * 60**i for i, n in enumerate(clock[::-1])),
+            "queue": asked["-q"], "select": resources.get("select", ""), "place": resources.get("place", ""),
+            "env": job_env(asked["-N"]),
+        }  # fmt: skip
+        if len(hosts) < chunks:
+            job["reason"] = "Not Running: Insufficient amount of resource: ngpus"
+        number = book.add(**job)
+        book.jobs[number]["env"]["PBS_JOBID"] = f"{number}.{SERVER}"
+        book.jobs[number]["env"]["PBS_NODEFILE"] = f"{FOLDER}/{number}.nodes"
+    with open(f"{FOLDER}/{number}.sh", "w") as file:
+        file.write(text)
+    if len(hosts) == chunks:
+        start(number)
+    after(fault, f"qsub: cannot send job script: End of File from server {SERVER}")
+    print(f"{number}.{SERVER}")
+
+
+def placed(nodes, chunks, resources):
+    """A host for each chunk: as many on one as fit there, but for place=scatter."""
+    each = {"ncpus": "1"} | dict(item.split("=", 1) for item in resources.get("select", "1").split(":")[1:])
+    hosts = []
+    for name, node in nodes.items():
+        fit = min(node.get(kind, 0) // int(each[kind]) for kind in ("ncpus", "ngpus") if kind in each)
+        hosts += [name] * (min(fit, 1) if "scatter" in resources.get("place", "") else fit)
+    return hosts[:chunks]
+
+
+def job_env(name):
+    """Nothing of the submitter's but what PBS takes with it, and what tests find their own by."""
+    env = {key: text for key, text in os.environ.items() if key.startswith("TEST_")}
+    env |= {f"PBS_O_{key}": os.environ[key] for key in ("HOME", "PATH") if key in os.environ}
+    env |= {"PATH": f"{FOLDER}/bin:/bin:/usr/bin", "HOME": os.environ.get("HOME", "/")}
+    env |= {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBNAME": name, "PBS_O_WORKDIR": os.getcwd()}
+    return env | {"PBS_TASKNUM": "00000001", "PBS_NODENUM": "0", "NCPUS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def told(job):
+    """What qstat -f says of a job."""
+    ended = job["state"] not in PRESENT
+    letter = {"PENDING": "Q", "RUNNING": "R", "COMPLETING": "E"}.get(job["state"], "F")
+    said = {"Job_Name": job["name"], "job_state": letter, "queue": job["queue"], "server": SERVER,
+            "substate": {"Q": 10, "R": 42, "E": 51}.get(letter, 92),
+            "Resource_List": {"select": job["select"]}}  # fmt: skip
+    if letter == "Q":
+        said["comment"] = job["reason"] or "Not Running: Insufficient amount of resource: ncpus"
+    elif not ended:
+        said["exec_host"] = "+".join(f"{node}/0*8" for node in job["nodes"])
+    else:
+        said["Exit_status"] = job["code"] if job["code"] <= 128 else job["code"] + 128
+        said["comment"] = "Job run at Sat Nov 21 at 22:00 and finished"
+        if job["state"] == "FAILED":
+            said |= {"substate": 93, "comment": said["comment"].replace("finished", "failed")}
+        elif job["state"] == "CANCELLED":
+            said |= {"substate": 91, "Exit_status": 0, "comment": "Job run and terminated by root@pbshead"}
+        elif job["state"] == "TIMEOUT":
+            said |= {"substate": 93, "Exit_status": -29}
+    return said
+
+
+def qstat(words, fault):
+    if words == ["--version"]:
+        print("pbs_version = 23.06.06", file=sys.stderr)
+        return
+    flags = [word for word in words if word.startswith("-")]
+    with Book() as book:
+        settings, jobs = book.settings, dict(book.jobs)
+    if "-B" in flags:
+        server = {"server_state": "Active", "default_queue": "workq", "pbs_version": "23.06.06"}
+        if settings["history"]:
+            server["job_history_enable"] = "True"
+        print(json.dumps({**HEAD, "Server": {SERVER: server}}))
+    elif "-Q" in flags:
+        queues = {name: {"queue_type": "Execution", "enabled": "True", "started": "True", **queue}
+                  for name, queue in settings["pools"].items()}  # fmt: skip
+        print(json.dumps({**HEAD, "Queue": queues}))
+    else:
+        list_jobs([word for word in words if word[0].isdigit()], jobs, settings, "-x" in flags, fault)
+
+
+def list_jobs(ids, jobs, settings, is_history, fault):
+    if is_history and not settings["history"]:
+        print("qstat: PBS is not configured to maintain job history", file=sys.stderr)
+    found, code = {}, 0
+    for job_id in ids:
+        job = jobs.get(job_id.partition(".")[0])
+        if job is None or (job["state"] not in PRESENT and not (is_history and settings["history"])):
+            print(f"qstat: Unknown Job Id {job_id}", file=sys.stderr)
+            code = 153
+        else:
+            found[job_id] = told(job)
+    print(json.dumps({**HEAD, **({"Jobs": found} if found else {})}))
+    after(fault, f"qstat: cannot connect to server {SERVER} (errno=15031)", 255)
+    sys.exit(code)
+
+
+def qdel(words, fault):
+    code = 0
+    for job_id in words:
+        with Book() as book:
+            job = book.jobs.get(job_id.partition(".")[0])
+            if job is None:
+                print(f"qdel: Unknown Job Id {job_id}", file=sys.stderr)
+                code = 153
+            elif job["state"] not in PRESENT:
+                print(f"qdel: Job has finished {job_id}", file=sys.stderr)
+                code = 35
+            elif job["state"] == "PENDING" and not job["keeper"]:
+                job["state"] = "CANCELLED"
+            else:
+                tell(job, signal.SIGTERM)
+    after(fault, f"qdel: cannot connect to server {SERVER} (errno=15031)", 255)
+    sys.exit(code)
+
+
+def qselect(words, fault):
+    given = dict(getopt.getopt(words, "xN:u:")[0])
+    with Book() as book:
+        if "-x" in given and not book.settings["history"]:
+            fail("qselect: PBS is not configured to maintain job history", 1)
+        for number, job in book.jobs.items():
+            is_there = job["state"] in PRESENT or "-x" in given
+            is_named = given.get("-N", job["name"]) == job["name"]
+            is_ours = given.get("-u", pwd.getpwuid(os.geteuid()).pw_name) == pwd.getpwuid(os.geteuid()).pw_name
+            if is_there and is_named and is_ours:
+                print(f"{number}.{SERVER}")
+
+
+def pbsnodes(words, fault):
+    with Book() as book:
+        nodes = {
+            name: {"Mom": name, "state": "free", "pcpus": node["ncpus"],
+                   "resources_available": {"arch": "linux", "host": name, "vnode": name, "mem": "8192000kb", **node}}
+            for name, node in book.settings["nodes"].items()
+        }  # fmt: skip
+    print(json.dumps({**HEAD, "nodes": nodes}))
+
+
+if __name__ == "__main__":
+    command = sys.argv[1]
+    fault = before(command)
+    if fault == "away":
+        fail(f"{command}: cannot connect to server {SERVER} (errno=111)\nConnection refused", 255)
+    globals()[command](sys.argv[2:], fault)

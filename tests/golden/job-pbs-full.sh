@@ -1,0 +1,16 @@
+#!/bin/sh
+#PBS -N ir-7f3a91c2e4
+#PBS -j oe
+#PBS -o /home/me/.infini/jobs/ir-7f3a91c2e4/job.out
+#PBS -r n
+#PBS -q gpu
+#PBS -A me
+#PBS -P plan_b
+#PBS -l walltime=04:00:00
+#PBS -l select=2:ncpus=32:ngpus=8:mem=4000mb:arch=x
+#PBS -l place=scatter:excl
+#PBS -W depend=afterok:1
+# ir-7f3a91c2e4: 2 nodes x 8 gpus
+
+exec >>/home/me/.infini/jobs/ir-7f3a91c2e4/job.log 2>&1
+exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4

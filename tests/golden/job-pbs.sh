@@ -1,0 +1,11 @@
+#!/bin/sh
+#PBS -N ir-7f3a91c2e4
+#PBS -j oe
+#PBS -o /home/me/.infini/jobs/ir-7f3a91c2e4/job.out
+#PBS -r n
+#PBS -l select=2:ncpus=64:ngpus=8
+#PBS -l place=scatter
+# ir-7f3a91c2e4: 2 nodes x 8 gpus
+
+exec >>/home/me/.infini/jobs/ir-7f3a91c2e4/job.log 2>&1
+exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4

@@ -1,0 +1,11 @@
+#!/bin/sh
+#SBATCH --job-name=ir-7f3a91c2e4
+#SBATCH --output=/home/me/.infini/jobs/ir-7f3a91c2e4/job.log
+#SBATCH --open-mode=append
+#SBATCH --no-requeue
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+# ir-7f3a91c2e4: 2 nodes x 8 gpus
+
+exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4

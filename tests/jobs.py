@@ -1,0 +1,96 @@
+"""What tests of jobs share: `infini-job` in a folder of its own, and whatever is left of its jobs afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import Case
+from conftest import LIMIT_S, OURS, Command, until
+
+JOB = [sys.executable, "-m", "infini_run.jobs"]
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")
+
+
+class Jobs:
+    """`infini-job` with --dir of its own. env: beside ours."""
+
+    def __init__(self, path: Path, case: Case, env: dict[str, str] | None = None) -> None:
+        self.path = path
+        self.env = {**os.environ, **case.env, OURS[0]: OURS[1], "INFINI_JOB_DIR": str(path), **(env or {})}
+        self._started: list[Command] = []
+
+    def call(self, *words: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        """Its end."""
+        env = {**self.env, **kwargs.pop("env", {})}
+        return subprocess.run(
+            [*JOB, *map(str, words)], env=env, capture_output=True, text=True, check=False, timeout=LIMIT_S * 2,
+            stdin=subprocess.DEVNULL, **kwargs,
+        )  # fmt: skip
+
+    def start(self, *words: object, **kwargs: object) -> Command:
+        """One that goes on."""
+        self._started.append(Command([*JOB, *map(str, words)], env=self.env, **kwargs))
+        return self._started[-1]
+
+    def submit(self, *words: object, **kwargs: object) -> str:
+        """The name of a job that was taken."""
+        done = self.call("submit", *words, **kwargs)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()[1]
+
+    def status(self, name: str) -> dict[str, object]:
+        done = self.call("status", "--json", name)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)[0]
+
+    def wait(self, name: str, *states: str) -> dict[str, object]:
+        """Its status, once its state is one of these; without any, once it has ended."""
+        found: dict[str, object] = {}
+
+        def is_there() -> bool:
+            found.update(self.status(name))
+            return found["state"] in states if states else bool(found["is_final"])
+
+        until(is_there, LIMIT_S * 2)
+        return found
+
+    def logs(self, name: str, *words: str) -> str:
+        done = self.call("logs", *words, name)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def lines(self, name: str, *words: str) -> list[str]:
+        """What the ranks wrote, without the launcher's own lines."""
+        return [line for line in self.logs(name, *words).splitlines() if not line.startswith("infini-run: ")]
+
+    def log(self, name: str, attempt: int = 0) -> Path:
+        return self.path / name / str(attempt) / "log"
+
+    def is_empty(self) -> bool:
+        """No job's directory is there."""
+        return not self.path.exists() or not os.listdir(self.path)
+
+    def close(self) -> None:
+        for command in self._started:
+            command.close()
+
+
+@pytest.fixture
+def case():
+    case = Case()
+    yield case
+    case.clear()
+
+
+@pytest.fixture
+def local(tmp_path, case):
+    """Jobs of this machine. Nothing of them is left at the end."""
+    jobs = Jobs(tmp_path / "jobs", case, {"INFINI_JOB_SCHEDULER": "local"})
+    yield jobs
+    jobs.close()
+    case.end()

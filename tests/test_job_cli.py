@@ -1,0 +1,250 @@
+"""The command infini-job: what it says, and what it says of what makes no sense."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import LIMIT_S
+from window import Window
+
+from infini_run.jobs.change import kind_of
+from infini_run.jobs.deadline import NEVER, parse
+from infini_run.jobs.folder import Ending
+from infini_run.jobs.manual import help_text
+from infini_run.jobs.option_table import VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.verdict import wants_again
+from jobs import JOB
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A PATH without any scheduler: what a test needs of this machine is linked."""
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("sh", "setsid", "true", "sleep"):
+        os.symlink(shutil.which(name), folder / name)
+    return {"PATH": str(folder), "INFINI_JOB_SCHEDULER": ""}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sumbit",), "sumbit is nothing that infini-job does; the nearest is submit"),
+        (("frobnicate",), "frobnicate is nothing that infini-job does; there are submit, status, list,"),
+        (("submit",), "no program was given: infini-job submit [flags] [--] program [args...]"),
+        (("submit", "--slotss=3", "--", "true"), "there is no flag --slotss; the nearest is --slots"),
+        (("submit", "--slots=0", "--", "true"), "--slots=0: a whole number from 1"),
+        (("submit", "--slots=two", "--", "true"), "--slots=two: a whole number from 1"),
+        (("submit", "--time=soon", "--", "true"), "--time=soon: a time "),
+        (("submit", "--time=1:2", "--", "true"), "--time=1:2: a time is allowed, such as 4h, 90m or 1-12:00:00"),
+        (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: a process cannot catch it"),
+        (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: 300 s before a limit of 60 s is before"),
+        (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: a size is allowed, such as 500M"),
+        (("submit", "--env=1", "--", "true"), "--env=1: NAME=VALUE words are allowed"),
+        (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: words as a shell reads them are allowed"),
+        (("submit", "--cwd=/nosuch", "--", "true"), "--cwd=/nosuch is not a directory"),
+        (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: auto, slurm, pbs or local is allowed"),
+        (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: this machine"),
+        (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no options"),
+        (("status", "ir-0000000000"), "there is no job ir-0000000000 in "),
+        (("logs", "ir-0000000000"), "there is no job ir-0000000000 in "),
+        (("cancel", "ir-0000000000"), "there is no job ir-0000000000 in "),
+        (("logs", "../etc"), "'../etc' is no job: they are called ir-0123456789; infini-job list shows yours"),
+        (("logs",), "infini-job logs is about one job"),
+        (("cancel",), "which job? infini-job cancel ir-0123456789"),
+        (("list", "all"), "infini-job list takes flags only, not all"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said):
+    done = local.call(*words)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith(f"infini-job: {said}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    assert local.is_empty()
+
+
+def test_no_scheduler_is_told(local, bare):
+    done = local.call("submit", "--", "true", env=bare)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "infini-job: no scheduler is here: neither sbatch (Slurm) nor qsub (PBS) is on PATH; log in where jobs are "
+        "submitted, or --scheduler=local runs it on this machine\n"
+    )
+    done = local.call("submit", "--scheduler=slurm", "--", "true", env=bare)
+    assert done.stderr.startswith("infini-job: --scheduler=slurm: sbatch is not on PATH; ")
+    assert local.is_empty()
+
+
+def test_grid_engines_qsub_is_not_taken_for_pbs(local, bare):
+    for name in ("qsub", "qstat"):
+        path = os.path.join(bare["PATH"], name)
+        with open(path, "w") as file:
+            file.write('#!/bin/sh\necho "error: unable to read qmaster name"\nexit 1\n')
+        os.chmod(path, 0o755)
+    done = local.call("submit", "--", "true", env=bare)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"infini-job: {bare['PATH']}/qsub is not PBS's (Grid Engine?)")
+
+
+def test_print_shows_the_script_and_submits_nothing(local):
+    done = local.call("submit", "--print", "--slots=2", "--", "true")
+    assert done.returncode == 0
+    assert done.stdout.startswith("#!/bin/sh\n")
+    assert "infini_run.jobs.inside" in done.stdout
+    assert local.is_empty()
+
+
+def test_check_of_this_machine_is_always_good(local):
+    done = local.call("submit", "--check", "--", "true")
+    assert (done.returncode, done.stderr) == (0, "infini-job: local could run it\n")
+    assert local.is_empty()
+
+
+def test_all_that_is_wrong_is_told_at_once(slurm_queue, local):
+    env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
+    words = ("--pool=nosuch", "--options=--nodes=3 --gpus=4")
+    done = local.call("submit", *words, "--", "true", env=env)
+    assert done.returncode == 2
+    assert [line.split(":")[1].strip() for line in done.stderr.splitlines()] == [
+        "--pool=nosuch", "--nodes=3", "--gpus=4",
+    ]  # fmt: skip
+
+
+def test_clusters_says_what_is_here(slurm_queue, local):
+    env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": ""}
+    done = local.call("clusters", env=env)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("slurm 22.05")
+    assert lines[0].endswith("select/cons_tres, GPUs as a resource, no accounting")
+    assert lines[1] == "  debug (default): 4 nodes x 8 gpus x 64 cpus"
+    assert lines[2] == "  short: 4 nodes x 8 gpus x 64 cpus, up to 1 h"
+    assert lines[3].startswith("local ")
+    found = json.loads(local.call("clusters", "--json", env=env).stdout)
+    assert [each["scheduler"] for each in found] == ["slurm", "local"]
+    assert found[0]["pools"][0]["kinds"][0]["gpus"] == 8
+
+
+def test_submit_says_it_in_json(local):
+    done = local.call("submit", "--json", "--slots=2", "--", "true")
+    said = json.loads(done.stdout)
+    assert said["scheduler"] == "local"
+    assert said["folder"] == str(local.path / said["name"])
+    local.wait(said["name"])
+
+
+def test_flags_of_other_verbs_may_come_after_the_job(local):
+    name = local.submit("--slots=2", "--", "sh", "-c", "echo from $RANK")
+    local.wait(name)
+    assert local.call("logs", name, "--rank=1").stdout == "[rank 1] from 1\n"
+    assert local.call("status", name, "--json").returncode == 0
+
+
+def test_variables_stand_for_flags(local):
+    done = local.call("submit", "--print", "--", "true", env={"INFINI_JOB_SLOTS": "0"})
+    assert done.stderr.startswith("infini-job: INFINI_JOB_SLOTS=0: a whole number from 1")
+
+
+def test_help_fits_and_names_every_flag():
+    for verb, flags in VERBS.items():
+        text = help_text(verb)
+        assert all(len(line) <= 79 for line in text.splitlines())
+        assert all(f"--{flag.name}" in text or f"--[no]{flag.name}" in text for flag in flags)
+    text = help_text("")
+    assert all(len(line) <= 79 for line in text.splitlines())
+    assert all(f"  {verb} " in text for verb in VERBS)
+
+
+def test_help_and_version_are_answers(local):
+    assert local.call("--help").stdout.startswith("usage: infini-job VERB")
+    assert local.call("submit", "--help").stdout.startswith("usage: infini-job submit")
+    assert local.call("--version").stdout.startswith("infini-job ")
+
+
+def test_a_reader_that_has_enough_is_nobodys_failure(local):
+    name = local.submit("--", "sh", "-c", "yes | head -c 1000000")
+    local.wait(name)
+    script = f"{' '.join(JOB)} logs {name} | head -1"
+    done = subprocess.run(["sh", "-c", script], env=local.env, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == ("[rank 0] y\n", "")
+
+
+def test_wait_has_a_line_that_lives_on_a_terminal(local, tmp_path, bell):
+    os.mkfifo(tmp_path / "go")
+    script = f"echo up > {bell.path}; read word < {tmp_path}/go; exit 3"
+    window = Window("submit", "--wait", "--", "sh", "-c", script, program=JOB, columns=160, **local.env)
+    try:
+        bell.hear(1)
+        window.see(lambda: window.text[1].endswith("  RUNNING"))
+        (tmp_path / "go").write_text("on\n")
+        assert window.wait() == 3
+        assert window.text[1].startswith("FAILED 3 ")
+        assert window.text[2] == ""
+    finally:
+        window.close()
+
+
+# ---- pure
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("4h", 14400), ("90m", 5400), ("30", 30), ("1-12:00:00", 129600), ("00:01:05", 65)]
+)
+def test_times_are_read_as_people_and_schedulers_write_them(text, seconds):
+    assert _time(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "mib"), [("16G", 16384), ("500M", 500), ("1T", 1 << 20), ("2048", 2048), ("1K", 1)])
+def test_memory_is_mib(text, mib):
+    assert _memory(text) == mib
+
+
+def test_a_warning_is_a_time_and_maybe_a_signal():
+    assert _warn("5m") == (12, 300)
+    assert _warn("USR1@90") == (10, 90)
+    assert _warn("off") == (12, 0)
+
+
+def test_variables_are_words_of_a_shell():
+    assert _variables("A=1 B='x y' C=a=b D=") == (("A", "1"), ("B", "x y"), ("C", "a=b"), ("D", ""))
+
+
+def test_a_deadline_is_slurms_local_time():
+    assert parse("N/A\n") == parse("") == parse("Unknown") == NEVER
+    assert parse("2026-11-21T23:15:02\n") - parse("2026-11-21T23:14:02") == 60
+
+
+def test_a_file_system_is_known_by_its_mount():
+    mounts = (
+        "22 1 0:20 / / rw shared:1 - ext4 /dev/sda1 rw\n"
+        "30 22 0:40 / /home rw,noatime shared:2 master:3 - nfs4 server:/home rw\n"
+        "31 22 0:41 / /scratch\\040old rw - lustre a@tcp:/x rw\n"
+        "32 22 0:42 / /home/local rw - fuse.sshfs x rw\n"
+    )
+    found = [kind_of(path, mounts) for path in ("/tmp/x", "/home/me", "/homes", "/scratch old/j", "/home/local/x")]
+    assert found == ["ext4", "nfs4", "ext4", "lustre", "sshfs"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "failures", "restarts", "again"),
+    [
+        ("COMPLETED", 0, 0, 3, False), ("FAILED", 1, 0, 0, False), ("FAILED", 1, 0, 1, True),
+        ("FAILED", 1, 1, 1, False), ("FAILED", 85, 5, 0, True), ("NODE_FAIL", 1, 0, 1, True),
+        ("CANCELLED", 143, 0, 3, False), ("TIMEOUT", 143, 0, 3, False), ("OOM", 137, 0, 1, True),
+    ],
+)  # fmt: skip
+def test_who_is_run_again(state, code, failures, restarts, again):
+    ending = Ending(state=state, code=code, node="n", rank=0)
+    assert bool(wants_again(ending, failures=failures, restarts=restarts)) is again
+
+
+def test_the_python_api_has_no_names_that_the_command_needs():
+    code = "import sys, infini_run; print([n for n in sys.modules if n.startswith('infini_run.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

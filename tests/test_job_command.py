@@ -1,0 +1,60 @@
+"""One command of a scheduler: what it said, however it ended, and nothing of it left."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from conftest import LIMIT_S, is_alive
+
+from infini_run.jobs.command import MISSING, ask
+
+
+def sh(text, limit_s=LIMIT_S):
+    return ask(["sh", "-c", text], os.environ, limit_s)
+
+
+def test_what_it_said_and_how_it_ended():
+    said = sh("echo out; echo error >&2; exit 3")
+    assert (said.out, said.error, said.code, said.timed_out) == ("out\n", "error\n", 3, False)
+
+
+def test_a_signal_is_a_code_as_a_shell_has_it():
+    assert sh("kill -9 $$").code == 137
+
+
+def test_a_program_that_is_not_there_is_told():
+    said = ask(["no-such-program"], os.environ)
+    assert (said.code, said.error) == (MISSING, "no-such-program: No such file or directory")
+
+
+def test_it_gets_the_environment_that_was_given_and_no_stdin():
+    said = ask(["/bin/sh", "-c", "read line && echo read; echo $A $HOME"], {"A": "1"})
+    assert said.out == "1\n"
+
+
+def test_what_is_too_slow_is_killed_with_all_that_it_has_started(bell):
+    said = sh(f"sleep 1000 & echo $! >{bell.path}; echo so far; wait", 0.5)
+    (pid,) = map(int, bell.hear(1))
+    assert (said.timed_out, said.out, said.code) == (True, "so far\n", 137)
+    assert not is_alive(pid)
+
+
+def test_what_it_leaves_behind_does_not_hold_us(bell):
+    """A daemon that keeps its stdout: a pipe would never end."""
+    begin = time.monotonic()
+    said = sh(f"setsid sh -c 'echo $$ >{bell.path}; exec sleep 1000' & echo done")
+    (pid,) = map(int, bell.hear(1))
+    assert said.out == "done\n"
+    assert time.monotonic() - begin < LIMIT_S
+    os.kill(pid, 9)
+
+
+def test_bytes_that_are_no_text_are_shown_as_well_as_can_be():
+    assert sh("printf 'a\\377b'").out == "a\ufffdb"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("echo a; echo b >&2; echo >&2", "b"), ("echo a", "a"), ("true", "")])
+def test_the_last_words_are_those_that_say_something(text, wanted):
+    assert sh(text).last_words == wanted

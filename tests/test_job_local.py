@@ -1,0 +1,368 @@
+"""infini-job on this machine: the whole life of a job, without any scheduler."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, is_alive, play, until
+
+from jobs import JOB
+
+
+def hold(bell):
+    """A rank that rings, and lives until it is told to end."""
+    return ("sh", "-c", f'echo up $RANK; echo "$RANK $$" > {bell.path}; exec sleep 1000')
+
+
+def test_a_job_that_ends_well_is_completed(local):
+    done = local.call("submit", "--slots=2", "--wait", "--", "sh", "-c", "echo hello $RANK of $WORLD_SIZE")
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    name = first.split()[1]
+    assert first.startswith(f"job {name}  local ")
+    assert first.endswith(f"  1 node x 2 cpus   logs: infini-job logs -f {name}")
+    assert last == "COMPLETED"
+    assert sorted(local.lines(name)) == ["[rank 0] hello 0 of 2", "[rank 1] hello 1 of 2"]
+
+
+def test_the_first_failure_is_told_by_code_node_and_rank(local):
+    done = local.call("submit", "--slots=4", "--wait", "--", *play("@2", "exit=7", "@*", "wait"))
+    host = os.uname().nodename
+    assert done.returncode == 7
+    assert done.stdout.splitlines()[1].startswith(f"FAILED 7 {host} rank 2: rank 2 on {host} failed: exit code 7")
+    name = done.stdout.split()[1]
+    failure = json.loads((local.path / name / "0" / "first_failure").read_text())
+    assert (failure["node"], failure["rank"], failure["code"]) == (host, 2, 7)
+    assert json.loads((local.path / name / "0" / "report.json").read_text())["first_failure"] == 2
+
+
+def test_a_rank_that_dies_of_a_signal_gives_its_code_as_a_shell_does(local):
+    done = local.call("submit", "--slots=2", "--wait", "--", *play("@1", "die=SEGV", "@*", "wait"))
+    assert done.returncode == 139
+    assert "FAILED 139 " in done.stdout
+
+
+def test_submit_does_not_wait_and_the_job_outlives_it(local, bell):
+    name = local.submit("--slots=2", "--", *hold(bell))
+    pids = [int(line.split()[1]) for line in bell.hear(2)]
+    status = local.wait(name, "RUNNING")
+    assert status["nodes"] == [os.uname().nodename]
+    local.call("cancel", name)
+    assert local.wait(name)["headline"] == "CANCELLED"
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_it_holds_nothing_of_who_submitted_it(local, bell):
+    """A pipe that it inherited would never end."""
+    done = subprocess.run(
+        [*JOB, "submit", "--", *hold(bell)],
+        env=local.env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    bell.hear(1)
+    local.call("cancel", done.stdout.split()[1])
+
+
+def test_cancel_gives_ranks_their_grace(local, bell):
+    script = f'trap "echo saved; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    name = local.submit("--", "sh", "-c", script)
+    bell.hear(1)
+    assert local.call("cancel", name).returncode == 0
+    assert local.wait(name)["state"] == "CANCELLED"
+    assert "[rank 0] saved" in local.lines(name)
+    assert local.call("cancel", name).returncode == 0  # it has ended: nothing to do
+
+
+def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):
+    waiting = local.start("submit", "--wait", "--", *hold(bell))
+    bell.hear(1)
+    waiting.read_until(b"\n")
+    name = waiting.out.split()[1].decode()
+    pid = int((local.path / name / "id").read_text().split(".")[0])
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.wait() == 1
+    assert waiting.out.splitlines()[1].startswith(b"LOST: its process has ended without a word")
+    assert local.status(name)["state"] == "LOST"
+
+
+def test_the_warning_comes_before_the_limit_and_the_limit_ends_it(local):
+    done = local.call("submit", "--time=2s", "--warn=1s", "--wait", "--", *play("tell=USR2", "wait"))
+    assert done.returncode == 143
+    assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached"
+    assert "  WARNED" in done.stderr
+    name = done.stdout.split()[1]
+    assert [line.split()[2:4] for line in local.lines(name)] == [["got", "USR2"]]
+    assert "infini-run: SIGUSR2 to all ranks: 1 s are left of the time limit\n" in local.logs(name)
+
+
+def test_another_signal_may_be_the_warning(local):
+    done = local.call("submit", "--time=1000", "--warn=USR1@999.5", "--wait", "--", *play("end=USR1:0", "wait"))
+    assert done.returncode == 0, done.stdout
+
+
+def test_restarts_have_logs_of_their_own(local):
+    script = "echo attempt $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 2 ] || exit 3"
+    name = local.submit("--restarts=2", "--", "sh", "-c", script)
+    assert local.wait(name)["headline"] == "COMPLETED"
+    assert local.lines(name) == ["[rank 0] attempt 0", "[rank 0] attempt 1", "[rank 0] attempt 2"]
+    assert local.lines(name, "--attempt=1") == ["[rank 0] attempt 1"]
+    assert local.status(name)["attempt"] == 2
+    done = local.call("logs", name, "--attempt=3")
+    assert (done.returncode, done.stderr) == (
+        2, f"infini-job: --attempt=3: job {name} ran 3 times, counted from 0\n",
+    )  # fmt: skip
+
+
+def test_restarts_are_counted(local):
+    name = local.submit("--restarts=1", "--", "sh", "-c", "exit 3")
+    status = local.wait(name)
+    assert (status["headline"], status["attempt"]) == (f"FAILED 3 {os.uname().nodename} rank 0", 1)
+
+
+def test_a_rank_that_exits_85_is_run_again_and_that_is_no_failure(local):
+    name = local.submit("--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 3 ] || exit 85")
+    status = local.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 3)
+
+
+def test_a_job_that_is_cancelled_is_not_run_again(local, bell):
+    name = local.submit("--restarts=5", "--", *hold(bell))
+    bell.hear(1)
+    local.call("cancel", name)
+    status = local.wait(name)
+    assert (status["state"], status["attempt"]) == ("CANCELLED", 0)
+
+
+def test_logs_follow_from_the_first_line_to_the_end(local):
+    name = local.submit("--slots=2", "--", *play("say=one", "say=two"))
+    following = local.start("logs", "-f", name)
+    assert following.wait() == 0
+    ranks = [line.split()[1:4] for line in following.out.decode().splitlines() if line.startswith("[rank")]
+    assert sorted((words[1], words[2]) for words in ranks) == [("one", "0"), ("one", "1"), ("two", "0"), ("two", "1")]
+
+
+def test_logs_follow_shows_a_line_when_it_is_written(local, tmp_path, bell):
+    os.mkfifo(tmp_path / "go")
+    script = f"echo first; echo up > {bell.path}; read word < {tmp_path}/go; echo $word"
+    name = local.submit("--", "sh", "-c", script)
+    bell.hear(1)
+    following = local.start("logs", "-f", name)
+    following.read_until(b"[rank 0] first\n")
+    (tmp_path / "go").write_text("second\n")
+    following.read_until(b"[rank 0] second\n")
+    assert following.wait() == 0
+
+
+def test_logs_follow_goes_on_through_restarts(local, bell, tmp_path):
+    os.mkfifo(tmp_path / "go")
+    script = (
+        f"echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] && exit 0; echo up > {bell.path}; "
+        f"read word < {tmp_path}/go; exit 3"
+    )
+    name = local.submit("--restarts=1", "--", "sh", "-c", script)
+    bell.hear(1)
+    following = local.start("logs", "--follow", name)
+    following.read_until(b"life 0\n")
+    (tmp_path / "go").write_text("on\n")
+    assert following.wait() == 0
+    assert b"[rank 0] life 1\n" in following.out
+
+
+def test_logs_of_one_rank(local):
+    name = local.submit("--slots=3", "--", "sh", "-c", "echo from $RANK; echo '[rank 1] I am' >&2")
+    local.wait(name)
+    assert sorted(local.lines(name, "--rank=1")) == ["[rank 1 ERROR] [rank 1] I am", "[rank 1] from 1"]
+    assert len(local.lines(name, "--node=0")) == 6
+    done = local.call("logs", "--rank=3", name)
+    assert (done.returncode, done.stderr) == (2, "infini-job: --rank=3: there are ranks 0 to 2\n")
+    done = local.call("logs", "--node=nosuch", name)
+    assert done.returncode == 2
+    assert done.stderr.startswith("infini-job: --node=nosuch: the nodes are ")
+
+
+def test_the_environment_goes_with_it_whatever_its_bytes(local, tmp_path):
+    wild = "a b\n'\"$(x) \\ * \udcff\udc80 ü"
+    env = {"WILD": wild, "SLURM_NTASKS": "5", "SBATCH_TIMELIMIT": "1", "PBS_DPREFIX": "#XX"}
+    show = f"import os; open({str(tmp_path / 'seen')!r}, 'wb').write(os.environb[b'WILD'])"
+    check = (
+        "; print(sorted(n for n in os.environ if n.startswith(('SLURM_', 'SBATCH_', 'PBS_'))), os.environ['MORE'])"
+    )
+    words = ("--env=MORE='x y'", "--", sys.executable, "-c", show + check)
+    name = local.submit(*words, env=env)
+    local.wait(name)
+    assert local.lines(name) == ["[rank 0] [] x y"]
+    assert (tmp_path / "seen").read_bytes() == os.fsencode(wild)
+    assert stat.S_IMODE((local.path / name / "env").stat().st_mode) == 0o600
+    assert stat.S_IMODE((local.path / name).stat().st_mode) == 0o700
+
+
+def test_ranks_start_where_it_was_submitted(local, tmp_path):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    name = local.submit("--", "pwd", cwd=folder)
+    local.wait(name)
+    assert local.lines(name) == [f"[rank 0] {folder}"]
+
+
+def test_flags_of_the_launcher_itself_are_taken(local):
+    done = local.call("submit", "--run_options=--keep_going", "--slots=2", "--wait", "--",
+                      *play("@0", "exit=4", "@1", "pause=0.1", "say=on"))  # fmt: skip
+    assert done.returncode == 4
+    assert "on 1" in local.logs(done.stdout.split()[1])
+
+
+def test_list_and_status_tell_the_same(local, bell):
+    first = local.submit("--", "true")
+    local.wait(first)
+    second = local.submit("--", *hold(bell))
+    bell.hear(1)
+    local.wait(second, "RUNNING")
+    listed = local.call("list").stdout.splitlines()
+    assert [line.split()[:2] for line in listed] == [[first, "COMPLETED"], [second, "RUNNING"]]
+    assert [line.split()[0] for line in local.call("status").stdout.splitlines()] == [second]
+    assert [job["name"] for job in json.loads(local.call("list", "--json").stdout)] == [first, second]
+    local.call("cancel", second)
+    local.wait(second)
+    assert local.call("status").stdout == "no job waits or runs; infini-job list shows 2 that have ended\n"
+
+
+def test_a_directory_that_cannot_be_read_hides_no_other(local):
+    first, second = local.submit("--", "true"), local.submit("--", "true")
+    local.wait(second)
+    local.wait(first)
+    (local.path / first / "request.json").write_text("{}")
+    done = local.call("list")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
+    assert done.stderr.startswith(f"infini-job: {local.path / first} is no job's directory, or another version's: ")
+    assert len(done.stderr.splitlines()) == 1
+    (local.path / first / "request.json").write_text("[")
+    assert "request.json is not what infini-job has written" in local.call("list").stderr
+    assert local.call("status", first).returncode == 1
+
+
+def test_a_program_that_is_not_there_is_told(local):
+    done = local.call("submit", "--wait", "--", "nosuch-program")
+    assert done.returncode == 127
+    assert done.stdout.splitlines()[1].startswith("FAILED 127: ")
+    assert "nosuch-program" in done.stdout
+
+
+def test_a_directory_of_another_user_is_refused(local):
+    if os.geteuid() != 0:
+        pytest.skip("needs root to give a directory away")
+    name = local.submit("--", "true")
+    local.wait(name)
+    os.chown(local.path / name, 65534, 65534)
+    for verb in ("status", "logs", "cancel"):
+        done = local.call(verb, name)
+        assert done.returncode == 2
+        assert done.stderr == f"infini-job: job {name} belongs to user nobody: only its owner can ask about it\n"
+    assert local.call("list").stdout == "no job was ever submitted from here\n"
+
+
+def test_a_directory_that_cannot_be_made_is_told_and_nothing_runs(local, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = local.call("submit", f"--dir={tmp_path}/file/jobs", "--", "touch", tmp_path / "ran")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"infini-job: --dir={tmp_path}/file/jobs: no job's directory can be made there: Not a directory; "
+        "give a folder that you may write, and that the nodes share\n"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+def test_python_submits_waits_reads_and_cancels(local, bell, tmp_path):
+    script = f"""
+import infini_run as ir
+job = ir.submit(["sh", "-c", "echo one $RANK; exit 5"], slots=2, scheduler="local", dir={str(local.path)!r})
+status = job.wait()
+print(status.state, status.code, status.exit_code)
+print(sorted({{line for line in job.logs() if line.startswith("[rank 0]")}}))
+job = ir.submit({list(hold(bell))!r}, scheduler="local", dir={str(local.path)!r})
+print(job.wait(0.01).is_final)
+job.cancel()
+print(job.wait().state, [line for line in job.logs(follow=True, rank=0)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], env=local.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second, third, fourth = done.stdout.splitlines()
+    assert first == "FAILED 5 5"
+    assert second in ("['[rank 0] one 0']", "[]")
+    assert third == "False"
+    assert fourth.startswith("CANCELLED [")
+
+
+def test_interrupting_who_waits_leaves_the_job(local, bell):
+    waiting = local.start("submit", "--wait", "--", *hold(bell))
+    waiting.read_until(b"\n")
+    name = waiting.out.split()[1].decode()
+    bell.hear(1)
+    waiting.signal(signal.SIGINT)
+    assert waiting.wait() == -signal.SIGINT
+    assert local.status(name)["state"] == "RUNNING"
+    local.call("cancel", name)
+    local.wait(name)
+
+
+def test_the_script_can_be_run_by_hand(local):
+    """What is in the directory is all there is."""
+    name = local.submit("--", "sh", "-c", "echo again")
+    local.wait(name)
+    script = local.path / name / "job.sh"
+    assert shlex.split(script.read_text().splitlines()[-1])[-1] == str(local.path / name)
+    subprocess.run(["sh", script], env=local.env, check=True, timeout=LIMIT_S)
+    assert local.lines(name).count("[rank 0] again") == 2
+    until(lambda: local.status(name)["is_final"])
+    assert Path(local.log(name, 1)).exists()
+
+
+RUNTIME = """#!/bin/sh
+printf '%s\\n' "$@" >>{folder}/asked
+while [ "$1" != "docker://image:1" ]; do shift; done
+shift 2 # the image, and its Python
+exec {python} "$@"
+"""
+
+
+def test_ranks_run_in_a_container(local, tmp_path):
+    """One for the node, in which infini-run starts the ranks."""
+    runtime = tmp_path / "bin" / "apptainer"
+    runtime.parent.mkdir()
+    runtime.write_text(RUNTIME.format(folder=tmp_path, python=sys.executable))
+    runtime.chmod(0o755)
+    env = {"PATH": f"{runtime.parent}:{os.environ['PATH']}"}
+    words = ("--slots=2", "--container=image:1", "--bind=/data:/there:ro")
+    name = local.submit(*words, "--", "sh", "-c", "echo in $RANK", env=env, cwd=tmp_path)
+    assert local.wait(name)["state"] == "COMPLETED", local.logs(name)
+    assert sorted(local.lines(name)) == ["[rank 0] in 0", "[rank 1] in 1"]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked[:2] == ["exec", "--writable-tmpfs"]
+    assert asked.count("docker://image:1") == 1
+    assert {f"--bind={local.path}/{name}", f"--bind={tmp_path}", "--bind=/data:/there:ro"} <= set(asked)
+
+
+def test_a_container_that_cannot_be_is_told(local):
+    for words, said in (
+        (("--runtime=pyxis", "--container=x"), "--runtime=pyxis: --scheduler=local has no srun"),
+        (
+            ("--runtime=podman", "--container=x", "--bind=:"),
+            "--bind=:: HOST, HOST:THERE or HOST:THERE:ro is expected",
+        ),
+        (("--runtime=lxc", "--container=x"), "--runtime=lxc: apptainer, singularity, podman, enroot or pyxis is"),
+    ):
+        done = local.call("submit", *words, "--", "true")
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"infini-job: {said}")
+        assert len(done.stderr.splitlines()) == 1
+    assert local.is_empty()

@@ -1,0 +1,309 @@
+"""PBS: what its words mean, and stand-ins that really run the job and answer wrongly when they are told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+import pytest
+from conftest import until
+
+from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs import command
+from infini_run.jobs.pbs import Pbs, _seen, _size_mb, hold_of, is_pbs, span_s
+from infini_run.jobs.request import Request
+from infini_run.jobs.scheduler import Kind
+from infini_run.jobs.script import plan, render
+
+
+@pytest.fixture
+def pbs(pbs_queue):
+    return Pbs(pbs_queue.env)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "job.sh"
+
+    def write(text="true", select="1:ncpus=1"):
+        path.write_text(
+            f"#!/bin/sh\n#PBS -l select={select}\n#PBS -l place=scatter\n#PBS -o {tmp_path}/out\n{text}\n"
+        )
+        return str(path)
+
+    return write
+
+
+# ---- words
+ENDED = [
+    ({"job_state": "F", "Exit_status": 0, "substate": 92}, "COMPLETED", 0),
+    ({"job_state": "F", "Exit_status": 3, "substate": 93}, "FAILED", 3),
+    ({"job_state": "F", "Exit_status": 0, "substate": 91, "comment": "terminated by me"}, "CANCELLED", -1),
+    ({"job_state": "F", "Exit_status": 271, "substate": 91}, "CANCELLED", -1),
+    ({"job_state": "F", "Exit_status": 265, "substate": 93}, "FAILED", 137),
+    ({"job_state": "F", "Exit_status": -29, "substate": 93}, "TIMEOUT", -1),
+    ({"job_state": "F", "Exit_status": -29, "substate": 91}, "TIMEOUT", -1),
+    ({"job_state": "F", "Exit_status": -27, "substate": 93}, "OOM", -1),
+    ({"job_state": "F", "Exit_status": 0, "substate": 93}, "FAILED", 0),
+    ({"job_state": "F", "substate": 92}, "FAILED", -1),
+    ({"job_state": "R", "substate": 42}, "RUNNING", -1),
+    ({"job_state": "E"}, "RUNNING", -1),
+    ({"job_state": "Q"}, "QUEUED", -1),
+    ({"job_state": "H", "Hold_Types": "u"}, "QUEUED", -1),
+    ({"job_state": "new"}, "RUNNING", -1),
+]
+
+
+@pytest.mark.parametrize(("job", "state", "code"), ENDED)
+def test_a_job_of_pbs_is_in_one_of_our_states(job, state, code):
+    seen = _seen("1.head", job)
+    assert (seen.state, seen.code) == (state, code)
+
+
+HOLDS = [
+    ("Not Running: Insufficient amount of resource: ngpus", "Q", "n", "waiting"),
+    ("Not Running: Queue not started", "Q", "n", "passing"),
+    ("", "Q", "n", "passing"),
+    ("", "W", "n", "waiting"),
+    ("held by me", "H", "u", "waiting"),
+    ("Can Never Run: Insufficient amount of resource: ngpus (R: 9 A: 8 T: 8)", "Q", "n", "hopeless"),
+    ("job held, too many failed attempts to run", "H", "s", "hopeless"),
+    ("", "H", "s", "hopeless"),
+    ("", "H", "o", "hopeless"),
+    ("", "H", "p", "hopeless"),
+]
+
+
+@pytest.mark.parametrize(("comment", "letter", "holds", "wanted"), HOLDS)
+def test_a_comment_is_of_one_of_three_classes(comment, letter, holds, wanted):
+    hold, advice = hold_of(comment, letter, holds)
+    assert hold == wanted
+    assert bool(advice) == (wanted == "hopeless")
+
+
+def test_sizes_and_times_of_pbs_are_ours():
+    assert [_size_mb(text) for text in ("1056270208kb", "8gb", "1048576", "2mw", "", "x")] == [
+        1031513,
+        8192,
+        1,
+        16,
+        0,
+        0,
+    ]
+    assert [span_s(text) for text in ("01:00:00", "90", "1:30", "", "x")] == [3600, 90, 90, 0, 0]
+
+
+# ---- what it has
+def test_what_it_has_is_found(pbs):
+    facts = pbs.facts()
+    assert (facts.scheduler, facts.version, facts.has_gres, facts.has_history) == ("pbs", "23.06.06", True, True)
+    assert [(pool.name, pool.is_default, pool.limit_s, pool.nodes) for pool in facts.pools] == [
+        ("workq", True, 0, 4), ("short", False, 3600, 4),
+    ]  # fmt: skip
+    assert facts.pool().kinds == (Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8),)
+
+
+def test_vnodes_of_a_host_are_one_node_and_bound_hosts_are_of_their_queue(pbs, pbs_queue):
+    half = {"ncpus": 32, "ngpus": 4, "accelerator_model": "a100", "mem": "4096000kb"}
+    pbs_queue.set(nodes={"n1[0]": {**half, "host": "n1"}, "n1[1]": {**half, "host": "n1"}, "n2": {"ncpus": 16}})
+    (pool, _) = pbs.facts().pools
+    assert pool.kinds == (
+        Kind(nodes=1, cpus=64, mem_mb=8000, gpus=8, gpu_types=(("a100", 8),)), Kind(nodes=1, cpus=16, mem_mb=8000),
+    )  # fmt: skip
+    assert (pool.gpus_per_node, pool.gpu_types) == (8, ("a100",))
+
+
+@pytest.mark.parametrize("fault", ["garbage", "empty", "away"])
+def test_what_is_no_answer_is_not_taken_for_one(pbs, pbs_queue, fault):
+    pbs_queue.fail("qstat", fault)
+    with pytest.raises(QueryError, match="qstat -B"):
+        pbs.facts()
+
+
+# ---- a job's life
+def test_a_job_is_submitted_found_and_followed_to_its_end(pbs, pbs_queue, script, bell):
+    job = pbs.submit(script(f"read _ <{bell.path}", "2:ncpus=1"), "ir-1")
+    assert job == "101.pbshead"
+    until(lambda: pbs.query(["ir-1"])["ir-1"].state == "RUNNING")
+    assert pbs.query(["ir-1"], {"ir-1": job})["ir-1"].nodes == "pbsn1,pbsn2"
+    assert pbs.find("ir-1") == job
+    bell.ring("go")
+    pbs_queue.ended()
+    seen = pbs.query(["ir-1", "ir-2"])
+    assert {name: (one.state, one.code) for name, one in seen.items()} == {"ir-1": ("COMPLETED", 0)}
+    assert pbs.find("ir-1") == job
+
+
+def test_a_cancelled_job_is_no_success_though_its_exit_status_is_0(pbs, pbs_queue, script, bell):
+    job = pbs.submit(script(f"echo up >{bell.path}; sleep 1000"), "ir-1")
+    bell.hear(1)
+    pbs.cancel(job)
+    pbs_queue.ended()
+    assert pbs.query(["ir-1"])["ir-1"].state == "CANCELLED"
+    assert pbs.find("ir-1") is None
+    pbs.cancel(job)  # it has ended
+    pbs.cancel("999.pbshead")  # it never was
+
+
+def test_a_job_that_failed_is_not_found_for_adoption(pbs, pbs_queue, script):
+    pbs.submit(script("exit 3"), "ir-1")
+    pbs_queue.ended()
+    seen = pbs.query(["ir-1"])["ir-1"]
+    assert (seen.state, seen.code) == ("FAILED", 3)
+    assert pbs.find("ir-1") is None
+
+
+def test_all_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):
+    jobs = {f"ir-{n}": pbs.submit(script(), f"ir-{n}") for n in range(3)}
+    pbs_queue.ended()
+    assert set(pbs.query(list(jobs), jobs)) == set(jobs)
+    assert len(pbs_queue.calls("qstat")) == 1
+    assert pbs_queue.calls("qselect") == []
+
+
+def test_known_and_unknown_ids_together_are_exit_code_153_and_an_answer_all_the_same(pbs, pbs_queue, script):
+    job = pbs.submit(script(), "ir-1")
+    pbs_queue.ended()
+    seen = pbs.query(["ir-1", "ir-2"], {"ir-1": job, "ir-2": "999.pbshead"})
+    assert {name: one.state for name, one in seen.items()} == {"ir-1": "COMPLETED"}
+    assert pbs.query(["ir-2"], {"ir-2": "999.pbshead"}) == {}
+
+
+def test_without_history_a_job_that_ended_is_not_known_and_that_is_no_end(pbs, pbs_queue, script, bell):
+    pbs_queue.set(history=False)
+    assert not pbs.facts().has_history
+    job = pbs.submit(script(f"read _ <{bell.path}"), "ir-1")
+    assert pbs.find("ir-1") == job
+    bell.ring("go")
+    pbs_queue.ended()
+    assert pbs.query(["ir-1"], {"ir-1": job}) == pbs.query(["ir-1"]) == {}
+    assert pbs.find("ir-1") is None
+
+
+LOST = [("lost", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0), ("garbage", "timed_out", 0),
+        ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "kind", "jobs"), LOST)
+def test_a_submission_without_an_answer_is_told_from_one_that_was_refused(pbs, pbs_queue, script, monkeypatch, fault,
+                                                                           kind, jobs):  # fmt: skip
+    limited(monkeypatch, fault)
+    pbs_queue.fail("qsub", fault)
+    with pytest.raises(SubmitError) as told:
+        pbs.submit(script(), "ir-1")
+    assert told.value.kind == kind
+    assert len(pbs_queue.jobs()) == jobs
+    assert (pbs.find("ir-1") is not None) == bool(jobs)
+    pbs_queue.ended()
+
+
+def limited(monkeypatch, fault):
+    """A command that never answers is waited for a second here, not a minute."""
+    if fault == "silent":
+        real = command.ask
+        monkeypatch.setattr("infini_run.jobs.pbs.ask", lambda argv, environ: real(argv, environ, 1.0))
+
+
+@pytest.mark.parametrize("fault", ["garbage", "empty", "away", "silent"])
+def test_a_query_without_an_answer_is_no_news(pbs, pbs_queue, script, monkeypatch, fault):
+    job = pbs.submit(script(), "ir-1")
+    pbs_queue.ended()
+    limited(monkeypatch, fault)
+    pbs_queue.fail("qstat", fault)
+    with pytest.raises(QueryError):
+        pbs.query(["ir-1"], {"ir-1": job})
+    assert pbs.query(["ir-1"], {"ir-1": job})["ir-1"].state == "COMPLETED"
+
+
+def test_good_json_counts_whatever_the_exit_code(pbs, pbs_queue, script):
+    job = pbs.submit(script(), "ir-1")
+    pbs_queue.ended()
+    pbs_queue.fail("qstat", "lost")  # it has told all, and then complains
+    assert pbs.query(["ir-1"], {"ir-1": job})["ir-1"].state == "COMPLETED"
+
+
+def test_a_slow_answer_is_an_answer(pbs, pbs_queue, script):
+    job = pbs.submit(script(), "ir-1")
+    pbs_queue.ended()
+    os.mkfifo(f"{pbs_queue.folder}/gate")
+    pbs_queue.fail("qstat", "slow")
+    pid = os.fork()
+    if pid == 0:
+        with open(f"{pbs_queue.folder}/gate", "w"):
+            os._exit(0)
+    try:
+        assert pbs.query(["ir-1"], {"ir-1": job})["ir-1"].state == "COMPLETED"
+    finally:
+        os.waitpid(pid, 0)
+
+
+REFUSED = [
+    ("#PBS -q nosuch", "Unknown queue; infini-job clusters lists the pools"),
+    ("#PBS -l foo=1", "Unknown resource: foo; the cluster has no resource of that name"),
+    ("#PBS -b", "invalid option -- 'b'; `man qsub` lists its options"),
+    ("#PBS -N :()", "illegal -N value"),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), REFUSED)
+def test_what_pbs_refuses_is_told_in_its_words_with_what_to_do(pbs, pbs_queue, tmp_path, line, wanted):
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/sh\n{line}\ntrue\n")
+    name = ":()" if "-N" in line else "ir-1"
+    with pytest.raises(SubmitError) as told:
+        pbs.submit(str(path), name)
+    assert (told.value.kind, told.value.text) == ("refused", wanted)
+    assert pbs_queue.jobs() == []
+
+
+def test_a_job_that_is_too_large_waits_and_pbs_does_not_say_that_it_is_for_ever(pbs, script):
+    assert pbs.check(script(select="9:ngpus=8")) == ""
+    job = pbs.submit(script(select="9:ngpus=8"), "ir-9")
+    seen = pbs.query(["ir-9"], {"ir-9": job})["ir-9"]
+    assert (seen.state, seen.hold) == ("QUEUED", "waiting")
+    assert seen.reason.startswith("Not Running: Insufficient amount")
+    pbs.cancel(job)
+    assert pbs.query(["ir-9"])["ir-9"].state == "CANCELLED"
+
+
+def test_pbs_runs_nothing_again_by_itself(pbs):
+    assert not pbs.requeue("101.pbshead")
+
+
+def test_two_chunks_that_fit_on_one_host_are_on_two(pbs, pbs_queue, tmp_path):
+    """Without place=scatter both would be on the first: one launcher for two nodes' ranks."""
+    request = Request(name="ir-1", folder=str(tmp_path), command=("x",), cwd="/", python="/bin/true", slots=8,
+                      slots_per_node=4)  # fmt: skip
+    facts = pbs.facts()
+    (tmp_path / "job.sh").write_text(render(request, plan(request, facts), facts))
+    pbs.submit(str(tmp_path / "job.sh"), request.name)
+    pbs_queue.ended()
+    assert pbs_queue.jobs()[0]["nodes"] == ["pbsn1", "pbsn2"]
+    assert pbs_queue.jobs()[0]["state"] == "COMPLETED"
+    assert (tmp_path / "job.log").exists()
+
+
+# ---- who is who
+def command_that_says(folder, name, text, code=0):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nprintf '%s\\n' {json.dumps(text)} >&2\nexit {code}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+SAID = [
+    ("pbs_version = 23.06.06", 0, True),
+    ("error: commlib error: unable to read qmaster name", 1, False),
+    ("GE 8.1.9\nusage: qstat [options]", 1, False),
+    ("Version: 6.1.2\nCommit: 661e", 0, False),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "wanted"), SAID)
+def test_the_qstat_of_pbs_is_told_from_those_of_others(tmp_path, text, code, wanted):
+    command_that_says(tmp_path, "qstat", text, code)
+    assert is_pbs({"PATH": f"{tmp_path}:{os.environ['PATH']}"}) is wanted
+
+
+def test_a_qstat_that_is_not_there_is_no_pbs(tmp_path):
+    assert not is_pbs({"PATH": str(tmp_path)})

@@ -1,0 +1,289 @@
+"""infini-job on a real Slurm of four nodes (tests/beds/slurm.sh): every way for a job to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster import need
+from conftest import LIMIT_S, play, processes, until
+from test_many_slurm import Slurm
+
+from jobs import Jobs
+
+TWO = ("--slots=8", "--slots_per_node=4")
+
+
+@pytest.fixture(scope="session")
+def eights():
+    """Nodes of 8 GPUs. A job that is to be run again waits for 5 s, where Slurm's own is 2 minutes."""
+    need("slurm-wlm", "munge")
+    bed = Slurm(gpus=8, SLURM_TB_CRED="5")
+    yield bed
+    bed.close()
+
+
+@pytest.fixture
+def queue(tmp_path, eights, case):
+    """Jobs of that Slurm. Nothing of them is left at the end, there and here."""
+    jobs = Jobs(tmp_path / "jobs", case, {**eights.env, "INFINI_JOB_SCHEDULER": "slurm"})
+    yield jobs
+    jobs.close()
+    for name in os.listdir(jobs.path) if jobs.path.exists() else ():
+        subprocess.run(["scancel", "--name", name], env=jobs.env, check=False, capture_output=True)
+    eights.settle()
+    case.end()
+
+
+def hold(bell):
+    return ("sh", "-c", f'echo up $RANK; echo "$RANK $$" > {bell.path}; exec sleep 1000')
+
+
+def ids(queue, name):
+    """Slurm's ids of all jobs of that name that it knows."""
+    words = ["squeue", "-h", "-t", "all", "-o", "%i", "-n", name]
+    return subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True).stdout.split()
+
+
+def step_on(slurmd):
+    """All processes of steps on an emulated node, which are in its UTS namespace: slurmstepd first."""
+    host = os.readlink(f"/proc/{slurmd}/ns/uts")
+    found = []
+    for pid, (_, _, name) in processes().items():
+        try:
+            if pid != slurmd and os.readlink(f"/proc/{pid}/ns/uts") == host:
+                found.append((name != "slurmstepd", pid))
+        except OSError:
+            continue
+    return [pid for _, pid in sorted(found)]
+
+
+def test_two_nodes_of_four_ranks(queue):
+    show = 'echo "is $RANK $LOCAL_RANK $GROUP_RANK $WORLD_SIZE $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES $(nproc)"'
+    done = queue.call("submit", *TWO, "--wait", "--", "sh", "-c", show)
+    assert done.returncode == 0, done.stderr
+    first, last = done.stdout.splitlines()
+    assert last == "COMPLETED"
+    form = r"job (ir-[0-9a-f]{10})  slurm \d+  2 nodes x 4 gpus  partition debug   logs: infini-job logs -f \1"
+    name = re.fullmatch(form, first)[1]
+    said = sorted(line.split("is ")[1].split()[:6] for line in queue.lines(name))
+    assert said == [[str(r), str(r % 4), str(r // 4), "8", f"node{r // 4 + 1}", "0,1,2,3"] for r in range(8)]
+    assert {line.split(":")[0] for line in queue.lines(name)} == {"[node1", "[node2"}
+    assert len(queue.lines(name, "--node=1")) == len(queue.lines(name, "--node=node2")) == 4
+    assert [line.split("is ")[1][0] for line in queue.lines(name, "--rank=5")] == ["5"]
+    assert ids(queue, name) == [queue.status(name)["id"]]
+
+
+def test_the_first_failure_of_all_nodes_is_told_and_is_our_exit_code(queue):
+    """Where srun itself says 143."""
+    done = queue.call("submit", *TWO, "--wait", "--", *play("@5", "exit=7", "@*", "wait"))
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.splitlines()[1].startswith("FAILED 7 node2 rank 5: rank 5 on node2 failed: exit code 7")
+    name = done.stdout.split()[1]
+    assert queue.status(name)["headline"] == "FAILED 7 node2 rank 5"
+    assert (queue.path / name / "exit").exists()
+
+
+def test_cancel_of_a_job_that_runs(queue, bell):
+    script = f'trap "echo saved $RANK; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    name = queue.submit(*TWO, "--", "sh", "-c", script)
+    bell.hear(8)
+    assert queue.wait(name, "RUNNING")["nodes"] == ["node1", "node2"]
+    assert queue.call("cancel", name).returncode == 0
+    assert queue.wait(name)["headline"] == "CANCELLED"
+
+
+def test_scancel_is_a_cancel_too(queue, bell):
+    name = queue.submit(*TWO, "--", *hold(bell))
+    bell.hear(8)
+    subprocess.run(["scancel", queue.status(name)["id"]], env=queue.env, check=True)
+    assert queue.wait(name)["headline"] == "CANCELLED"
+
+
+def test_cancel_of_a_job_that_waits(queue, bell):
+    busy = queue.submit("--slots=32", "--slots_per_node=8", "--", *hold(bell))
+    bell.hear(32)
+    name = queue.submit(*TWO, "--", "true")
+    status = queue.wait(name, "QUEUED")
+    until(lambda: queue.status(name)["reason"] == "Resources")
+    assert queue.status(name)["hold"] == "waiting"
+    assert queue.call("cancel", name, busy).returncode == 0
+    status = queue.wait(name)
+    assert (status["headline"], status["attempt"]) == ("CANCELLED", -1)
+    assert queue.wait(busy)["state"] == "CANCELLED"
+
+
+def test_ranks_are_warned_before_the_limit(queue):
+    """Slurm counts in minutes, and kills up to one later."""
+    rank = play("tell=USR2", "say=up", "wait")
+    name = queue.submit(*TWO, "--time=1m", "--warn=58s", "--", *rank)
+    queue.wait(name, "WARNED")
+    until(lambda: sum(" got USR2" in line for line in queue.lines(name)) == 8)
+    status = queue.wait(name, "TIMEOUT")
+    assert (status["headline"], status["attempt"]) == ("TIMEOUT 143", 0)
+
+
+def test_a_warned_rank_that_asks_for_it_is_run_again(queue):
+    """It saves, exits 85, and goes on later: here with a limit that is never reached."""
+    script = 'echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] && exit 0; trap "exit 85" USR2; '
+    script += "while :; do sleep 0.1; done"
+    name = queue.submit(*TWO, "--time=2m", "--warn=118s", "--", "bash", "-c", script)
+    status = queue.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), queue.logs(name)
+    assert {line.split("] ")[1] for line in queue.lines(name, "--attempt=0")} == {"life 0"}
+    assert {line.split("] ")[1] for line in queue.lines(name, "--attempt=1")} == {"life 1"}
+
+
+def test_restarts_go_through_the_queue(queue):
+    script = "echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] || [ $RANK != 3 ] || exit 4"
+    name = queue.submit(*TWO, "--restarts=1", "--", "sh", "-c", script)
+    first = queue.status(name)["id"]
+    queue.wait(name, "QUEUED")
+    until(lambda: queue.status(name)["attempt"] == 0 and queue.status(name)["state"] == "QUEUED")
+    status = queue.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), queue.logs(name)
+    assert status["id"] == first
+    assert {line.split("] ")[1] for line in queue.lines(name, "--attempt=1")} == {"life 1"}
+
+
+def test_a_step_that_dies_on_a_node_is_a_node_that_failed(queue, bell, eights):
+    name = queue.submit(*TWO, "--", *hold(bell))
+    bell.hear(8)
+    queue.wait(name, "RUNNING")
+    slurmd = int(Path(f"{eights.folder}/slurmd.node2.pid").read_text())
+    for pid in step_on(slurmd):
+        os.kill(pid, signal.SIGKILL)
+    status = queue.wait(name)
+    assert (status["state"], status["node"]) == ("NODE_FAIL", "node2"), status
+    assert "was lost" in status["reason"]
+
+
+def test_a_controller_that_took_it_without_an_answer_has_one_job(queue, eights):
+    """Frozen, it takes what comes, and sbatch gives up after 10 s."""
+    assert queue.call("clusters").returncode == 0
+    pid = int(Path(f"{eights.folder}/slurmctld.pid").read_text())
+    frozen = queue.env | {"PATH": f"{queue.path.parent}/bin:{queue.env['PATH']}"}
+    (queue.path.parent / "bin").mkdir()
+    wrapper = queue.path.parent / "bin" / "sbatch"  # the controller freezes between our questions and sbatch
+    wrapper.write_text(f"#!/bin/sh\n[ -e {wrapper}.done ] || {{ touch {wrapper}.done; kill -STOP {pid}; }}\n"
+                       'exec /usr/bin/sbatch "$@"\n')  # fmt: skip
+    wrapper.chmod(0o755)
+    queue.env = frozen
+    submitting = queue.start("submit", "--slots=2", "--slots_per_node=1", "--", "sh", "-c", "echo once $RANK")
+    try:
+        submitting.read_error_until(b"slurm has not answered")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert submitting.wait(LIMIT_S * 2) == 0, submitting.err
+    name = submitting.out.split()[1].decode()
+    assert queue.wait(name)["headline"] == "COMPLETED"
+    assert len(ids(queue, name)) == 1
+    assert ids(queue, name) == [queue.status(name)["id"]]
+    assert sorted(line.split("] ")[1] for line in queue.lines(name)) == ["once 0", "once 1"]
+
+
+def test_more_nodes_than_there_are_is_refused_before_the_queue(queue):
+    done = queue.call("submit", "--slots=72", "--slots_per_node=8", "--check", "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("infini-job: 9 nodes with 8 GPUs are asked for; pool debug has 4")
+    assert queue.is_empty()
+
+
+def test_check_asks_slurm_itself(queue):
+    done = queue.call("submit", *TWO, "--options=--constraint=nosuch", "--check", "--", "true")
+    assert done.returncode == 1
+    assert done.stderr.startswith("infini-job: it could never run: ")
+    assert len(done.stderr.splitlines()) == 1
+    done = queue.call("submit", *TWO, "--check", "--", "true")
+    assert (done.returncode, done.stderr) == (0, "infini-job: slurm could run it\n")
+    assert queue.is_empty()
+
+
+def test_what_slurm_refuses_leaves_nothing(queue):
+    done = queue.call("submit", *TWO, "--options=--constraint=nosuch", "--", "true")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "onstraint" in done.stderr or "feature" in done.stderr or "configuration" in done.stderr
+    assert queue.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--pool=nosuch",), "--pool=nosuch: there is none; there are debug"),
+        (("--slots=3", "--slots_per_node=2"), "--slots=3: 3 slots do not fill nodes of 2"),
+        (("--slots=12", "--slots_per_node=12"), "a node with 12 GPUs is asked for"),
+        (("--options=--nodes=3",), "--nodes=3: it is computed from --slots"),
+        (("--gpu_type=h900",), "--gpu_type=h900: "),
+    ],
+)
+def test_bad_requests_are_one_line_and_leave_nothing(queue, words, said):
+    done = queue.call("submit", *words, "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"infini-job: {said}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert queue.is_empty()
+
+
+def test_a_hundred_jobs_are_one_query(queue):
+    """Their directories are there, and Slurm is asked once."""
+    first = queue.submit(*TWO, "--options=--hold", "--", "true")
+    names = [first]
+    for number in range(99):
+        name = f"ir-{number:010x}"
+        folder = queue.path / name
+        folder.mkdir(mode=0o700)
+        for file in ("request.json", "id", "env", "job.sh"):
+            (folder / file).write_bytes(
+                (queue.path / first / file).read_bytes().replace(first.encode(), name.encode())
+            )
+        names.append(name)
+    tool = queue.path.parent / "count"
+    tool.mkdir()
+    for command in ("squeue", "sacct", "scontrol", "sinfo"):
+        (tool / command).write_text(f'#!/bin/sh\necho {command} >>{tool}/asked\nexec /usr/bin/{command} "$@"\n')
+        (tool / command).chmod(0o755)
+    done = queue.call("status", "--json", *names, env={"PATH": f"{tool}:{queue.env['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 100
+    assert found[0]["state"] == "QUEUED"
+    assert (tool / "asked").read_text().count("squeue") == 1
+    assert "scontrol" not in (tool / "asked").read_text()
+    queue.call("cancel", first)
+    queue.wait(first)
+
+
+def test_all_ranks_are_gone_soon_after_a_failure(queue, bell):
+    go = queue.path.parent / "go"
+    os.mkfifo(go)
+    script = f'echo "$RANK $$" > {bell.path}; [ $RANK = 9 ] || exec sleep 1000; read word < {go}; exit 7'
+    name = queue.submit("--slots=16", "--slots_per_node=4", "--", "sh", "-c", script)
+    pids = [int(line.split()[1]) for line in bell.hear(16)]
+    start_s = time.monotonic()
+    go.write_text("on\n")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert time.monotonic() - start_s < LIMIT_S
+    assert queue.wait(name)["headline"] == "FAILED 7 node3 rank 9"
+
+
+def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
+    name = queue.submit(*TWO, "--options=--hold", "--", "true")
+    hidden = queue.path / "elsewhere"
+    (queue.path / name).rename(hidden)
+    try:
+        slurm_id = (hidden / "id").read_text()
+        subprocess.run(["scontrol", "release", slurm_id], env=queue.env, check=True)
+        words = ["squeue", "-h", "-t", "all", "-o", "%T", "-j", slurm_id]
+        until(lambda: subprocess.run(words, env=queue.env, capture_output=True, text=True).stdout == "FAILED\n")
+    finally:
+        hidden.rename(queue.path / name)
+    status = queue.status(name)
+    assert (status["state"], status["is_final"], status["attempt"]) == ("FAILED", True, -1)
+    assert f"nothing of it has run: do its nodes share {queue.path / name}?" in status["reason"]

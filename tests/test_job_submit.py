@@ -1,0 +1,315 @@
+"""A job is submitted once, or not at all, whatever its scheduler does; and it is known afterwards. On stand-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+
+import pytest
+from conftest import play, until
+
+from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.folder import environment
+from infini_run.jobs.image import Image
+from infini_run.jobs.pbs import Pbs
+from infini_run.jobs.request import Request
+from infini_run.jobs.scheduler import clean
+from infini_run.jobs.slurm import Slurm
+from infini_run.jobs.submit import hand_over
+from infini_run.record import replace
+from jobs import Jobs
+
+COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
+ASK = {"slurm": "squeue", "pbs": "qstat"}
+CLASS = {"slurm": Slurm, "pbs": Pbs}
+TWO = ("--slots=8", "--slots_per_node=4")
+NOW = (0.0, 0.0, 0.0)
+
+
+@pytest.fixture(params=["slurm", "pbs"])
+def queue(request):
+    return request.getfixturevalue(f"{request.param}_queue")
+
+
+@pytest.fixture
+def jobs(queue, tmp_path, case):
+    """infini-job, with that stand-in's commands."""
+    path = {"PATH": queue.env["PATH"], "TEST_BATCH": queue.folder, "INFINI_JOB_SCHEDULER": queue.kind}
+    jobs = Jobs(tmp_path / "jobs", case, path)
+    yield jobs
+    jobs.close()
+    queue.ended()
+
+
+@pytest.fixture
+def hand(queue, tmp_path):
+    """A script handed over; the scheduler's id, what was said, and what it is called."""
+    said: list[str] = []
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+
+    def call(pauses_s=NOW):
+        name = "ir-0123456789"
+        return hand_over(CLASS[queue.kind](queue.env), str(script), name, say=said.append, pauses_s=pauses_s)
+
+    call.said = said
+    return call
+
+
+# ---- once
+
+
+def test_a_script_is_handed_over_once(queue, hand):
+    assert hand().startswith("101")
+    assert len(queue.jobs()) == len(queue.calls(COMMAND[queue.kind])) == 1
+    assert hand.said == []
+
+
+def test_one_that_was_taken_without_an_answer_is_adopted(queue, hand):
+    queue.fail(COMMAND[queue.kind], "lost")
+    queue.set(hold="Priority")
+    assert hand().startswith("101")
+    assert len(queue.jobs()) == 1
+    assert len(hand.said) == 1
+    assert hand.said[0].startswith(f"{queue.kind} has not answered (")
+
+
+def test_one_that_ended_before_it_was_looked_for_is_adopted_too(queue, hand):
+    if queue.kind == "slurm":
+        queue.fail("sbatch", "lost")
+        queue.fail("squeue", "away")  # meanwhile it ends
+    else:
+        queue.fail("qsub", "lost")
+        queue.fail("qselect", "away")
+    assert hand((0.2, 0.0, 0.0)).startswith("101")
+    assert len(queue.jobs()) == 1
+
+
+def test_one_that_was_not_taken_is_handed_over_again(queue, hand):
+    queue.fail(COMMAND[queue.kind], "garbage")
+    assert hand().startswith("101")
+    assert len(queue.jobs()) == 1
+    assert len(queue.calls(COMMAND[queue.kind])) == 2
+
+
+def test_nothing_is_handed_over_again_before_the_scheduler_has_answered(queue, hand):
+    queue.fail(COMMAND[queue.kind], "lost")
+    queue.fail({"slurm": "squeue", "pbs": "qselect"}[queue.kind], "away", "away", "away")
+    with pytest.raises(SubmitError) as error:
+        hand()
+    assert error.value.kind == "timed_out"
+    assert "it may have the job all the same; infini-job status ir-0123456789 knows" in str(error.value)
+    assert len(queue.calls(COMMAND[queue.kind])) == 1
+
+
+@pytest.mark.parametrize(("fault", "kind"), [("refuse", "refused"), ("away", "unreachable")])
+def test_a_clear_answer_is_not_asked_for_again(queue, hand, fault, kind):
+    queue.fail(COMMAND[queue.kind], fault)
+    with pytest.raises(SubmitError) as error:
+        hand()
+    assert error.value.kind == kind
+    assert queue.jobs() == []
+    assert len(queue.calls(COMMAND[queue.kind])) == 1
+
+
+@pytest.mark.parametrize("fault", ["refuse", "away"])
+def test_what_was_not_taken_leaves_nothing(queue, jobs, fault):
+    queue.fail(COMMAND[queue.kind], fault)
+    done = jobs.call("submit", *TWO, "--", "true")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+    assert jobs.is_empty()
+
+
+def test_one_of_which_nobody_knows_keeps_its_directory_and_is_found_again(queue, jobs):
+    """The command would look for two minutes; we end it, and the job is there by its name."""
+    queue.set(hold="Priority")
+    queue.fail(COMMAND[queue.kind], "lost")
+    queue.fail({"slurm": "squeue", "pbs": "qselect"}[queue.kind], *["away"] * 9)
+    submitting = jobs.start("submit", *TWO, "--", "true")
+    submitting.read_error_until(b"looking whether it has the job")
+    submitting.process.kill()
+    submitting.wait()
+    (name,) = os.listdir(jobs.path)
+    assert not (jobs.path / name / "id").exists()
+    until(lambda: jobs.status(name)["id"])
+    assert jobs.status(name)["id"].startswith("101")
+    assert jobs.call("cancel", name).returncode == 0
+    assert jobs.wait(name)["headline"] == "CANCELLED"
+    assert queue.jobs()[0]["state"] == "CANCELLED"
+
+
+# ---- what goes with it
+
+
+def test_options_of_the_callers_shell_are_left_out():
+    environ = {"SBATCH_GRES": "gpu:1", "SLURM_CONF": "/etc/x", "SRUN_DEBUG": "1", "SALLOC_X": "1", "PBS_DPREFIX": "#",
+               "SLURM_JOB_ID": "7", "PBS_CONF_FILE": "/etc/pbs", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h",
+               "SHLVL": "3", "MINE": "1"}  # fmt: skip
+    asked = Request(
+        name="ir-0123456789", folder="/f", command=("x",), cwd="/", python="p", slots=1, env=(("MORE", "2"),)
+    )
+    kept = {"SLURM_CONF": "/etc/x", "PBS_CONF_FILE": "/etc/pbs", "HOME": "/h", "MINE": "1", "MORE": "2"}
+    assert environment(clean(environ), asked) == kept
+    in_image = replace(asked, container=Image(name="image"), env=(("PATH", "/mine"),))
+    assert environment({"PATH": "/usr/bin", "LD_PRELOAD": "x", "HOME": "/h"}, in_image) == {
+        "HOME": "/h",
+        "PATH": "/mine",
+    }
+
+
+def test_the_environment_is_a_file_that_only_we_can_read(queue, jobs):
+    name = jobs.submit(*TWO, "--env=SECRET=hush", "--", "sh", "-c", 'echo "$SECRET"')
+    jobs.wait(name)
+    assert {line.split("] ")[1] for line in jobs.lines(name)} == {"hush"}
+    folder = jobs.path / name
+    assert stat.S_IMODE((folder / "env").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for file in ("job.sh", "request.json"):
+        assert b"hush" not in (folder / file).read_bytes()
+
+
+# ---- how it ends
+
+
+def test_first_failure_over_two_nodes(queue, jobs):
+    done = jobs.call("submit", *TWO, "--wait", "--", *play("@5", "exit=7", "@*", "wait"))
+    assert done.returncode == 7, done.stderr + done.stdout
+    node = {"slurm": "node2", "pbs": "pbsn2"}[queue.kind]
+    assert done.stdout.splitlines()[1].startswith(f"FAILED 7 {node} rank 5: ")
+    queue.ended()
+    assert queue.jobs()[0]["code"] == 7
+
+
+def test_a_job_is_known_when_its_scheduler_has_forgotten_it(queue, jobs):
+    name = jobs.submit(*TWO, "--", "true")
+    jobs.wait(name)
+    queue.set(forget=True, history=False)
+    calls = len(queue.calls(ASK[queue.kind]))
+    assert jobs.status(name)["headline"] == "COMPLETED"
+    assert len(queue.calls(ASK[queue.kind])) == calls  # it was not even asked
+
+
+def test_a_job_that_is_missing_is_not_finished(queue, jobs, bell):
+    name = jobs.submit(*TWO, "--", "sh", "-c", f"echo up > {bell.path}; exec sleep 1000")
+    bell.hear(8)
+    jobs.wait(name, "RUNNING")
+    queue.fail(ASK[queue.kind], "empty")
+    status = jobs.status(name)
+    assert not status["is_final"]
+    assert status["state"] in ("RUNNING", "LOST")
+    assert jobs.status(name)["state"] == "RUNNING"
+    jobs.call("cancel", name)
+    assert jobs.wait(name)["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("fault", ["away", "lost", "garbage"])
+def test_an_answer_that_does_not_come_changes_nothing(queue, jobs, bell, fault):
+    name = jobs.submit(*TWO, "--", "sh", "-c", f"echo up > {bell.path}; exec sleep 1000")
+    bell.hear(8)
+    jobs.wait(name, "RUNNING")
+    queue.fail(ASK[queue.kind], fault)
+    status = jobs.status(name)
+    assert (status["state"], status["is_final"]) == ("RUNNING", False)
+    assert bool(status["news"]) or (queue.kind, fault) == ("pbs", "lost")
+    jobs.call("cancel", name)
+    jobs.wait(name)
+
+
+def test_a_cancelled_job_is_no_success(queue, jobs, bell):
+    """PBS has Exit_status 0 for it; a rank that ends well on TERM does not change that."""
+    script = f'trap "exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
+    name = jobs.submit(*TWO, "--", "sh", "-c", script)
+    bell.hear(8)
+    assert jobs.call("cancel", name).returncode == 0
+    assert jobs.wait(name)["headline"] == "CANCELLED"
+
+
+def test_one_cancelled_while_it_waits_never_runs(queue, jobs, tmp_path):
+    queue.set(hold="Priority")
+    name = jobs.submit(*TWO, "--", "touch", tmp_path / "ran")
+    assert jobs.status(name)["state"] == "QUEUED"
+    jobs.call("cancel", name)
+    queue.set(forget=True, history=False)
+    assert jobs.wait(name)["headline"] == "CANCELLED"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_never_begins_is_told_at_once(slurm_queue, tmp_path, case):
+    slurm_queue.set(hold="PartitionTimeLimit")
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder})
+    waiting = jobs.start("submit", *TWO, "--wait", "--", "true")
+    waiting.read_error_until(b"QUEUED PartitionTimeLimit: ask for less --time, or for another --pool\n")
+    name = waiting.out.split()[1].decode() if waiting.out else os.listdir(jobs.path)[0]
+    assert jobs.status(name)["hold"] == "hopeless"
+    assert "hopeless: ask for less --time" in jobs.call("status").stdout
+    jobs.call("cancel", name)
+    assert waiting.wait() == 1
+    jobs.close()
+
+
+def test_the_limit_of_the_scheduler_ends_it(queue, jobs):
+    """Both end it by TERM; PBS gives no warning of its own."""
+    if queue.kind == "slurm":
+        pytest.skip("Slurm counts in minutes: test_job_slurm_real.py")
+    done = jobs.call("submit", *TWO, "--time=3s", "--warn=2s", "--wait", "--", *play("tell=USR2", "wait"))
+    assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached", done.stderr
+    name = done.stdout.split()[1]
+    assert sum(" got USR2 " in line for line in jobs.lines(name)) == 8
+
+
+def test_a_restart_is_another_run_of_the_same_job(queue, jobs):
+    script = "echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] || exit 4"
+    name = jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", script)
+    status = jobs.wait(name)
+    assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), jobs.logs(name)
+    assert {line.split("] ")[1] for line in jobs.lines(name, "--attempt=1")} == {"life 1"}
+
+
+def test_jobs_of_one_scheduler_are_one_query(queue, jobs):
+    queue.set(hold="Priority")
+    names = [jobs.submit(*TWO, "--", "true") for _ in range(3)]
+    before = len(queue.calls(ASK[queue.kind]))
+    found = json.loads(jobs.call("status", "--json").stdout)
+    assert sorted(status["name"] for status in found) == sorted(names)
+    assert len(queue.calls(ASK[queue.kind])) == before + 1
+    assert jobs.call("cancel", *names).returncode == 0
+    for name in names:
+        assert jobs.wait(name)["state"] == "CANCELLED"
+
+
+def test_a_scheduler_that_cannot_be_asked_is_an_error_of_submit(queue, jobs):
+    queue.fail({"slurm": "scontrol", "pbs": "qstat"}[queue.kind], "away")
+    done = jobs.call("submit", *TWO, "--", "true")
+    assert done.returncode == QueryError.exit_code
+    assert len(done.stderr.splitlines()) == 1
+    assert jobs.is_empty()
+
+
+STRIP = """#!/bin/sh
+for word; do
+    case $word in --container-*) echo "$word" >>{folder}/asked ;; *) set -- "$@" "$word" ;; esac
+    shift
+done
+exec {srun} "$@"
+"""
+
+
+def test_pyxis_is_srun_with_more_options(slurm_queue, tmp_path, case):
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(STRIP.format(folder=tmp_path, srun=f"{slurm_queue.folder}/bin/srun"))
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{slurm_queue.env['PATH']}"
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": path, "TEST_BATCH": slurm_queue.folder})
+    words = ("--container=image:1", "--runtime=pyxis", f"--container_python={sys.executable}")
+    name = jobs.submit(*TWO, *words, "--", "sh", "-c", "echo in $RANK")
+    assert jobs.wait(name)["state"] == "COMPLETED", jobs.logs(name)
+    assert len(jobs.lines(name)) == 8
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert "--container-image=image:1" in asked
+    assert any(word.startswith("--container-mounts=") and f"{jobs.path}/{name}" in word for word in asked)
+    jobs.close()

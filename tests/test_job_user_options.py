@@ -1,0 +1,304 @@
+"""Users' options for sbatch and qsub: read as those read them, merged with ours, refused where they are ours."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infini_run.errors import UsageError
+from infini_run.jobs import qsub, sbatch
+from infini_run.jobs.request import Request
+from infini_run.jobs.scheduler import Facts, Kind, pool_of
+from infini_run.jobs.script import plan
+from infini_run.jobs.user_options import MAYBE, NONE, VALUE, read
+
+POOL = pool_of("gpu", [Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)], is_default=True)
+FACTS = {
+    "slurm": Facts(scheduler="slurm", has_tres=True, has_gres=True, pools=(POOL,)),
+    "pbs": Facts(scheduler="pbs", has_gres=True, pools=(POOL,)),
+}
+
+
+def ask(*options, slots=16, **changes):
+    return Request(
+        name="ir-1", folder="/f", command=("x",), cwd="/", python="/p", slots=slots, options=options, **changes
+    )
+
+
+def pairs(*texts, table=sbatch.OPTIONS):
+    found = read(texts, table)
+    assert found.problems == ()
+    return [(option.name, option.value) for option in found.options]
+
+
+def rendered(module, facts, *options, **changes):
+    request = ask(*options, **changes)
+    layout = plan(request, facts)
+    return [" ".join(words) for words in module.options(request, layout, "/f/log")]
+
+
+def problems(kind, *options, **changes):
+    with pytest.raises(UsageError) as told:
+        plan(ask(*options, **changes), FACTS[kind])
+    return str(told.value).splitlines()
+
+
+# ---- reading
+SPELLED = [
+    ("--constraint=a100", [("constraint", "a100")]),
+    ("--constraint a100", [("constraint", "a100")]),
+    ("-C a100", [("constraint", "a100")]),
+    ("-Ca100", [("constraint", "a100")]),
+    ("-HCa100", [("hold", None), ("constraint", "a100")]),
+    ("--constr=a100", [("constraint", "a100")]),
+    ("--constr a100", [("constraint", "a100")]),
+    ("--comment=two words", [("comment", "two words")]),
+    ("--comment 'two words'", [("comment", "two words")]),
+    ("--comment=it's -N4", [("comment", "it's -N4")]),
+    ("-C a100 -H --nice", [("constraint", "a100"), ("hold", None), ("nice", None)]),
+    ("--nice=5", [("nice", "5")]),
+    ("-koff", [("no-kill", "off")]),  # its value is glued to it or there is none (sbatch 22.05: -kN2 is -k with N2)
+    ("-k", [("no-kill", None)]),
+    ("-s --exclusive=user", [("oversubscribe", None), ("exclusive", "user")]),
+    ("--begin=", [("begin", "")]),
+    ("-w -x", [("nodelist", "-x")]),  # as getopt does
+    ("--plugin-option=1", [("plugin-option", "1")]),
+    ("--plugin-option 1 -H", [("plugin-option", "1"), ("hold", None)]),
+    ("--plugin-flag -H", [("plugin-flag", None), ("hold", None)]),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), SPELLED, ids=[text for text, _ in SPELLED])
+def test_an_option_is_read_as_sbatch_reads_it(text, wanted):
+    assert pairs(text) == wanted
+
+
+def test_options_may_be_words_of_their_own_or_lines_of_several():
+    assert pairs("-C", "a100", "-H -x n1") == [("constraint", "a100"), ("hold", None), ("exclude", "n1")]
+
+
+def test_options_of_qsub_have_one_letter():
+    assert pairs("-a 1200 -hlselect=1:mem=4gb", "-mabe", table=qsub.OPTIONS) == [
+        ("a", "1200"), ("h", None), ("l", "select=1:mem=4gb"), ("m", "abe"),
+    ]  # fmt: skip
+
+
+UNREADABLE = [
+    ("--node=2", "--node=2: it may be any of --nodefile, --nodelist, --nodes"),
+    ("--hold 'a", "--hold 'a: no closing quotation; a shell would not read it"),
+    ("--hold=1", "--hold=1: --hold takes no value"),
+    ("--constraint", "--constraint: its value is missing"),
+    ("-x", "-x: its value is missing"),
+    ("-Hx", "-x: its value is missing"),
+    ("a100", "a100: it is no option; quotes keep the words of a value together"),
+    ("--", "--: it is no option"),
+    ("-", "-: it is no option"),
+    ("-Ca\nb", r"'-Ca\nb': an option is one line of printable text"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), UNREADABLE, ids=[text for text, _ in UNREADABLE])
+def test_what_is_no_option_is_told(text, wanted):
+    assert read([text], sbatch.OPTIONS).problems == (wanted,)
+
+
+LETTERS = {name: letter for letter, (name, _) in sbatch.OPTIONS.shorts.items()}
+VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1)
+
+
+@st.composite
+def spelled(draw):
+    """An option of the table and its value, and one way to write it."""
+    name = draw(st.sampled_from(sorted(sbatch.OPTIONS.longs)))
+    follows = sbatch.OPTIONS.longs[name]
+    value = None if follows == NONE else draw(VALUES if follows == VALUE else st.none() | VALUES)
+    letter = LETTERS.get(name)
+    forms = [[f"--{name}"] if value is None else [f"--{name}={value}"]]
+    if value is not None and follows == VALUE:
+        forms.append([f"--{name}", value])
+    if letter:
+        if value is None or " " not in value.partition("=")[0]:  # else it would be a line
+            forms.append([f"-{letter}"] if value is None else [f"-{letter}{value}"])
+        if value is not None and follows != MAYBE:
+            forms.append([f"-{letter}", value])
+    return name, value, draw(st.sampled_from(forms))
+
+
+def words_of(options):
+    return [word for _, _, words in options for word in words]
+
+
+@given(st.lists(spelled(), max_size=6))
+def test_a_line_is_its_words(options):
+    """Where its first word is an option without a value glued to it by =."""
+    words = ["-H", *words_of(options)]
+    assert pairs(shlex.join(words)) == [("hold", None), *((name, value) for name, value, _ in options)]
+
+
+@given(st.lists(spelled(), max_size=6))
+def test_every_spelling_of_every_option_is_read_the_same(options):
+    assert pairs(*words_of(options)) == [(name, value) for name, value, _ in options]
+
+
+@given(st.lists(spelled(), max_size=6))
+def test_options_that_are_not_ours_come_out_as_they_went_in(options):
+    kept = [one for one in options if one[0] not in sbatch.REASONS and one[0] not in ("gres", "exclude")]
+    ours = read(words_of(kept), sbatch.OPTIONS).without()
+    assert [(o.name, o.value) for o in ours] == pairs(*(word for o in ours for word in o.words))
+
+
+@given(st.lists(spelled(), min_size=1, max_size=6))
+def test_every_spelling_of_an_option_that_is_ours_is_refused(options):
+    found = sbatch.refusals(read(words_of(options), sbatch.OPTIONS).options, sbatch.REASONS)
+    assert [line.rpartition(": ")[2] for line in found] == [
+        sbatch.REASONS[name].rpartition(": ")[2] for name, _, _ in options if name in sbatch.REASONS
+    ]
+
+
+# ---- what is ours
+FORBIDDEN = [
+    "--nodes=4", "--nodes 4", "-N4", "-N 4", "--ntasks=2", "-n2", "--ntasks-per-node=2", "--tasks-per-node=2",
+    "--gpus=4", "-G4", "--gpus-per-node=8", "--gpus-per-n=8", "--gpus-per-task=1", "--cpus-per-task=4", "-c4",
+    "--cpus-per-gpu=8", "--output=x", "-ox", "--error=x", "-e x", "--chdir=/", "-D /", "--partition=x", "-px",
+    "--requeue", "--no-requeue", "--job-name=x", "-Jx", "--wckey=x", "--account=x", "-Ax", "--time=5", "-t5",
+    "--array=1-3", "-a1-3", "--parsable", "--wait", "-W", "--wrap=x", "-h", "--help", "--signal=USR1",
+    "--export=NONE", "--clusters=all", "-M all", "-k", "--test-only", "--container=x", "--container-image=x",
+    "--open-mode=truncate", "--input=x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", FORBIDDEN)
+def test_an_option_of_slurm_that_is_ours_is_refused_with_a_reason(text):
+    (line,) = problems("slurm", text)
+    said, _, reason = line.partition(": ")
+    assert said == text
+    assert len(reason) > 10
+
+
+PBS_FORBIDDEN = [
+    "-c n", "-C x", "-e x", "-G", "-I", "-j oe", "-J 1-3", "-k oe", "-N x", "-o x", "-q x", "-r y", "-R o",
+    "-S /bin/sh", "-v A=1", "-V", "-X", "-z", "-A x", "-P x", "-W block=true", "-l nodes=2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", PBS_FORBIDDEN)
+def test_an_option_of_pbs_that_is_ours_is_refused_with_a_reason(text):
+    (line,) = problems("pbs", text)
+    assert line.startswith(f"{text}: ")
+
+
+def test_all_that_is_wrong_is_told_at_once_and_so_is_the_size():
+    found = problems("slurm", "-N4 --foo=1 -G2", "--gres=gpu:2,nvme:1", "x", slots=10)
+    assert [line.split(": ")[0] for line in found] == ["--slots=10", "x", "-N4", "-G2", "--gres=gpu:2,nvme:1"]
+
+
+def test_memory_is_said_once():
+    assert problems("slurm", "--mem=4G", mem_mb_per_slot=100) == ["--mem=4G: --mem_per_slot says it"]
+    assert "--mem=4G" in rendered(sbatch, FACTS["slurm"], "--mem=4G")
+    assert problems("pbs", "-l select=1:mem=4gb", mem_mb_per_slot=100) == [
+        "-l select=1:mem=4gb: mem: --mem_per_slot says it"
+    ]
+
+
+def test_heterogeneous_jobs_are_refused_wherever_sbatch_would_see_them():
+    assert problems("slurm", "hetjob") == ["hetjob: it is no option; quotes keep the words of a value together"]
+    (line,) = problems("slurm", "--comment=my-hetjob")  # sbatch would cut the word out of the line
+    assert "several kinds of nodes" in line
+
+
+# ---- merging
+GRES = [
+    (("--gres=nvme:1",), "--gres=gpu:8,nvme:1"),
+    (("--gres=nvme:1", "--gres nvme:1,lustre:2"), "--gres=gpu:8,nvme:1,lustre:2"),
+    ((), "--gres=gpu:8"),
+]
+
+
+@pytest.mark.parametrize(("options", "wanted"), GRES)
+def test_gres_of_the_user_is_one_with_ours(options, wanted):
+    found = [line for line in rendered(sbatch, FACTS["slurm"], *options) if "gres" in line]
+    assert found == [wanted]
+
+
+@pytest.mark.parametrize("value", ["gpu:1", "nvme:1,gpu:a100:2", "GPU:1", "gres:gpu:1", "gres/gpu:1", "gpu"])
+def test_gres_is_not_to_have_gpus(value):
+    assert problems("slurm", f"--gres={value}") == [
+        f"--gres={value}: GPUs are computed from --slots; --gpu_type says which"
+    ]
+
+
+@pytest.mark.parametrize("value", ["none", "", "nvme:1,,x", "help"])
+def test_gres_that_is_no_list_of_resources_is_refused(value):
+    assert problems("slurm", f"--gres={value}")[0].endswith("names of resources are expected, such as nvme:1")
+
+
+def test_all_excludes_are_one_option():
+    found = rendered(sbatch, FACTS["slurm"], "-x node[1-2]", "--exclude=node4", "-xnode4", "-C a -C a")
+    assert [line for line in found if "exclude" in line] == ["--exclude=node[1-2],node4"]
+    assert found[-1] == "-C a"  # once
+
+
+def test_users_options_come_after_ours_as_they_were_written():
+    found = rendered(
+        sbatch, FACTS["slurm"], "--qos=high", "-H", "--foo bar", pool="gpu", account="me", project="a b", time_s=90
+    )
+    assert found == [
+        "--job-name=ir-1", "--output=/f/log", "--open-mode=append", "--no-requeue", "--partition=gpu", "--account=me",
+        "--wckey=a b", "--time=0:02:00", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-gpu=8", "--gres=gpu:8",
+        "--qos=high", "-H", "--foo bar",
+    ]  # fmt: skip
+
+
+SELECTS = [
+    (("-l select=1:mem=4gb",), {}, "select=2:ncpus=64:ngpus=8:mem=4gb", "place=scatter"),
+    (("-l select=mem=4gb:arch=a", "-l select=mem=4gb"), {}, "select=2:ncpus=64:ngpus=8:mem=4gb:arch=a",
+     "place=scatter"),
+    (("-l place=excl",), {}, "select=2:ncpus=64:ngpus=8", "place=scatter:excl"),
+    (("-l place=scatter:excl:group=rack",), {}, "select=2:ncpus=64:ngpus=8", "place=scatter:excl:group=rack"),
+    (("-lselect=1:arch=x,place=excl",), {}, "select=2:ncpus=64:ngpus=8:arch=x", "place=scatter:excl"),
+    (("-l select=9:ngpus=1:mem=4gb:ncpus=3", "-l place=pack:excl"), {"layout": "determined", "slots_per_node": 8},
+     "select=2:ngpus=8:mem=4gb:ncpus=3", "place=excl"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "changes", "chunks", "place"), SELECTS)
+def test_select_and_place_of_the_user_are_one_with_ours(options, changes, chunks, place):
+    found = [line for line in rendered(qsub, FACTS["pbs"], *options, **changes) if line.startswith("-l ")]
+    assert found == [f"-l {chunks}", f"-l {place}"]
+
+
+CHUNKS = [
+    (
+        "-l select=2:mem=4gb",
+        "it is computed from --slots and --slots_per_node; -l select=1:... says what each node has",
+    ),
+    ("-l select=1:ngpus=4", "ngpus: it is computed from --slots and --slots_per_node"),
+    ("-l select=1:ncpus=4", "ncpus: --cpus_per_slot says it"),
+    ("-l select=1:mpiprocs=4", "mpiprocs: one launcher is started on each node"),
+    ("-l select=1:mem=4gb+1:mem=8gb", "all nodes are alike; one chunk is expected"),
+    ("-l select=1:mem", "name=value is expected, not 'mem'"),
+    ("-l place=pack", "each node gets one part of the job; scatter is what we say"),
+    ("-l place=nowhere", "'nowhere' is no way to place a job"),
+    ("-l walltime=1:00:00", "--time of infini-job says it"),
+    ("-l mem=4gb", "it belongs to a node: -l select=1:mem=4gb says how much each has"),
+    ("-l ncpus=4", "it is computed from --slots and --slots_per_node"),
+    ("-y", "qsub has no such option"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), CHUNKS)
+def test_what_a_chunk_cannot_say_is_refused(text, wanted):
+    assert problems("pbs", text) == [f"{text}: {wanted}"]
+
+
+def test_resources_of_the_whole_job_are_passed_on():
+    found = rendered(qsub, FACTS["pbs"], "-l filesystems=home:eagle,software=x", "-W depend=afterok:12", "-mabe")
+    assert found[-4:] == ["-W depend=afterok:12", "-mabe", "-l filesystems=home:eagle", "-l software=x"]
+
+
+def test_the_local_scheduler_takes_no_options():
+    with pytest.raises(UsageError, match="-C a100: --scheduler=local takes no options"):
+        plan(ask("-C a100", slots=1), Facts(scheduler="local"))
