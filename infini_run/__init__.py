@@ -35,12 +35,11 @@ if TYPE_CHECKING:
         NotExecutable,
         ProgramError,
         ProgramMissing,
+        QueryError,
         RemoteError,
         StartError,
-        UnpicklableError,
-        QueryError,
-        StartError,
         SubmitError,
+        UnpicklableError,
         UsageError,
         WorkerDied,
         WorkerError,
@@ -70,9 +69,9 @@ __all__ = [
     "Event",
     "Exit",
     "InfiniRunError",
+    "Job",
     "LaunchHandle",
     "LaunchResult",
-    "Job",
     "LaunchTimeout",
     "Launcher",
     "LinkError",
@@ -84,23 +83,26 @@ __all__ = [
     "ProcessLauncher",
     "ProgramError",
     "ProgramMissing",
+    "QueryError",
     "Receiver",
     "RemoteError",
-    "QueryError",
     "Report",
     "Restart",
     "Sender",
     "StartError",
-    "UnpicklableError",
     "Status",
     "SubmitError",
+    "UnpicklableError",
     "UsageError",
     "WorkerDied",
     "WorkerError",
     "WorkerStatus",
+    "find_job",
+    "find_jobs",
     "launch_local",
     "launch_multi_node",
     "run",
+    "submit",
     "this_worker",
 ]
 
@@ -110,15 +112,6 @@ _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": 
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
-    "find_job",
-    "find_jobs",
-    "launch_local",
-    "launch_multi_node",
-    "run",
-    "submit",
-]
-
-_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.state"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}

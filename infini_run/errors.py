@@ -153,6 +153,8 @@ class UnpicklableError(ChannelError, TypeError):
 
 class CannotUnpickle(ChannelError):
     """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
+
+
 class SubmitError(InfiniRunError):
     """A batch scheduler did not take a job. `kind`: `refused`; `timed_out`, and the job may be there all the same;
     `unreachable`, and it is not. `text`: the scheduler's own words."""
