@@ -77,6 +77,7 @@ def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     """Raised by name: our own, what a flag's kind says no with, and what records and modules owe to Python."""
     allowed = {*CLASSES, "ValueError", "TypeError", "AttributeError", "OSError", "TimeoutError"}
     allowed |= {"NoGpus"}  # a vendor's module to devices.py, which asks the next vendor
+    allowed |= {"unpicklable"}  # makes an UnpicklableError
     for path in Path(infini_run.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
@@ -90,7 +91,7 @@ def test_no_handler_catches_everything_and_goes_on():
             if isinstance(node, ast.ExceptHandler):
                 name = ast.unparse(node.type) if node.type else ""
                 assert name not in ("", "Exception"), f"{path.name}:{node.lineno}"
-                if name == "BaseException" and path.name != "attempt.py":  # whose callers get it
+                if name == "BaseException" and path.name not in ("attempt.py", "handle.py"):  # whose callers get it
                     assert isinstance(node.body[-1], ast.Raise), f"{path.name}:{node.lineno} swallows everything"
 
 
