@@ -119,6 +119,10 @@ class Receiver(Half):
             self._line.sock.shutdown(socket.SHUT_RD)  # wakes who waits for a message
             self._finish()
 
+    async def aclose(self) -> None:
+        """`close` in a coroutine: it waits for nobody."""
+        self.close()
+
     def __iter__(self) -> Receiver:
         return self
 
@@ -141,6 +145,12 @@ class Receiver(Half):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Receiver:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 

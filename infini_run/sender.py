@@ -257,6 +257,12 @@ class Sender(Half):
             os.close(self._bell)
             self._bell = -1
 
+    def _abandon(self) -> None:
+        super()._abandon()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+
     def __enter__(self) -> Sender:
         return self
 
