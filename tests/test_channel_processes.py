@@ -93,7 +93,9 @@ from infini_run.errors import Closed
 wait_fd, told_fd = os.pipe()
 pid = os.fork()
 if not pid:
-    os.read(wait_fd, 1)
+    os.close(told_fd)
+    if not os.read(wait_fd, 1):
+        os._exit(0)
     try:
         tx.send("mine?")
     except Closed:
