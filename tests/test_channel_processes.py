@@ -51,9 +51,7 @@ def test_a_program_talks_over_what_it_inherits(start):
 def test_one_that_is_killed_in_mid_message_is_broken_at_once(start):
     _, rx, process = start("tx.send('first'); tx.send_bytes(bytes(10_000_000))")
     assert rx.recv() == "first"
-    assert select.select([rx], [], [], LIMIT_S)[0]
-    with pytest.raises(TimeoutError):
-        rx.recv(timeout_s=0)
+    assert select.select([rx], [], [], LIMIT_S)[0]  # a part of it is here; there is no room for all of it
     process.kill()
     with pytest.raises(Broken, match="in the middle of a message"):
         rx.recv(timeout_s=LIMIT_S)
