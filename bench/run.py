@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import channel
 import core
 import ddp
 import engines
@@ -40,6 +41,7 @@ FIGURES = {
     "ddp": ddp.measure,
     "many": many.measure,
     "engines": engines.measure,
+    "channel": channel.measure,
 }
 
 

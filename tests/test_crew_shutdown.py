@@ -143,11 +143,11 @@ def test_a_second_close_that_does_not_drain_hurries_the_first(bell, shut):
 
 
 def test_a_crew_that_is_dropped_takes_its_workers_with_it(bell):
-    crew = ir.Crew(obey)
-    pid = crew.ask("pid").result()
+    crews = [ir.Crew(obey)]
+    pid = crews[0].ask("pid").result()
     with pytest.warns(ResourceWarning, match="was dropped while its workers ran: close it"):
-        del crew
-        gc.collect()
+        crews.clear()
+    gc.collect()
     assert not is_alive(pid)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _pickle
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
 
 TYPE_CHECKING = False
@@ -31,10 +32,10 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
         return False
 
     if in_worker or type(what) in _PLAIN:
-        try:
-            return Body(parts=(_pickle.dumps(what, _PROTOCOL, buffer_callback=keep), *buffers))
-        except Exception:  # whatever an object's own __reduce__ raises: cloudpickle says it better, if it must
-            buffers.clear()
+        data, _ = attempt(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
+        if data is not None:
+            return Body(parts=(data, *buffers))
+        buffers.clear()  # cloudpickle can, or says better why not
     from infini_run.crews.by_value import dumps
 
     return Body(parts=(dumps(what, name, keep), *buffers))

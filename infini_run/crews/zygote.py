@@ -15,6 +15,7 @@ import socket
 import sys
 import weakref
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.fork import Birth, Forked, ForkRun
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
@@ -194,9 +195,9 @@ def _import(names: Sequence[str]) -> str:
     os.environ[_BLAS] = "1"
     try:
         for name in names:
-            import_module(name)
-    except Exception as error:  # whatever the module raises
-        return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
+            _, error = attempt(import_module, name)
+            if error is not None:
+                return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
     finally:
         if before is None:
             del os.environ[_BLAS]
