@@ -160,7 +160,7 @@ class Launcher:
             _blame(function, args, kwargs)
             raise
 
-    def _make_spawner(self, function: Callable[..., Any] | None) -> Spawner:
+    def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
         given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
         if self.hosts:
             return _node_spawner(self.hosts, nproc=self.nproc_per_node, preload=self.preload or (), **given)
@@ -178,7 +178,7 @@ class Launcher:
 
         is_silent = self.preload is None
         timeout_s = self.agent_timeout_s
-        return ForkSpawner(preload, is_silent=is_silent, start_timeout_s=timeout_s, nproc=nproc, **given)
+        return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
 
 class Pool(Launcher):
@@ -187,7 +187,7 @@ class Pool(Launcher):
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
         super().__init__(*given, preload=preload or (), **more)
-        self._spawner: Spawner | None = self._make_spawner(None)
+        self._spawner: Spawner | None = self._make_spawner(None, stays=True)
         _pools.add(self)
         try:
             if self.preload:

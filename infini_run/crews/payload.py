@@ -42,9 +42,10 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
 
 
 def load(body: Body) -> object:
-    """What was pickled. Raises whatever its own __setstate__ or import raises."""
+    """What was pickled; what is large in it (an array, say) in memory of its own, that can be written to. Raises
+    whatever its own __setstate__ or import raises."""
     first, *buffers = body.parts
-    return _pickle.loads(first, buffers=buffers)
+    return _pickle.loads(first, buffers=map(bytearray, buffers))
 
 
 def load_task(body: Body) -> object:
