@@ -170,6 +170,7 @@ def test_a_task_that_waits_is_cancelled_before_it_begins(crew, bell, tmp_path):
     bell.hear(1)
     second = crew.worker(0).ask(("be slow", bell.path, str(gate)))
     second.cancel()
+    crew.worker(1).ask("pid").result()  # so that has been told
     gate.write_text("opened")
     assert first.result() == "opened"
     assert crew.worker(0).ask("pid").result() > 0  # nobody rang a second time, nor waits at the gate
