@@ -12,10 +12,13 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
-    from infini_run.crews.context import Cancelled, Context
+    from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
+    from infini_run.crews.handle import LaunchHandle
+    from infini_run.crews.launcher import Launcher, Pool
     from infini_run.crews.news import CrewEvent
     from infini_run.crews.restart import Restart
+    from infini_run.crews.result import LaunchResult
     from infini_run.errors import (
         Broken,
         CannotUnpickle,
@@ -62,12 +65,16 @@ __all__ = [
     "Event",
     "Exit",
     "InfiniRunError",
+    "LaunchHandle",
+    "LaunchResult",
     "LaunchTimeout",
+    "Launcher",
     "LinkError",
     "Look",
     "MessageTooLong",
     "NodeLost",
     "NotExecutable",
+    "Pool",
     "ProcessLauncher",
     "ProgramError",
     "ProgramMissing",
@@ -85,12 +92,15 @@ __all__ = [
     "launch_local",
     "launch_multi_node",
     "run",
+    "this_worker",
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
 _HOMES |= {"Receiver": "receiver", "Sender": "sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
+_HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
+_HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 

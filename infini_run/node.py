@@ -39,6 +39,9 @@ class NodeRun:
     None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job.
     """
 
+    _console = (1, 2)  # the descriptors that are our stdout and stderr
+    _debug = 0  # of the core's flags
+
     def __init__(
         self,
         plan: Plan,
@@ -126,13 +129,13 @@ class NodeRun:
             grace_s=self.options.grace_s,
             stop_signal=self.options.stop_signal,
             stop_scope=self.options.stop_scope,
-            console=(1, 2) if self._is_labelled else (-1, -1),
-            say_fd=2,
+            console=self._console if self._is_labelled else (-1, -1),
+            say_fd=self._console[1],
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
             guard=_GUARD,
             folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
-            debug=debug_flags(self._environ),
+            debug=debug_flags(self._environ) | self._debug,
         )
 
     def _spec(self, worker: Worker) -> Spec:

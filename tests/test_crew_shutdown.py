@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import infini_run as ir
 from infini_run.crews.messages import Taken, encode
 
 sys.path.insert(0, str(CHILDREN))
-from crew_parts import obey  # noqa: E402
+from crew_parts import obey
 
 ROOT = os.path.dirname(os.path.dirname(ir.__file__))
 
@@ -144,11 +143,11 @@ def test_a_second_close_that_does_not_drain_hurries_the_first(bell, shut):
 
 
 def test_a_crew_that_is_dropped_takes_its_workers_with_it(bell):
-    crew = ir.Crew(obey)
-    pid = crew.ask("pid").result()
+    crews = [ir.Crew(obey)]
+    pid = crews[0].ask("pid").result()
     with pytest.warns(ResourceWarning, match="was dropped while its workers ran: close it"):
-        del crew
-        gc.collect()
+        crews.clear()
+    gc.collect()
     assert not is_alive(pid)
 
 
@@ -216,7 +215,7 @@ def test_grandchildren_go_with_the_caller(number, bell, tmp_path):
 
 def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
     def serve(ctx, task):
-        from infini_run.crews.messages import Body, Done, encode
+        from infini_run.crews.messages import Body, Done
 
         for number in (-7, task + 1, 1 << 40):
             ctx._sender.send_bytes(encode(Done(task=number, body=Body())))

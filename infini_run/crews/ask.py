@@ -9,6 +9,7 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.failure import rebuild
 from infini_run.crews.messages import Done, Failed
 from infini_run.crews.payload import load
@@ -88,7 +89,4 @@ class Ask(Future):  # type: ignore[type-arg]
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
         return None, rebuild(message, rank, host)
-    try:
-        return load(message.body), None
-    except Exception as error:  # whatever its class does, or its module, which is not here
-        return None, error
+    return attempt(load, message.body)

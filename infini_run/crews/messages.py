@@ -119,12 +119,14 @@ class Done:
 @record
 class Failed:
     """A task has raised; NO_TASK: the worker could not start, or not stop. kind, text: the type's name and str() of
-    it. trace: the traceback as Python prints it. body: the exception itself, where it can be pickled."""
+    it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it
+    can be pickled."""
 
     task: int
     kind: str
     text: str
     trace: str
+    time_s: float = 0.0
     body: Body = Body()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _pickle
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
 
 TYPE_CHECKING = False
@@ -31,16 +32,36 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
         return False
 
     if in_worker or type(what) in _PLAIN:
-        try:
-            return Body(parts=(_pickle.dumps(what, _PROTOCOL, buffer_callback=keep), *buffers))
-        except Exception:  # whatever an object's own __reduce__ raises: cloudpickle says it better, if it must
-            buffers.clear()
+        data, _ = attempt(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
+        if data is not None:
+            return Body(parts=(data, *buffers))
+        buffers.clear()  # cloudpickle can, or says better why not
     from infini_run.crews.by_value import dumps
 
     return Body(parts=(dumps(what, name, keep), *buffers))
 
 
 def load(body: Body) -> object:
-    """What was pickled. Raises whatever its own __setstate__ or import raises."""
+    """What was pickled; what is large in it (an array, say) in memory of its own, that can be written to. Raises
+    whatever its own __setstate__ or import raises."""
     first, *buffers = body.parts
-    return _pickle.loads(first, buffers=buffers)
+    return _pickle.loads(first, buffers=map(bytearray, buffers))
+
+
+def load_task(body: Body) -> object:
+    """In a worker: the same; what is imported meanwhile may know of it."""
+    global _loading
+    _loading = True
+    try:
+        return load(body)
+    finally:
+        _loading = False
+
+
+def is_loading() -> bool:
+    """Whether a task is being unpickled in this process: a module that starts workers when it is imported would do so
+    in each of them, without end."""
+    return _loading
+
+
+_loading = False

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.channel import Receiver, Sender
+    from infini_run.group import Event
     from infini_run.options import Options
+    from infini_run.outcome import Outcome
     from infini_run.plan import Plan
     from infini_run.report import Exit, Report
 
@@ -75,6 +77,27 @@ if TYPE_CHECKING:
         def forget(self) -> None:
             """In a forked child: it is our parent's; only our copies of descriptors are closed."""
 
+    class Run(Protocol):
+        """What a gang needs of a NodeRun, or of what stands for one."""
+
+        plan: Plan
+
+        @property
+        def ended(self) -> bool: ...
+        @property
+        def outcome(self) -> Outcome: ...
+        def start(self) -> None: ...
+        def poll(self, timeout_s: float = 0.0) -> list[Event]: ...
+        def fds(self) -> list[int]: ...
+        def due_s(self) -> float | None: ...
+        def pinged_s(self, rank: int) -> float: ...
+        def signal(self, number: int, rank: int | None = None) -> int: ...
+        def stop(self, number: int = 0) -> None: ...
+        def kill(self) -> None: ...
+        def report(self) -> Report: ...
+        def close(self) -> None: ...
+        def forget(self) -> None: ...
+
     class Spawner(Protocol):
         """Starts workers. world_size: how many ranks there are."""
 
@@ -93,19 +116,19 @@ if TYPE_CHECKING:
 
 _MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.worker import main; main()"
+_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
 
 
-def python_command() -> list[str]:
-    """This Python with its own flags (-O, -X, -W), and our worker in it. By -c: __main__ is empty, so nobody can
-    import the caller's script by mistake, and this package is found wherever it lies.
+def python_command(module: str = "worker") -> list[str]:
+    """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody
+    can import the caller's script by mistake, and this package is found wherever it lies.
 
     Raises UsageError: there is no Python to start (sys.executable)."""
     if not sys.executable:
         raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined] # as multiprocessing does
 
-    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT)]
+    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT, module=module)]
 
 
 class ExecSpawner:
@@ -152,12 +175,15 @@ class ExecSpawner:
         runners: list[ExecRunner] = []
         try:
             for group in [[rank] for rank in ranks] if apart else [ranks]:
-                runners += _Gang(self._plan(group, restarts), self.options, self._environ, self._cwd).runners
+                runners += self._gang(self._plan(group, restarts)).runners
         except BaseException:
             for runner in runners:
                 runner.close()
             raise
         return runners
+
+    def _gang(self, plan: Plan) -> Gang:
+        return Gang(plan, self.options, self._environ, self._cwd)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = new_launch_id()
@@ -182,7 +208,7 @@ class ExecSpawner:
         """Nor here."""
 
 
-class _Gang:
+class Gang:
     """What was started together: one NodeRun, and a channel for each of its workers."""
 
     def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
@@ -190,7 +216,7 @@ class _Gang:
 
         self.runners: list[ExecRunner] = []
         theirs: dict[int, socket.socket] = {}
-        self.run: NodeRun | None = None
+        self.run: Run | None = None
         try:
             for worker in plan.workers:
                 ours, theirs[worker.rank] = socket.socketpair()
@@ -198,7 +224,7 @@ class _Gang:
                     ExecRunner(self, worker.rank, worker.local_rank, plan.nodes[0].host, ours.detach())
                 )
             stdins = {rank: end.fileno() for rank, end in theirs.items()}
-            self.run = NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
+            self.run = self._make_run(plan, options, environ, cwd, stdins)
             self.run.start()
         except BaseException:  # KeyboardInterrupt may come between any two steps
             for runner in self.runners:
@@ -208,6 +234,16 @@ class _Gang:
             for end in theirs.values():
                 end.close()
         self.poll()
+
+    def _make_run(
+        self,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+    ) -> Run:
+        return NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
 
     def poll(self) -> None:
         """Take what happened to all of them."""
@@ -219,7 +255,7 @@ class _Gang:
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
         """What that one wrote last to stderr."""
-        assert self.run is not None
+        assert isinstance(self.run, NodeRun)
         for index, worker in enumerate(self.run.plan.workers):
             if worker.rank == rank:
                 return last_words(self.run.group, index, worker)[1]
@@ -234,7 +270,7 @@ class _Gang:
 class ExecRunner:
     """A Runner of an ExecSpawner."""
 
-    def __init__(self, gang: _Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
+    def __init__(self, gang: Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
         self._gang = gang
         self.rank = rank
         self.local_rank = local_rank

@@ -14,6 +14,7 @@ from _thread import RLock
 from collections import deque
 from threading import Thread
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.member import Member
 from infini_run.crews.messages import Done, Failed
 from infini_run.crews.news import CrewEvent, News
@@ -138,16 +139,19 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            while self.phase != "CLOSED":
-                self._wait()
-                self._do_calls()
-                self._turn_members()
-                self._revive()
-                self._advance()
-        except BaseException as error:  # a mistake of ours, or no memory: nobody is to wait for ever
-            self._fail([error])
+            _, error = attempt(self._loop)
+            if error is not None:  # a mistake of ours, or no memory: nobody is to wait for ever
+                self._fail([error])
         finally:
             self._end_all()
+
+    def _loop(self) -> None:
+        while self.phase != "CLOSED":
+            self._wait()
+            self._do_calls()
+            self._turn_members()
+            self._revive()
+            self._advance()
 
     def _wait(self) -> None:
         due_s = self._due_s()
@@ -284,9 +288,8 @@ class Supervisor:
 
     def try_step(self, name: str, step: Callable[[], None]) -> None:
         """One step of cleaning up: that it fails is noted, and keeps nobody from the next."""
-        try:
-            step()
-        except Exception as error:  # any: what follows must be done
+        _, error = attempt(step)
+        if error is not None:
             self.note_problem(f"{name}: {type(error).__name__}: {error}")
 
     # ---- failures
