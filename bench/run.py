@@ -18,6 +18,7 @@ from typing import Any
 
 import channel
 import core
+import crew
 import ddp
 import engines
 import idle
@@ -44,6 +45,7 @@ FIGURES = {
     "engines": engines.measure,
     "channel": channel.measure,
     "jobs": jobs.measure,
+    "crew": crew.measure,
 }
 
 
