@@ -172,6 +172,9 @@ class Head:
         for ended in self._clients.take_ended():
             self._bury(ended)
         self._act(time.monotonic())
+        problem = self._outlets.take_problem()
+        if problem:
+            self._notice(f"the console takes no more output ({problem}); the job goes on")
         self._fleet.hold(self._outlets.are_behind)  # our own reader is behind: then nobody is listened to
         self._feed.turn()
 

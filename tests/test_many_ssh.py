@@ -208,6 +208,19 @@ def test_closed_or_full_output_does_not_stop_the_job(many, bell, closed):
     command = many(*ring(bell, "echo said; echo complained >&2"), hosts="host1,host2", nproc=1, under=words)
     assert command.wait() == 0, command.err
     assert {line.split()[0] for line in bell.hear(2)} == {"0", "1"}
+    is_lost = closed == ">/dev/full"  # what the user has closed himself is /dev/null from the start
+    assert (
+        command.err.count(b"the console takes no more output (No space left on device); the job goes on") == is_lost
+    )
+
+
+def test_a_reader_that_goes_away_is_told_once(many):
+    command = many("sh", "-c", "yes | head -c 1000000", hosts="host1,host2")
+    command.read_until(b"y\n")
+    command.process.stdout.close()
+    command.process.stdout = None
+    assert command.wait() == 0
+    assert own_lines(command) == ["infini-run: the console takes no more output (Broken pipe); the job goes on"]
 
 
 def test_a_login_script_may_print(many, tmp_path):
