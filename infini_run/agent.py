@@ -494,8 +494,8 @@ def main(argv: Sequence[str]) -> int:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
     node = options.get("node", "-1")
     told = [os.environ.get(name, "") for name in options.get("tell", "").split(",") if name]
-    index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
     try:
+        index = _index(node)
         if "link" in options:
             from infini_run.dial import dial
 
@@ -503,9 +503,18 @@ def main(argv: Sequence[str]) -> int:
         wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
         wire.send(OPENING)
         return Agent(wire, index).serve(None)
-    except LinkError as error:
+    except InfiniRunError as error:
         _say(f"infini-run: {error}")
-        return 1
+        return error.exit_code
+
+
+def _index(node: str) -> int:
+    """Which node we are: a number, or the variable that has it."""
+    text = node if node.lstrip("-").isdecimal() else os.environ.get(node, "")
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{node} is {text or 'not set'} here: the engine does not say which node this is") from None
 
 
 def _token(path: str) -> bytes:

@@ -358,6 +358,14 @@ def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
     case.end()
 
 
+def test_nodes_that_are_done_early_do_not_end_the_step(run, case):
+    """An agent that took the head for dead would fail, and srun with it all others (--kill-on-bad-exit)."""
+    command = run("--node_timeout=0.5", "--nproc_per_node=1", "sh", "-c", "[ $RANK != 0 ] || sleep 2.5")
+    assert command.wait() == 0, command.err
+    assert command.err == b""
+    case.end()
+
+
 def test_run_in_python_reaches_all_of_the_allocation(four, case):
     script = """
 import infini_run as ir
