@@ -519,9 +519,9 @@ def _index(node: str) -> int:
 
 def _token(path: str) -> bytes:
     if not path:
-        return os.environ.get(TOKEN, "").encode()
-    with open(path, encoding="ascii") as file:
-        return file.read().strip().encode()
+        return os.fsencode(os.environ.get(TOKEN, ""))
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def run() -> None:

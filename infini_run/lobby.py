@@ -71,8 +71,8 @@ class Lobby:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}; start from a directory that the nodes share") from None
         self._token_file = path
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(self._token)
+        with open(fd, "wb") as file:
+            file.write(os.fsencode(self._token))
 
     def remove_token(self) -> None:
         """All have read it. Safe twice."""
@@ -96,7 +96,7 @@ class Lobby:
             is_first, (wire, address) = False, found
             if len(self._strangers) >= self._most:
                 self._let_go(next(iter(self._strangers)))
-            handshake = Handshake(wire, self._token.encode(), is_head=True, who=address)
+            handshake = Handshake(wire, os.fsencode(self._token), is_head=True, who=address)
             self._strangers[wire] = _Stranger(handshake, time.monotonic() + _PROVE_S)
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
 
