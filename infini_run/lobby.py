@@ -38,14 +38,15 @@ class _Stranger:
 
 
 class Lobby:
-    """admit: gets the wire of one that is ours, and the node that it says it is. notice: gets lines for the user."""
+    """admit: gets the wire of one that is ours, the number and the host that it says it is.
+    notice: gets lines for the user."""
 
     def __init__(
         self,
         token: str,
         nodes: int,
         poller: Poller,
-        admit: Callable[[Wire, int], None],
+        admit: Callable[[Wire, int, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -135,11 +136,12 @@ class Lobby:
 
     def _pass_on(self, wire: Wire, name: object) -> None:
         node = name.get("node") if isinstance(name, dict) else None
-        if not isinstance(node, int):
+        host = name.get("host", "") if isinstance(name, dict) else ""
+        if not isinstance(node, int) or not isinstance(host, str):
             raise LinkError("it does not say which node it is")
         del self._strangers[wire]
         self._poller.forget(wire.fileno())
-        self._admit(wire, node)
+        self._admit(wire, node, host)
 
     def _turn_away(self, text: str) -> None:
         self._turned_away += 1

@@ -173,12 +173,12 @@ def test_noise_without_end_is_refused():
 @pytest.fixture
 def lobby():
     poller, admitted, notices = Poller(), [], []
-    lobby = Lobby("t", 2, poller, lambda wire, node: admitted.append((wire, node)), notices.append)
+    lobby = Lobby("t", 2, poller, lambda wire, node, host: admitted.append((wire, node, host)), notices.append)
     target = lobby.open(0)
     lobby.port = int(target.rpartition(":")[2])
     lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices
     yield lobby
-    for wire, _ in admitted:
+    for wire, *_ in admitted:
         wire.close()
     lobby.close()
     lobby.close()
@@ -198,14 +198,14 @@ def test_who_knows_the_token_is_admitted(lobby):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack_json(frame.NAME, {"node": 1}))
+    wire.send(pack_json(frame.NAME, {"node": 1, "host": "a"}))
     until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
-    assert lobby.admitted[0][1] == 1
+    assert lobby.admitted[0][1:] == (1, "a")
     assert lobby.notices == []
     wire.close()
 
 
-@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b"{"])
+@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b'{"node": 1, "host": 2}', b"{"])
 def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
     wire = dial(lobby)
     hand = Handshake(wire, b"t", is_head=False)
