@@ -88,7 +88,7 @@ class Head:
         self._clients = Clients(engine, environ, len(roster.hosts), self._poller)
         self._fleet = Fleet(roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached)
         self.peers = self._fleet.peers
-        self._by_host = {peer.name: peer.index for peer in self.peers}
+        self._by_host = {peer.name: peer.index for peer in self.peers if peer.name}
         self._lobby: Lobby | None = None
         self._outlets = Outlets(self._poller)
         self._feed = Feed(options.stdin, self._fleet, self._poller)
