@@ -103,7 +103,8 @@ class Agent:
     """One life: greet the head, then run what it says, as often as it says so, until it says good-bye.
 
     own: where the same command was given on every node, what this one was given; the head says only who comes when.
-    environ: what our ranks inherit, by hand (None: ours).
+    environ: what our ranks inherit, by hand (None: ours). host: how the head may know us, where that is surer than
+    the number `node`.
     """
 
     def __init__(
@@ -113,9 +114,10 @@ class Agent:
         own: Options | None = None,
         told: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        host: str = "",
     ) -> None:
         self._wire = wire
-        self._node = node
+        self._name = {"node": node, "host": host}
         self._own = own
         self._environ = os.environ if environ is None else environ
         self._about = list(told)  # what the engine asked us to say
@@ -173,12 +175,12 @@ class Agent:
                 raise LinkError("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.done:
                 raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
-        self._wire.send(pack_json(frame.NAME, {"node": self._node}))
+        self._wire.send(pack_json(frame.NAME, self._name))
         try:
             self._frames.append(self._next(frame.SPEC))
         except LinkError:
             why = "it has no such node, or that one had come before"
-            raise LinkError(f"the head has turned node {self._node} away: {why}; or it has gone") from None
+            raise LinkError(f"the head has turned node {self._name['node']} away: {why}; or it has gone") from None
 
     # ---- before the start
 
@@ -475,9 +477,27 @@ def _say(text: str) -> None:
 
 
 def _own_address() -> str:
-    """The address by which the head has reached us, as sshd knows it (ssh(1), SSH_CONNECTION); else ""."""
+    """The address by which the head has reached us, as sshd knows it (ssh(1), SSH_CONNECTION); else "". Slurm hands
+    on the variable of whoever has logged in somewhere else: what is no address of this machine is none of ours."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 else ""
+    return words[2] if len(words) == 4 and _is_ours(words[2]) else ""
+
+
+def _is_ours(address: str) -> bool:
+    """Whether something here could listen there."""
+    from _socket import AF_INET, AF_INET6, SOCK_DGRAM, socket  # the C module: `socket` costs 5 ms
+
+    try:
+        probe = socket(AF_INET6 if ":" in address else AF_INET, SOCK_DGRAM)
+    except OSError:  # no IPv6 here
+        return False
+    try:
+        probe.bind((address, 0))
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
 
 
 def _check_same(ours: Options, theirs: Options) -> None:
@@ -494,25 +514,36 @@ def main(argv: Sequence[str]) -> int:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
     node = options.get("node", "-1")
     told = [os.environ.get(name, "") for name in options.get("tell", "").split(",") if name]
-    index = int(node if node.lstrip("-").isdecimal() else os.environ[node])
     try:
+        index = _index(node)
         if "link" in options:
             from infini_run.dial import dial
 
-            return Agent(dial(options["link"]), index, told=told).serve(_token(options.get("token_file", "")))
+            host = (os.environ.get(options["host"]) or os.uname().nodename) if "host" in options else ""
+            agent = Agent(dial(options["link"]), index, told=told, host=host)
+            return agent.serve(_token(options.get("token_file", "")))
         wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
         wire.send(OPENING)
         return Agent(wire, index).serve(None)
-    except LinkError as error:
+    except InfiniRunError as error:
         _say(f"infini-run: {error}")
-        return 1
+        return error.exit_code
+
+
+def _index(node: str) -> int:
+    """Which node we are: a number, or the variable that has it."""
+    text = node if node.lstrip("-").isdecimal() else os.environ.get(node, "")
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{node} is {text or 'not set'} here: the engine does not say which node this is") from None
 
 
 def _token(path: str) -> bytes:
     if not path:
-        return os.environ.get(TOKEN, "").encode()
-    with open(path, encoding="ascii") as file:
-        return file.read().strip().encode()
+        return os.fsencode(os.environ.get(TOKEN, ""))
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def run() -> None:

@@ -29,6 +29,7 @@ class Outlet:
         self._own = -1
         self._pending = bytearray()
         self.problem: OSError | None = None  # it takes no more: what comes is dropped
+        self.is_lossy = False  # something was dropped
         self.blocks = False  # a file, which is written at once
         try:
             mode = os.fstat(fd).st_mode
@@ -55,6 +56,7 @@ class Outlet:
         if self.problem is None:
             self._pending += data
             self.flush()
+        self.is_lossy = self.is_lossy or (self.problem is not None and bool(data))
 
     def flush(self) -> None:
         while self._pending:
@@ -63,7 +65,7 @@ class Outlet:
             except BlockingIOError:
                 return
             except OSError as error:
-                self.problem = error
+                self.problem, self.is_lossy = error, True
                 self._pending.clear()
                 return
             del self._pending[:sent]
@@ -89,6 +91,7 @@ class Outlets:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._outlets = {frame.OUT: Outlet(1), frame.ERR: Outlet(2)}
+        self._is_told = False
 
     def write(self, kind: bytes, data: bytes) -> None:
         """Lines of a node."""
@@ -103,8 +106,17 @@ class Outlets:
         if outlet.fileno() >= 0:
             self._poller.watch(outlet.fileno(), WRITE if outlet.waiting else 0, go_on)
 
+    def take_problem(self) -> str:
+        """Why something that was written is lost, in the system's words, once; "" where nothing is."""
+        if self._is_told:
+            return ""
+        problem = next((outlet.problem for outlet in self._outlets.values() if outlet.is_lossy), None)
+        self._is_told = problem is not None
+        return "" if problem is None else os.strerror(problem.errno or 0)
+
     def give_up(self) -> bool:
-        """Wait no more for a reader that does not read; whether something was lost by that."""
+        """Wait no more for a reader that does not read; whether something was lost by that. Who asks tells it."""
+        self._is_told = True
         lost = [outlet.give_up() for outlet in self._outlets.values()]
         return any(lost)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _CONNECT_S = 10.0  # for one address; a node that drops packets must not hold the next address up for ever
 _BACKLOG = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _SAY_S = 5.0  # between two lines about who is waited for
 
 
@@ -32,11 +34,14 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def accept(listener: socket.socket) -> tuple[Wire, str] | None:
-    """The next that has dialled, and its address; None: nobody now."""
+    """The next that has dialled, and its address; None: nobody now. Raises OSError: it is there, and cannot be taken
+    for want of a descriptor or of memory (accept(2)); it will be there the next time, too."""
     try:
         connection, address = listener.accept()
-    except OSError:  # gone again, or no descriptor is left: it will dial again
-        return None
+    except OSError as error:
+        if error.errno in _SHORT:
+            raise
+        return None  # gone again
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Wire(fd := connection.detach(), fd), str(address[0]).removeprefix("::ffff:")
 

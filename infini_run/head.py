@@ -88,6 +88,7 @@ class Head:
         self._clients = Clients(engine, environ, len(roster.hosts), self._poller)
         self._fleet = Fleet(roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached)
         self.peers = self._fleet.peers
+        self._by_host = {peer.name: peer.index for peer in self.peers if peer.name}
         self._lobby: Lobby | None = None
         self._outlets = Outlets(self._poller)
         self._feed = Feed(options.stdin, self._fleet, self._poller)
@@ -154,8 +155,12 @@ class Head:
         }
         return pack_json(frame.SPEC, content)
 
-    def _admit(self, wire: Wire, node: int) -> None:
-        """It is ours, and says which node it is."""
+    def _admit(self, wire: Wire, node: int, host: str) -> None:
+        """It is ours, and says which node it is. Its name is surer than its number: an engine may have an order of
+        its own, and rank 0 is to be where the others look for it."""
+        known = self._by_host.get(host, self._by_host.get(host.partition(".")[0], -1))
+        if known >= 0 and self.peers[known].state == "starting":
+            node = known
         if 0 <= node < len(self.peers) and self.peers[node].state == "starting":
             self._adopt(self.peers[node], wire)
         else:
@@ -172,6 +177,9 @@ class Head:
         for ended in self._clients.take_ended():
             self._bury(ended)
         self._act(time.monotonic())
+        problem = self._outlets.take_problem()
+        if problem:
+            self._notice(f"the console takes no more output ({problem}); the job goes on")
         self._fleet.hold(self._outlets.are_behind)  # our own reader is behind: then nobody is listened to
         self._feed.turn()
 

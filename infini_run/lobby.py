@@ -16,6 +16,7 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.frame import unpack_json
 from infini_run.link import Handshake
 from infini_run.poller import READ
+from infini_run.shortage import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ class _Stranger:
 
 
 class Lobby:
-    """admit: gets the wire of one that is ours, and the node that it says it is. notice: gets lines for the user."""
+    """admit: gets the wire of one that is ours, the number and the host that it says it is.
+    notice: gets lines for the user."""
 
     def __init__(
         self,
         token: str,
         nodes: int,
         poller: Poller,
-        admit: Callable[[Wire, int], None],
+        admit: Callable[[Wire, int, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -70,8 +72,8 @@ class Lobby:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}; start from a directory that the nodes share") from None
         self._token_file = path
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(self._token)
+        with open(fd, "wb") as file:
+            file.write(os.fsencode(self._token))
 
     def remove_token(self) -> None:
         """All have read it. Safe twice."""
@@ -90,14 +92,31 @@ class Lobby:
             self._let_go(next(iter(self._strangers)))
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        while (found := accept(self._listener)) is not None:
-            wire, address = found
+        is_first = True
+        while (found := self._next(is_first)) is not None:
+            is_first, (wire, address) = False, found
             if len(self._strangers) >= self._most:
                 self._let_go(next(iter(self._strangers)))
-            handshake = Handshake(wire, self._token.encode(), is_head=True, who=address)
+            handshake = Handshake(wire, os.fsencode(self._token), is_head=True, who=address)
             self._strangers[wire] = _Stranger(handshake, time.monotonic() + _PROVE_S)
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
+
+    def _next(self, is_first: bool) -> tuple[Wire, str] | None:
+        """Who dials next; None: nobody now. Where no descriptor is left the oldest stranger gives his; but for the
+        first, who is surely there, that may be said with nobody waiting."""
+        assert self._listener is not None
+        while True:
+            try:
+                return accept(self._listener)
+            except OSError as error:
+                if not is_first:
+                    return None  # who waits is told of again
+                if not self._strangers:  # it would be ready again and again
+                    self._poller.forget(self._listener.fileno())
+                    limit = LIMITS.get(error.errno or 0, error.strerror)
+                    self._notice(f"no more nodes can be let in: {limit}")
+                    return None
+                self._let_go(next(iter(self._strangers)))
 
     def _hear(self, wire: Wire) -> None:
         handshake = self._strangers[wire].handshake
@@ -117,11 +136,12 @@ class Lobby:
 
     def _pass_on(self, wire: Wire, name: object) -> None:
         node = name.get("node") if isinstance(name, dict) else None
-        if not isinstance(node, int):
+        host = name.get("host", "") if isinstance(name, dict) else ""
+        if not isinstance(node, int) or not isinstance(host, str):
             raise LinkError("it does not say which node it is")
         del self._strangers[wire]
         self._poller.forget(wire.fileno())
-        self._admit(wire, node)
+        self._admit(wire, node, host)
 
     def _turn_away(self, text: str) -> None:
         self._turned_away += 1

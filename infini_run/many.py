@@ -132,7 +132,7 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     wire = dial_until(
         f"{options.master_addr}:{port}", options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}")
     )
-    return Agent(wire, options.node_rank, own=options, environ=environ).serve(token.encode())
+    return Agent(wire, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
 
 
 def _token_in(path: str) -> str:

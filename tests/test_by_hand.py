@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import marked, play, until
 from hosts import agents
+from test_site import SRUN
 
 
 @pytest.fixture
@@ -75,6 +76,35 @@ def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):
     assert [line.split("is ")[1] for line in commands[0].out.decode().splitlines()] == ["self"] * 4
 
 
+def step(node, tasks):
+    """What a task of srun sees on that node of two."""
+    return SRUN | {
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": str(2 * tasks),
+        "SLURM_STEP_TASKS_PER_NODE": f"{tasks}(x2)",
+        "SLURM_NODEID": str(node),
+        "SLURM_PROCID": str(node * tasks),
+        "SLURM_LOCALID": "0",
+        "PMI_RANK": str(node * tasks),
+    }
+
+
+def test_launchers_of_a_step_join_with_a_token(node):
+    script = ("sh", "-c", "echo is $RANK/$WORLD_SIZE ${PMI_RANK-none}")
+    commands = [node(rank, *script, flags=("--engine=auto",), env=step(rank, 1)) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0], commands[0].err
+    lines = sorted(line.split("is ")[1] for line in commands[0].out.decode().splitlines())
+    assert lines == [f"{rank}/4 none" for rank in range(4)]
+    assert told(*commands) == []
+
+
+def test_a_task_that_is_one_rank_joins_nobody(node):
+    command = node(1, "sh", "-c", "echo $RANK $PMI_RANK", flags=("--engine=auto",), env=step(1, 2))
+    assert command.wait() == 0, command.err
+    assert command.out == b"2 2\n"
+
+
 def test_ranks_of_one_job_meet(node):
     script = "echo $INFINI_RUN_ID $MASTER_ADDR $MASTER_PORT"
     commands = [node(rank, "sh", "-c", script) for rank in range(2)]
@@ -91,6 +121,12 @@ def test_a_failure_on_one_ends_all_with_its_code_and_one_report(node, bell):
     assert len(lines) <= 10
     assert len([line for line in lines if "rank 3 on" in line and "failed: exit code 7" in line]) == 1
     assert told(commands[1]) == []
+
+
+@pytest.mark.parametrize("token", ["\udcff\udc80", " a b\t", "\u0661", "x" * 100_000])
+def test_a_token_is_any_text(node, token):
+    commands = [node(rank, "true", token=token) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0], commands[0].err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
+from contextlib import contextmanager
 
 import pytest
 from conftest import until
@@ -171,12 +173,12 @@ def test_noise_without_end_is_refused():
 @pytest.fixture
 def lobby():
     poller, admitted, notices = Poller(), [], []
-    lobby = Lobby("t", 2, poller, lambda wire, node: admitted.append((wire, node)), notices.append)
+    lobby = Lobby("t", 2, poller, lambda wire, node, host: admitted.append((wire, node, host)), notices.append)
     target = lobby.open(0)
     lobby.port = int(target.rpartition(":")[2])
     lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices
     yield lobby
-    for wire, _ in admitted:
+    for wire, *_ in admitted:
         wire.close()
     lobby.close()
     lobby.close()
@@ -196,14 +198,14 @@ def test_who_knows_the_token_is_admitted(lobby):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack_json(frame.NAME, {"node": 1}))
+    wire.send(pack_json(frame.NAME, {"node": 1, "host": "a"}))
     until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
-    assert lobby.admitted[0][1] == 1
+    assert lobby.admitted[0][1:] == (1, "a")
     assert lobby.notices == []
     wire.close()
 
 
-@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b"{"])
+@pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b'{"node": 1, "host": 2}', b"{"])
 def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
     wire = dial(lobby)
     hand = Handshake(wire, b"t", is_head=False)
@@ -248,6 +250,42 @@ def test_who_says_nothing_is_let_go_after_a_while(lobby):
     assert lobby.notices == []
     for scan in scans:
         scan.close()
+
+
+@contextmanager
+def no_descriptor_left():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_descriptor_the_oldest_stranger_goes(lobby):
+    scans = [socket.create_connection(("127.0.0.1", lobby.port))]
+    until(lambda: (lobby.poll(0.01), lobby._strangers)[1])
+    scans.append(socket.create_connection(("127.0.0.1", lobby.port)))
+    with no_descriptor_left():
+        until(lambda: (lobby.poll(0.01), _is_reset(scans[0]))[1])
+    assert len(lobby._strangers) == 1
+    assert lobby.notices == []
+    for scan in scans:
+        scan.close()
+
+
+def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(lobby):
+    with socket.create_connection(("127.0.0.1", lobby.port)):
+        with no_descriptor_left():
+            until(lambda: (lobby.poll(0.01), lobby.notices)[1])
+        assert lobby.notices == [
+            "no more nodes can be let in: the limit on open descriptors was hit: ulimit -n, or ulimit -Hn"
+        ]
+        lobby.poll(0)
+        assert len(lobby.notices) == 1
+        assert lobby._strangers == {}
 
 
 def test_there_are_never_more_strangers_than_a_limit(lobby):

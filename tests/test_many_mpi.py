@@ -84,6 +84,15 @@ def test_every_rank_is_on_its_node(run, case):
     case.end()
 
 
+def test_ranks_are_where_the_list_of_hosts_says(run, case):
+    command = run("--nproc_per_node=1", "sh", "-c", "echo is $RANK $(hostname)", hosts="host3,host1,host2")
+    assert command.wait() == 0, command.err
+    assert sorted(command.out.decode().splitlines()) == [
+        "[host1:1] is 1 host1", "[host2:2] is 2 host2", "[host3:0] is 0 host3"
+    ]  # fmt: skip
+    case.end()
+
+
 def test_ranks_do_not_see_the_mpi_that_started_the_agents(run, case):
     """A rank that imports MPI would answer in the agent's place, and wait for ever."""
     command = run("--nproc_per_node=1", "sh", "-c", "env")

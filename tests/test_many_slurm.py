@@ -358,6 +358,26 @@ def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
     case.end()
 
 
+def test_ranks_are_where_the_list_of_hosts_says(run, four, case):
+    """Slurm itself numbers the nodes of a step in its own order; and it hands on how we have logged in elsewhere."""
+    env = {**four.env, "SSH_CONNECTION": "10.9.9.9 1234 10.8.8.8 22"}
+    script = "echo is $RANK $SLURMD_NODENAME $MASTER_ADDR"
+    command = run("--hosts=node3,node1,node2", "--nproc_per_node=1", "sh", "-c", script, env=env)
+    assert command.wait() == 0, command.err
+    assert sorted(command.out.decode().splitlines()) == [
+        "[node1:1] is 1 node1 node3", "[node2:2] is 2 node2 node3", "[node3:0] is 0 node3 node3"
+    ]  # fmt: skip
+    case.end()
+
+
+def test_nodes_that_are_done_early_do_not_end_the_step(run, case):
+    """An agent that took the head for dead would fail, and srun with it all others (--kill-on-bad-exit)."""
+    command = run("--node_timeout=0.5", "--nproc_per_node=1", "sh", "-c", "[ $RANK != 0 ] || sleep 2.5")
+    assert command.wait() == 0, command.err
+    assert command.err == b""
+    case.end()
+
+
 def test_run_in_python_reaches_all_of_the_allocation(four, case):
     script = """
 import infini_run as ir

@@ -208,6 +208,19 @@ def test_closed_or_full_output_does_not_stop_the_job(many, bell, closed):
     command = many(*ring(bell, "echo said; echo complained >&2"), hosts="host1,host2", nproc=1, under=words)
     assert command.wait() == 0, command.err
     assert {line.split()[0] for line in bell.hear(2)} == {"0", "1"}
+    is_lost = closed == ">/dev/full"  # what the user has closed himself is /dev/null from the start
+    assert (
+        command.err.count(b"the console takes no more output (No space left on device); the job goes on") == is_lost
+    )
+
+
+def test_a_reader_that_goes_away_is_told_once(many):
+    command = many("sh", "-c", "yes | head -c 1000000", hosts="host1,host2")
+    command.read_until(b"y\n")
+    command.process.stdout.close()
+    command.process.stdout = None
+    assert command.wait() == 0
+    assert own_lines(command) == ["infini-run: the console takes no more output (Broken pipe); the job goes on"]
 
 
 def test_a_login_script_may_print(many, tmp_path):
@@ -499,8 +512,8 @@ def test_another_version_there(many, tmp_path):
 def test_a_host_that_hangs_at_connect_is_named(many, bed):
     with socket.create_server(("127.0.78.99", 0)) as deaf:
         config = bed.config_with("deaf2", f"Host deaf\n  HostName 127.0.78.99\n  Port {deaf.getsockname()[1]}")
-        command = many("--join_timeout=2", "true", hosts="host[1-3],deaf", config=config)
-        refused(command, "1 of 4 nodes have not come within 2 s (--join_timeout): deaf")
+        command = many("--join_timeout=4", "true", hosts="host[1-3],deaf", config=config)
+        refused(command, "1 of 4 nodes have not come within 4 s (--join_timeout): deaf")
 
 
 def test_who_is_missing_is_said_while_waiting(many, bed):

@@ -83,9 +83,12 @@ def find_engine(name: str) -> Engine:
     return engine
 
 
-def agent_words(options: Options, contact: Contact, node: str = "", tell: Sequence[str] = ()) -> list[str]:
+def agent_words(
+    options: Options, contact: Contact, node: str = "", tell: Sequence[str] = (), host: str | None = None
+) -> list[str]:
     """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
-    has it. tell: variables whose values its hello is to have."""
+    has it. tell: variables whose values its hello is to have. host: the variable that has its name in the list of
+    hosts (empty: as the node itself is called), where the engine may number the nodes in another order."""
     import sys
 
     python = options.remote_python or sys.executable
@@ -98,6 +101,8 @@ def agent_words(options: Options, contact: Contact, node: str = "", tell: Sequen
         words.append(f"--token_file={contact.token_file}")
     if node:
         words.append(f"--node={node}")
+    if host is not None:
+        words.append(f"--host={host}")
     if tell:
         words.append(f"--tell={','.join(tell)}")
     return words

@@ -42,7 +42,7 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
         words += ["-hosts", ",".join(host.name for host in hosts), "-n", str(len(hosts))]
         node = "PMI_RANK"
     env = (("PATH", environ["PATH"]),) if environ.get("PATH") else ()
-    return [Client(argv=(*words, *agent_words(options, contact, node)), nodes=(), env=env)]
+    return [Client(argv=(*words, *agent_words(options, contact, node, host="")), nodes=(), env=env)]
 
 
 def _is_open_mpi(environ: Mapping[str, str]) -> bool:

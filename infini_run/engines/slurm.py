@@ -3,7 +3,7 @@
 srun is never told to stop: SIGTERM to it is SIGKILL to the step, at once (srun(1), SIGNALS). The Link stops the
 ranks; srun ends when its agents have, and where one cannot (it was stopped), scancel of the step ends it. What srun
 inherits of the batch script's own shape (SLURM_NTASKS and the like) is stated anew on its command line, which wins.
-Each agent's node rank is SLURM_NODEID.
+Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent says its name as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     ]
     if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
-    return [Client(argv=(*words, "--", *agent_words(options, contact, "SLURM_NODEID", _STEP)), nodes=())]
+    agent = agent_words(options, contact, "SLURM_NODEID", _STEP, host="SLURMD_NODENAME")
+    return [Client(argv=(*words, "--", *agent), nodes=())]
 
 
 def explain(host: str, code: int, words: str) -> str:
