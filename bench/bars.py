@@ -47,6 +47,7 @@ BARS = {
     "functions_peak": Bar("≤ 2.5x", lambda value, _: value <= 2.5),
     "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
     "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
+    "told": Bar("≤ 20 ms", lambda value, _: value <= 20),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import channel
 import core
+import crew
 import ddp
 import engines
 import idle
@@ -42,6 +43,7 @@ FIGURES = {
     "many": many.measure,
     "engines": engines.measure,
     "channel": channel.measure,
+    "crew": crew.measure,
 }
 
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     _Act = Callable[[Any, float | None], Any]
 
+LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
+
 
 class Line:
     """A socket that two halves share; it is closed when both have let go of it."""

@@ -79,20 +79,20 @@ def _size_of(piece: Buffer) -> int:
 
 def end_frame() -> Outgoing:
     """The last one."""
-    return _frame(END, b"", 0)
+    return _frame(END, (), 0)
 
 
 def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Outgoing:
-    """Of bytes, or of several that are one message. Raises MessageTooLong."""
-    pieces = data if type(data) is list else None
-    size = _size_of(data) if pieces is None else sum(map(_size_of, pieces))  # type: ignore[arg-type]
+    """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
+    if type(data) is list:
+        size = sum(map(_size_of, data))
+        pieces = tuple(data)
+    else:
+        size = _size_of(data)  # type: ignore[arg-type]
+        pieces = (data,)  # type: ignore[assignment]
     if size > limit:
         raise MessageTooLong(size, limit)
-    if pieces is None:
-        return _frame(BYTES, data, size)  # type: ignore[arg-type]
-    if size <= _JOINED:
-        return _frame(BYTES, b"".join(pieces), size)
-    return Outgoing([_pack_head(BYTES, 0, size), *pieces, VALID], size + _OVERHEAD)
+    return _frame(BYTES, pieces, size)
 
 
 def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
@@ -101,7 +101,7 @@ def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
     if size > limit:
         raise MessageTooLong(size, limit)
     if not parcel.buffers:
-        return _frame(PICKLE, parcel.head, size)
+        return _frame(PICKLE, (parcel.head,), size)
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     sizes = [len(parcel.head), *(view.nbytes | (0 if view.readonly else WRITABLE) for view in views)]
     table = b"".join(map(SIZE.pack, sizes))
@@ -109,6 +109,6 @@ def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
     return Outgoing([head, parcel.head, *views, VALID], len(head) + size + 1)
 
 
-def _frame(kind: int, data: Buffer, size: int) -> Outgoing:
-    pieces = (_pack_head(kind, 0, size), data, VALID)
+def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> Outgoing:
+    pieces = (_pack_head(kind, 0, size), *data, VALID)
     return Outgoing((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)

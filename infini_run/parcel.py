@@ -100,11 +100,12 @@ def _pack_by_value(thing: object, name: str) -> Parcel:
         return _pack(thing, cloudpickle.Pickler)
     except BaseException as error:
         if isinstance(error, Exception):
-            raise _unpicklable(thing, name, error) from error
+            raise unpicklable(thing, name, error) from error
         raise
 
 
-def _unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
+def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
+    """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
         return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
     from infini_run.culprit import find_culprit

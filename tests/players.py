@@ -10,7 +10,7 @@ import threading
 import warnings
 
 from infini_run import channel
-from infini_run.errors import ChannelError
+from infini_run.errors import Broken, ChannelError
 
 REPLY_LIMIT_S = 60.0  # after that it counts as hung
 
@@ -67,6 +67,11 @@ class Player:
         self.tell(what, *args)
         return self.hear()
 
+    def hear_last(self):
+        """What it has to say; None: it died instead."""
+        said = self._ours.recv(1 << 16)
+        return pickle.loads(said)[1] if said else None
+
     def kill(self):
         if self.is_alive:
             os.kill(self.pid, signal.SIGKILL)
@@ -90,6 +95,7 @@ class Player:
             "recv": lambda timeout_s=0: rx.recv(timeout_s),
             "close tx": lambda: tx.close(linger_s=0),
             "close rx": rx.close,
+            "play": lambda *script: _talk(tx, rx, before, *script),
             "leaks": lambda: sorted(open_descriptors() - before),
         }
         while True:
@@ -105,6 +111,38 @@ class Player:
                 assert data == things(number, len(data))[1]
                 reply = "ok", number
             replies.send(pickle.dumps(reply))
+
+
+def _talk(tx, rx, before, sizes, reads, how):
+    """Send `sizes` and receive `reads` messages (None: all), at the same time, and end."""
+    story = {"came": [], "end": "closed", "sent": 0}
+    receiving = threading.Thread(target=_listen, args=(rx, reads, story))
+    receiving.start()
+    try:
+        for number, size in enumerate(sizes):
+            tx.send(things(number, size))
+            story["sent"] += 1
+    except Broken:
+        pass
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    tx.close(REPLY_LIMIT_S)
+    if how == "leave":  # without reading what is left
+        rx.close()
+    receiving.join()
+    rx.close()
+    return {**story, "leaks": sorted(open_descriptors() - before)}
+
+
+def _listen(rx, reads, story):
+    try:
+        while reads is None or len(story["came"]) < reads:
+            number, data = rx.recv()
+            assert data == things(number, len(data))[1]
+            story["came"].append(number)
+        rx.close()
+    except ChannelError as error:
+        story["end"] = type(error).__name__
 
 
 def two_players():

@@ -551,3 +551,55 @@ def test_a_signal_handler_that_sends_while_we_send_is_refused_and_does_not_hang(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert told == [True]
+
+
+# --- a caller with a loop of its own
+
+
+def test_a_list_of_buffers_is_one_message(way):
+    tx, rx = way
+    parts = [b"ab", bytearray(b"cd"), memoryview(b"x" * 100_000)]
+    tx.send_bytes(parts[:2])
+    tx.send_bytes(parts)
+    assert rx.recv_bytes() == b"abcd"
+    assert rx.recv_bytes() == b"".join(parts)
+
+
+def test_what_is_posted_goes_when_there_is_room_in_its_order(way):
+    tx, rx = way
+    assert tx.post_bytes(b"first")
+    assert not tx.post_bytes(bytes(FULL))
+    assert not tx.post_bytes([b"th", b"ird"])
+    assert not tx.post_end()
+    assert not tx.flush()
+    assert rx.recv() == b"first"
+    came = []
+    while not tx.flush():
+        came += [value for kind, value in [outcome(rx.recv, 0)] if kind == "ok"]
+    came += rx
+    assert came == [bytes(FULL), b"third"]
+    with pytest.raises(Closed):
+        tx.post_bytes(b"more")
+    with pytest.raises(Closed):
+        tx.send(1)
+
+
+def test_what_was_posted_goes_before_what_is_sent_and_before_the_end(way):
+    tx, rx = way
+    tx.post_bytes(bytes(FULL))
+    tx.post_bytes(b"second")
+    helper = Helper(lambda: [tx.send("third"), tx.post_bytes(b"fourth"), tx.close()])
+    assert list(rx) == [bytes(FULL), b"second", "third", b"fourth"]
+    assert helper.end()[0] == "ok"
+
+
+def test_posting_to_who_has_gone_is_broken(sides):
+    tx = sides[0][0]
+    assert not tx.post_bytes(bytes(FULL))
+    sides[1][1].close()
+    for _ in range(2):
+        with pytest.raises(Broken):
+            tx.flush()
+    tx.close()
+    with pytest.raises(Closed):
+        tx.flush()

@@ -90,8 +90,10 @@ def test_a_forked_child_owns_no_end_and_keeps_none_open(start):
     code = """
 import os
 from infini_run.errors import Closed
+wait_fd, told_fd = os.pipe()
 pid = os.fork()
 if not pid:
+    os.read(wait_fd, 1)
     try:
         tx.send("mine?")
     except Closed:
@@ -99,6 +101,7 @@ if not pid:
         import signal
         signal.pause()
 tx.send(pid)
+os.write(told_fd, b"x")
 os.waitpid(pid, 0)
 """
     _, rx, process = start(code)

@@ -123,3 +123,41 @@ def test_no_schedule_hangs_leaks_or_loses_or_doubles_a_message(steps):
         table.end()
     finally:
         table.clear()
+
+
+SIZES = (0, 60, 20_000, 400_000)
+SCRIPT = st.tuples(
+    st.lists(st.sampled_from(SIZES), max_size=8),  # what it sends, from one thread
+    st.none() | st.integers(0, 8),  # after so many messages it closes its receiver; None: it reads to the end
+    st.sampled_from(("close", "leave", "die")),  # how it ends, when it has sent all
+)
+
+
+@settings(max_examples=200, derandomize=True, database=None)
+@given(SCRIPT, SCRIPT)
+def test_both_sides_talk_at_once_and_neither_waits_for_ever(first, second):
+    """Each sends from one thread and receives in another; what came is a beginning of what was sent, and all of it
+    where it ended with End."""
+    scripts = first, second
+    players = two_players()
+    try:
+        for player, script in zip(players, scripts, strict=True):
+            player.tell("play", *script)
+        stories = [player.hear_last() for player in players]
+    finally:
+        for player in players:
+            player.kill()
+    for side, story in enumerate(stories):
+        sizes, _, how = scripts[1 - side]
+        if story is None:
+            assert scripts[side][2] == "die"
+            continue
+        assert story["came"] == list(range(len(story["came"])))
+        assert len(story["came"]) <= len(sizes)
+        assert story["end"] in {"End", "Broken", "closed", "Closed" if scripts[side][2] == "leave" else ""}
+        if story["end"] == "End":
+            assert how != "die"
+            assert len(story["came"]) == stories[1 - side]["sent"]
+        if story["sent"] < len(scripts[side][0]):
+            assert scripts[1 - side][1] is not None or how != "close"  # nobody read to the end
+        assert story["leaks"] == []

@@ -170,6 +170,7 @@ def test_a_task_that_waits_is_cancelled_before_it_begins(crew, bell, tmp_path):
     bell.hear(1)
     second = crew.worker(0).ask(("be slow", bell.path, str(gate)))
     second.cancel()
+    crew.worker(1).ask("pid").result()  # so that has been told
     gate.write_text("opened")
     assert first.result() == "opened"
     assert crew.worker(0).ask("pid").result() > 0  # nobody rang a second time, nor waits at the gate
@@ -565,3 +566,30 @@ def test_nothing_is_asked_of_a_closed_crew():
             ask("pid")
     assert crew.signal(15) == 0
     assert [event.kind for event in crew][-1] == "stopped"
+
+
+# ---- preloaded
+
+
+def test_preloaded_workers_are_forked_and_come_back_after_a_death():
+    def serve(ctx, task):
+        import os
+        import sys
+
+        if task == "die":
+            os.kill(os.getpid(), 9)
+        return "fractions" in sys.modules, ctx.restarts
+
+    with ir.Crew(serve, nproc=2, preload=["fractions"], restart=ir.Restart()) as crew:
+        assert crew.worker(0).ask("look").result() == (True, 0)
+        with pytest.raises(ir.WorkerDied, match="SIGKILL"):
+            crew.worker(0).ask("die").result()
+        assert crew.worker(0).ask("look").result() == (True, 1)
+        assert crew.worker(1).ask("look").result() == (True, 0)
+
+
+def test_preload_takes_a_list_of_modules_that_are_there():
+    with pytest.raises(ir.UsageError, match="give a list of modules"):
+        ir.Crew(echo, preload="math")
+    with pytest.raises(ir.UsageError, match="no_such_module"):
+        ir.Crew(echo, preload=["no_such_module"])

@@ -27,7 +27,7 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -81,7 +81,8 @@ class Crew:
     likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
     waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
     before workers are made to wait. env: the workers' whole environment (None: ours). log_dir: a file for each.
-    log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
+    log_level: logging records of at least this level come to our loggers, with `rank` and `host`. preload: modules
+    that a small process imports once; workers are forked from it, and there again in milliseconds after a restart.
     flags: as for `run`.
 
     Leaving the `with` block closes it; by an exception, without waiting for what is not done. Raises UsageError,
@@ -103,6 +104,7 @@ class Crew:
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         log_level: int | None = None,
+        preload: Sequence[str] = (),
         spawner: Spawner | None = None,
         **flags: Any,
     ) -> None:
@@ -122,7 +124,7 @@ class Crew:
             target=dump(target, "target"),
         )
         if spawner is None:
-            spawner = ExecSpawner(nproc=nproc, env=env, cwd=cwd, grace=grace, log_dir=log_dir, **flags)
+            spawner = _spawner(preload, nproc=nproc, env=env, cwd=cwd, grace=grace, log_dir=log_dir, **flags)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -323,6 +325,16 @@ class WorkerHandle:
     def status(self) -> WorkerStatus:
         """How it is now."""
         return self._crew.status().workers[self.rank]
+
+
+def _spawner(preload: Sequence[str], **given: Any) -> Spawner:
+    if not preload:
+        return ExecSpawner(**given)
+    if isinstance(preload, str):
+        raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
+    from infini_run.crews.forked import ForkSpawner
+
+    return ForkSpawner(preload, **given)
 
 
 def _limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _TURN = 64  # messages that are taken at a time: then the others get their turn
 _REST = 1 << 16  # messages of one that has ended: more than its socket holds
-_EXIT_S = 0.1  # from the end of a channel to the exit of its process, where it is ending
+_EXIT_S = 2.0  # from the end of a channel to the exit of its process, where it is ending: an interpreter may be slow
 _WORDS = 5  # last lines that an error shows
 
 

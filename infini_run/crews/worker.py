@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infini_run.channel import Receiver, Sender
     from infini_run.crews.messages import Body, Message, Task
 
+_kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
 
 
@@ -55,17 +56,26 @@ def leave(code: int) -> NoReturn:
 
 
 def serve(fd: int) -> int:
-    """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
-    code does."""
+    """Be a worker over this socket; its exit code. Raises KeyboardInterrupt as the user's code does."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
-    os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
     sender, receiver = connect(fd)
+    _kept.append(receiver)
     try:
         return Worker(sender, receiver).run()
     except Broken:
         return _BAD  # the supervisor is gone, and there is nobody to tell
+    except SystemExit as leaving:
+        return _code_of(leaving)
+
+
+def _code_of(leaving: SystemExit) -> int:
+    """As Python understands it."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return (leaving.code or 0) & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
 
 
 class Worker:
@@ -117,7 +127,7 @@ class Worker:
 
     def _do(self, part: Part, task: Task) -> None:
         """One task, from Taken to its end."""
-        self.context._task = task.task
+        self._inbox.current = task.task
         if task.task in self._inbox.cancelled:
             self._send(Gone(task=task.task))
         else:
@@ -130,7 +140,7 @@ class Worker:
             else:
                 assert error is not None
                 self._send(describe(error, task.task))
-        self.context._task = NO_TASK
+        self._inbox.current = NO_TASK
         self._inbox.cancelled.discard(task.task)
 
     def _result(self, part: Part, task: Task) -> Body:
