@@ -237,6 +237,20 @@ def test_list_and_status_tell_the_same(local, bell):
     assert local.call("status").stdout == "no job waits or runs; infini-job list shows 2 that have ended\n"
 
 
+def test_a_directory_that_cannot_be_read_hides_no_other(local):
+    first, second = local.submit("--", "true"), local.submit("--", "true")
+    local.wait(second)
+    local.wait(first)
+    (local.path / first / "request.json").write_text("{}")
+    done = local.call("list")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
+    assert done.stderr.startswith(f"infini-job: {local.path / first} is no job's directory, or another version's: ")
+    assert len(done.stderr.splitlines()) == 1
+    (local.path / first / "request.json").write_text("[")
+    assert "request.json is not what infini-job has written" in local.call("list").stderr
+    assert local.call("status", first).returncode == 1
+
+
 def test_a_program_that_is_not_there_is_told(local):
     done = local.call("submit", "--wait", "--", "nosuch-program")
     assert done.returncode == 127

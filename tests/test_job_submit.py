@@ -12,10 +12,13 @@ from conftest import play, until
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.folder import environment
+from infini_run.jobs.image import Image
 from infini_run.jobs.pbs import Pbs
+from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import clean
 from infini_run.jobs.slurm import Slurm
 from infini_run.jobs.submit import hand_over
+from infini_run.record import replace
 from jobs import Jobs
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
@@ -146,8 +149,16 @@ def test_options_of_the_callers_shell_are_left_out():
     environ = {"SBATCH_GRES": "gpu:1", "SLURM_CONF": "/etc/x", "SRUN_DEBUG": "1", "SALLOC_X": "1", "PBS_DPREFIX": "#",
                "SLURM_JOB_ID": "7", "PBS_CONF_FILE": "/etc/pbs", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h",
                "SHLVL": "3", "MINE": "1"}  # fmt: skip
-    kept = environment(clean(environ), {"MORE": "2"})
-    assert kept == {"SLURM_CONF": "/etc/x", "PBS_CONF_FILE": "/etc/pbs", "HOME": "/h", "MINE": "1", "MORE": "2"}
+    asked = Request(
+        name="ir-0123456789", folder="/f", command=("x",), cwd="/", python="p", slots=1, env=(("MORE", "2"),)
+    )
+    kept = {"SLURM_CONF": "/etc/x", "PBS_CONF_FILE": "/etc/pbs", "HOME": "/h", "MINE": "1", "MORE": "2"}
+    assert environment(clean(environ), asked) == kept
+    in_image = replace(asked, container=Image(name="image"), env=(("PATH", "/mine"),))
+    assert environment({"PATH": "/usr/bin", "LD_PRELOAD": "x", "HOME": "/h"}, in_image) == {
+        "HOME": "/h",
+        "PATH": "/mine",
+    }
 
 
 def test_the_environment_is_a_file_that_only_we_can_read(queue, jobs):

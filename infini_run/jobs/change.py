@@ -7,6 +7,8 @@ import ctypes
 import errno
 import os
 
+from infini_run.errors import InfiniRunError
+
 _NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "9p", "virtiofs")
 _MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100  # linux/inotify.h
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
@@ -23,7 +25,7 @@ class Changes:
         return self._fd
 
     def add(self, path: str) -> None:
-        """What is added twice is watched once. Raises OSError."""
+        """What is added twice is watched once. Raises InfiniRunError."""
         self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), _MODIFY | _MOVED_TO | _CREATE))
 
     def clear(self) -> bool:
@@ -45,7 +47,7 @@ class Changes:
         if result < 0:
             number = ctypes.get_errno()
             hint = "; fs.inotify limits how many there may be (sysctl)" if number in _LIMITS else ""
-            raise OSError(number, f"inotify: {os.strerror(number)}{hint}")
+            raise InfiniRunError(f"inotify: {os.strerror(number)}{hint}")
         return result
 
 

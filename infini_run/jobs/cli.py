@@ -164,7 +164,7 @@ def _status(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
     """Of these jobs; of none: of those that have not ended."""
     from infini_run.jobs.job import find_jobs
 
-    found = find_jobs(words, dir=values["dir"])
+    found = find_jobs(words, dir=values["dir"], problem=_say)
     if values["json"]:
         return _print_json([status.to_json() for status in found if words or not status.is_final])
     shown = [status for status in found if words or not status.is_final]
@@ -178,7 +178,7 @@ def _list(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
     from infini_run.jobs.job import find_jobs
 
     _refuse_words("list", words)
-    found = find_jobs(dir=values["dir"])
+    found = find_jobs(dir=values["dir"], problem=_say)
     if values["json"]:
         return _print_json([status.to_json() for status in found])
     return _show(found, is_long=False) if found else _print("no job was ever submitted from here")

@@ -1,7 +1,14 @@
-"""When the scheduler ends the job that we are in, as it says itself: a limit may be changed while a job runs."""
+"""When the scheduler ends the job that we are in, as it says itself: a limit may be changed while a job runs.
+
+The one rule: nobody waits for a scheduler that does not answer. Nodes take a head that is silent for dead, so the
+question is a process, and its answer a descriptor.
+"""
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import subprocess
 import time
 
@@ -14,35 +21,128 @@ if TYPE_CHECKING:
     from infini_run.jobs.request import Request
 
 NEVER = float("inf")
-_ANSWER_S = 30.0  # for a controller that is busy
+_ANSWER_S = 5.0  # that a question about a limit may take
+_SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its prologue
+_ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'  # one line in any case
 
 
-def deadline(request: Request, environ: Mapping[str, str], start_s: float) -> float:
-    """Seconds since the epoch; infinite: there is no limit, or nobody says. start_s: when the job began.
+class Deadline:
+    """`at_s`: the end, in seconds since the epoch; infinite: there is no limit, or nobody has said it (yet).
 
-    Slurm is asked, or has said SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start.
+    Slurm is asked, or has said SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start: start_s.
     """
-    if request.scheduler == "slurm" and environ.get("SLURM_JOB_ID"):
-        return _of_slurm(environ)
-    return start_s + request.time_s if request.time_s else NEVER
+
+    def __init__(self, request: Request, environ: Mapping[str, str], start_s: float) -> None:
+        self._job = environ.get("SLURM_JOB_ID", "") if request.scheduler == "slurm" else ""
+        self._environ = clean(environ)
+        self.at_s = start_s + request.time_s if request.time_s else NEVER
+        said = environ.get("SLURM_JOB_END_TIME", "")
+        if self._job:
+            self.at_s = float(said) if said.isdecimal() else NEVER
+        self._text = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self.fd, self._answer_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def ask(self) -> bool:
+        """Whether somebody is asked: then `fd` is readable when there is an answer."""
+        if not self._job:
+            return False
+        self._end()
+        try:
+            self._process = subprocess.Popen(
+                ["sh", "-c", _ASK, self._job], env=self._environ, stdin=subprocess.DEVNULL, stdout=self._answer_fd,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            return False
+        return True
+
+    def read(self) -> bool:
+        """Whether an answer has come, and `at_s` is what it says. An answer that says nothing changes nothing."""
+        try:
+            self._text += os.read(self.fd, 4096)
+        except BlockingIOError:
+            return False
+        line, newline, rest = self._text.partition(b"\n")
+        if not newline:
+            return False
+        self._text = rest
+        self._end()
+        text = line.decode("ascii", "replace")
+        if text != "unknown":
+            self.at_s = parse(text)
+        return True
+
+    def is_past(self, spare_s: float, limit_s: float) -> bool:
+        """Whether the end has come, but for `spare_s`; asked for `limit_s` seconds at most."""
+        if self.at_s == NEVER and self.ask():
+            end_s = time.monotonic() + limit_s
+            while not self.read():
+                if not select.select([self.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
+                    break
+        return time.time() >= self.at_s - spare_s
+
+    def _end(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped: the number is still its own
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Safe twice."""
+        self._end()
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self._answer_fd)
+            self.fd = self._answer_fd = -1
 
 
-def _of_slurm(environ: Mapping[str, str]) -> float:
-    argv = ["squeue", "-h", "-j", environ["SLURM_JOB_ID"], "-o", "%e"]
-    try:
-        asked = subprocess.run(
-            argv, env=clean(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=_ANSWER_S, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return _said_at_start(environ)
-    found = parse(asked.stdout)
-    return _said_at_start(environ) if asked.returncode else found
+class Alarm:
+    """What is due before the end: a warning, and the end itself where nobody else keeps the limit. Armed, not polled.
 
+    `fd`: readable when it is to be looked at before `due_s` (by time.time).
+    """
 
-def _said_at_start(environ: Mapping[str, str]) -> float:
-    text = environ.get("SLURM_JOB_END_TIME", "")
-    return float(text) if text.isdecimal() else NEVER
+    def __init__(self, request: Request, environ: Mapping[str, str], start_s: float, *, is_ours: bool) -> None:
+        """is_ours: nobody else ends the job at its limit."""
+        self._deadline = Deadline(request, environ, start_s)
+        self.fd = self._deadline.fd
+        self._warn_s = request.warn_s
+        self._limit_s = start_s + request.time_s if is_ours and request.time_s else NEVER
+        self._answer_by_s = NEVER  # asked once more whether the limit was moved, and waited for so long
+        if self._warn_s:
+            self._deadline.ask()
+
+    @property
+    def due_s(self) -> float:
+        warn_at_s = self._deadline.at_s - self._warn_s if self._warn_s else NEVER
+        return min(self._limit_s, self._answer_by_s if self._answer_by_s != NEVER else warn_at_s)
+
+    def look(self, now_s: float) -> tuple[float, bool]:
+        """So many seconds are left: the ranks are to be warned, once (0: not now); whether it is over, once."""
+        has_answer = self._deadline.read()
+        is_over = now_s >= self._limit_s
+        if is_over:
+            self._limit_s = NEVER
+        left_s = self._deadline.at_s - now_s
+        if not self._warn_s or left_s > self._warn_s:
+            if has_answer:
+                self._answer_by_s = NEVER
+            return 0.0, is_over
+        if self._answer_by_s == NEVER and self._deadline.ask():
+            self._answer_by_s = now_s + _ANSWER_S
+        elif self._answer_by_s == NEVER or has_answer or now_s >= self._answer_by_s:
+            self._warn_s, self._answer_by_s = 0, NEVER
+            return max(left_s, 1.0), is_over
+        return 0.0, is_over
+
+    def is_past(self) -> bool:
+        """Whether the job was ended because its time was over, as far as clocks can tell."""
+        return self._deadline.is_past(_SPARE_S, _ANSWER_S)
+
+    def close(self) -> None:
+        """Safe twice."""
+        self._deadline.close()
 
 
 def parse(text: str) -> float:

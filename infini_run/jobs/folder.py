@@ -41,6 +41,17 @@ _DEVICES = (  # a scheduler says which devices a job has; what the caller's shel
 )
 _SHELLS_OWN = ("_", "SHLVL", "PWD", "OLDPWD", "HOSTNAME")
 _LISTED = _DEVICES + _SHELLS_OWN
+_OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "TMPDIR",
+    "SHELL",
+)
 
 
 @record
@@ -282,9 +293,11 @@ def _tuples(content: Any) -> Any:
     return tuple(map(_tuples, content)) if isinstance(content, list) else content
 
 
-def environment(environ: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
-    """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only."""
-    return {name: text for name, text in environ.items() if name not in _LISTED} | dict(added)
+def environment(environ: Mapping[str, str], request: Request) -> dict[str, str]:
+    """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only, or of
+    this side of a container; and what was asked for."""
+    left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
+    return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)
 
 
 # ---- the directory of all jobs

@@ -16,9 +16,9 @@ import time
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
-from infini_run.jobs.deadline import NEVER, deadline
+from infini_run.jobs.deadline import NEVER, Alarm
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.scheduler import FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import Signals, make_room, obey
 from infini_run.options import resolve
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-_AT_END_S = 2.0  # a scheduler's clock, and ours
 
 
 class Attempt:
@@ -51,7 +50,6 @@ class Attempt:
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
-        self._limit_s = self._warn_at_s = NEVER
         self._is_over = False  # the limit was reached, and it is ours to keep
 
     def run(self) -> Ending:
@@ -67,13 +65,18 @@ class Attempt:
             return self._failed(error)
         try:
             make_room(len(roster.hosts))
-            self._set_alarm()
-            while not head.ended:
-                head.step(self._timeout_s(), also=(self._signals.fd,))
-                for number in self._signals.read():
-                    obey(head, number)
-                self._look(head)
-            return self._conclude(head)
+            is_ours = self._job.request.scheduler not in _ENGINES
+            alarm = Alarm(self._job.request, self._site, self._start_s, is_ours=is_ours)
+            try:
+                while not head.ended:
+                    wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
+                    head.step(wait_s, also=(self._signals.fd, alarm.fd))
+                    for number in self._signals.read():
+                        obey(head, number)
+                    self._look(head, alarm)
+                return self._conclude(head, alarm)
+            finally:
+                alarm.close()
         finally:
             head.close()
 
@@ -138,38 +141,18 @@ class Attempt:
         )
         self._folder.write_phase(self._number, self._phase)
 
-    def _look(self, head: Head) -> None:
+    def _look(self, head: Head, alarm: Alarm) -> None:
         if self._phase.state == STARTING and head.peers[0].state == "running":
             self._nodes = tuple(peer.name for peer in head.peers)
             self._tell(RUNNING)
-        now_s = time.time()
-        if now_s >= self._warn_at_s:
-            self._warn(head)
-        if now_s >= self._limit_s and not self._is_over:
+        left_s, is_over = alarm.look(time.time())
+        if left_s:
+            self._warn(head, left_s)
+        if is_over:
             self._is_over = True
             head.tell(signal.SIGTERM)
 
-    # ---- time
-
-    def _set_alarm(self) -> None:
-        """Asked of the scheduler only by who wants to be warned; the limit of a job without one is ours to keep."""
-        request = self._job.request
-        if request.scheduler not in _ENGINES and request.time_s:
-            self._limit_s = self._start_s + request.time_s
-        if request.warn_s:
-            self._warn_at_s = deadline(request, self._site, self._start_s) - request.warn_s
-
-    def _timeout_s(self) -> float | None:
-        due_s = min(self._warn_at_s, NEVER if self._is_over else self._limit_s)
-        return None if due_s == NEVER else max(0.0, due_s - time.time())
-
-    def _warn(self, head: Head) -> None:
-        """Unless the limit has been moved meanwhile: then later."""
-        self._set_alarm()
-        if time.time() < self._warn_at_s:
-            return
-        left_s = self._warn_at_s + self._job.request.warn_s - time.time()
-        self._warn_at_s = NEVER
+    def _warn(self, head: Head, left_s: float) -> None:
         number = self._job.request.warn_signal
         _say(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
         head.signal(number)
@@ -178,7 +161,7 @@ class Attempt:
 
     # ---- the end
 
-    def _conclude(self, head: Head) -> Ending:
+    def _conclude(self, head: Head, alarm: Alarm) -> Ending:
         report = head.report()
         if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
             self._nodes = tuple(peer.name for peer in head.peers)
@@ -203,12 +186,9 @@ class Attempt:
             head.error,
             blames_node=head.blames_node,
             is_cancelled=self._folder.is_cancelled,
-            is_late=self._is_over or (report.told != 0 and self._is_late()),
+            is_late=self._is_over or (report.told != 0 and alarm.is_past()),
             attempt=self._number,
         )
-
-    def _is_late(self) -> bool:
-        return time.time() >= deadline(self._job.request, self._site, self._start_s) - _AT_END_S
 
 
 def _pbs_path() -> str:
@@ -245,6 +225,8 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
+        if folder.is_cancelled:  # while nobody knew of it
+            return _end(folder, Ending(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
         if number > 0 and failures > job.request.restarts:
             return _end(folder, _unwanted(folder, number))
         ending = Attempt(folder, job, number, signals, environ).run()

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from infini_run.errors import SubmitError, UsageError
+from infini_run.errors import InfiniRunError, SubmitError, UsageError
 from infini_run.jobs.choice import find_scheduler
 from infini_run.jobs.folder import all_folders, find_folder, home, new_name
 from infini_run.jobs.follow import Follow
@@ -18,13 +18,13 @@ from infini_run.jobs.image import RUNTIMES, Image
 from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, LOST
-from infini_run.jobs.state import look
+from infini_run.jobs.state import look, look_at_files
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from infini_run.jobs.folder import Folder, Order
@@ -217,11 +217,35 @@ def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A0
     return Job(folder, find_scheduler(folder.read_order().request.scheduler, above, os.environ))
 
 
-def find_jobs(names: Sequence[str] = (), *, dir: str | os.PathLike[str] = "") -> list[Status]:  # noqa: A002
-    """How these jobs are, or all there are, the latest last: one query for each scheduler. Raises UsageError."""
+def find_jobs(
+    names: Sequence[str] = (),
+    *,
+    dir: str | os.PathLike[str] = "",  # noqa: A002
+    problem: Callable[[str], None] | None = None,
+) -> list[Status]:
+    """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
+    directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
+    problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
-    folders = [find_folder(above, name) for name in names] if names else list(all_folders(above))
+    folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
     return look(folders, lambda order: find_scheduler(order.request.scheduler, above, os.environ))
+
+
+def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:
+    """Those that this version can read: one that it cannot is told of, and hides no other."""
+    for folder in folders:
+        try:
+            look_at_files(folder)
+        except InfiniRunError as error:
+            problem(str(error))
+        else:
+            yield folder
+
+
+def _warn(text: str) -> None:
+    from warnings import warn
+
+    warn(text, RuntimeWarning, stacklevel=4)
 
 
 def is_hopeless(status: Status) -> bool:

@@ -198,6 +198,8 @@ def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     if status.attempt < 0 and answer.state in (FAILED, COMPLETED):
         why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
         reason = f"{reason}: {why}" if reason else why
+    elif status.attempt >= 0 and not reason:
+        reason = f"it has not said why; infini-job logs {folder.name} may"
     state = CANCELLED if folder.is_cancelled and answer.state == FAILED else answer.state
     return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 

@@ -96,7 +96,7 @@ def submit(
         host=os.uname().nodename,
     )
     try:
-        folder.write_order(order, environment(clean(environ), dict(request.env)))
+        folder.write_order(order, environment(clean(environ), request))
         folder.write_script(planned.text)
         for name, text in planned.programs.items():
             folder.write_program(name, text)

@@ -1,0 +1,120 @@
+"""When a job is warned: by Slurm's word, which may change, and whether or not it answers."""
+
+from __future__ import annotations
+
+import select
+import time
+
+import pytest
+from conftest import LIMIT_S
+
+from infini_run.jobs.deadline import NEVER, Alarm
+from infini_run.jobs.request import Request
+
+START_S = 1_700_000_000.0
+
+
+def request(scheduler="slurm", time_s=0, warn_s=300):
+    return Request(
+        name="ir-0123456789", folder="/f", command=("true",), cwd="/", python="python", slots=1, scheduler=scheduler,
+        time_s=time_s, warn_s=warn_s,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def squeue(tmp_path):
+    """Sets what squeue says; "": it never answers."""
+    script = tmp_path / "squeue"
+
+    def say(text):
+        body = f"echo {text}" if text else "exec sleep 1000"
+        script.write_text(f'#!/bin/sh\n[ "$*" = "-h -j 7 -o %e" ] || exit 3\n{body}\n')
+        script.chmod(0o755)
+
+    say.environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    return say
+
+
+@pytest.fixture
+def arm(squeue):
+    alarms = []
+
+    def make(asked, **kwargs):
+        alarms.append(Alarm(asked, squeue.environ, START_S, is_ours=kwargs.get("is_ours", False)))
+        return alarms[-1]
+
+    yield make
+    for alarm in alarms:
+        alarm.close()
+
+
+def clock(at_s):
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
+
+
+def answered(alarm, now_s):
+    assert select.select([alarm.fd], [], [], LIMIT_S)[0]
+    return alarm.look(now_s)
+
+
+def test_slurm_says_when_and_is_asked_once_more_before_the_warning(squeue, arm):
+    squeue(clock(START_S + 3600))
+    alarm = arm(request())
+    assert answered(alarm, START_S) == (0.0, False)
+    assert alarm.due_s == START_S + 3300
+    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert answered(alarm, START_S + 3300) == (300.0, False)
+    assert alarm.look(START_S + 3400) == (0.0, False)
+    assert alarm.due_s == NEVER
+
+
+def test_a_limit_that_was_moved_moves_the_warning(squeue, arm):
+    squeue(clock(START_S + 3600))
+    alarm = arm(request())
+    answered(alarm, START_S)
+    squeue(clock(START_S + 7200))
+    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert answered(alarm, START_S + 3300) == (0.0, False)
+    assert alarm.due_s == START_S + 6900
+
+
+def test_a_controller_that_does_not_answer_holds_nobody(squeue, arm):
+    squeue(clock(START_S + 3600))
+    alarm = arm(request())
+    answered(alarm, START_S)
+    squeue("")
+    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert START_S + 3300 < alarm.due_s < START_S + 3310
+    due_s = alarm.due_s
+    assert alarm.look(due_s) == (START_S + 3600 - due_s, False)
+    assert alarm.due_s == NEVER
+
+
+def test_a_job_without_a_limit_is_never_warned(squeue, arm):
+    squeue("N/A")
+    alarm = arm(request())
+    assert answered(alarm, START_S) == (0.0, False)
+    assert alarm.due_s == NEVER
+
+
+def test_an_answer_that_says_nothing_changes_nothing(squeue, arm):
+    squeue("Invalid job id specified >&2; exit 1")
+    squeue.environ["SLURM_JOB_END_TIME"] = str(int(START_S + 600))
+    alarm = arm(request())
+    answered(alarm, START_S)
+    assert alarm.due_s == START_S + 300
+
+
+def test_pbs_counts_from_the_start(arm):
+    alarm = arm(request("pbs", time_s=1000))
+    assert alarm.due_s == START_S + 700
+    assert alarm.look(START_S + 700) == (300.0, False)
+    assert alarm.due_s == NEVER
+
+
+def test_a_limit_that_nobody_else_keeps_is_ours(arm):
+    alarm = arm(request("local", time_s=1000, warn_s=0), is_ours=True)
+    assert alarm.due_s == START_S + 1000
+    assert alarm.look(START_S + 999) == (0.0, False)
+    assert alarm.look(START_S + 1000) == (0.0, True)
+    assert alarm.due_s == NEVER

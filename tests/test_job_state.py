@@ -1,0 +1,253 @@
+"""What a job is: its own word, its scheduler's, and what happens when they differ or say nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from infini_run.errors import InfiniRunError, QueryError, UsageError
+from infini_run.jobs.folder import Ending, Order, Phase, find_folder, is_name, make_folder, new_name
+from infini_run.jobs.request import Request
+from infini_run.jobs.scheduler import HOPELESS, Seen
+from infini_run.jobs.state import is_lost_for_good, look, look_at_files
+
+NOW_S = 1_700_000_000.0
+ID = "48213"
+
+
+class Said:
+    """A scheduler that says what it is told to."""
+
+    name = "slurm"
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Seen] = {}
+        self.asked: list[tuple[str, ...]] = []
+        self.error = ""
+        self.meanwhile = None
+
+    def query(self, names, ids=None):
+        self.asked.append(tuple(names))
+        if self.meanwhile is not None:
+            self.meanwhile()
+        if self.error:
+            raise QueryError(self.error)
+        return {name: seen for name, seen in self.seen.items() if name in names}
+
+
+@pytest.fixture
+def slurm():
+    return Said()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return made(tmp_path, "ir-0123456789")
+
+
+def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000):
+    request = Request(
+        name=name,
+        folder=str(tmp_path / name),
+        command=("python", "t.py"),
+        cwd="/",
+        python="p",
+        slots=8,
+        scheduler=scheduler,
+        env=(("A", "1"),),
+        options=("-C", "x"),
+    )
+    folder = make_folder(str(tmp_path), name)
+    order = Order(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
+    folder.write_order(order, {"A": "1"})
+    folder.write_id(ID)
+    return folder
+
+
+def begin(folder, state="RUNNING"):
+    number = folder.begin()
+    folder.write_phase(number, Phase(state=state, since_s=NOW_S - 10, nodes=("n1", "n2"), nproc=4))
+    return number
+
+
+def ask(folder, slurm, now_s=NOW_S):
+    return look([folder], lambda order: slurm, now_s)[0]
+
+
+def test_what_was_asked_for_comes_back_as_it_was(folder):
+    order = folder.read_order()
+    assert order.request.command == ("python", "t.py")
+    assert order.request.options == ("-C", "x")
+    assert order.request.env == ()  # it is in the file that only we can read
+    assert folder.read_env() == {"A": "1"}
+    assert order.shape == "2 nodes x 4 gpus"
+
+
+def test_a_job_that_has_ended_is_asked_about_no_more(folder, slurm):
+    begin(folder)
+    folder.write_ending(Ending(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
+    status = ask(folder, slurm)
+    assert (status.headline, status.is_final, status.exit_code) == ("FAILED 7 n2 rank 5", True, 7)
+    assert slurm.asked == []
+
+
+@pytest.mark.parametrize(
+    ("said", "phase", "state"),
+    [
+        ("QUEUED", None, "QUEUED"), ("STARTING", None, "STARTING"), ("RUNNING", None, "STARTING"),
+        ("RUNNING", "STARTING", "STARTING"), ("RUNNING", "RUNNING", "RUNNING"), ("RUNNING", "WARNED", "WARNED"),
+        ("RUNNING", "REQUEUED", "STARTING"), ("QUEUED", "REQUEUED", "QUEUED"), ("QUEUED", "RUNNING", "QUEUED"),
+    ],
+)  # fmt: skip
+def test_the_scheduler_and_the_directory_together_say_how_far_it_is(folder, slurm, said, phase, state):
+    if phase:
+        begin(folder, phase)
+    slurm.seen["ir-0123456789"] = Seen(id=ID, state=said)
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final) == (state, False)
+
+
+def test_why_it_waits_is_told(folder, slurm):
+    slurm.seen[folder.name] = Seen(id=ID, state="QUEUED", reason="BadConstraints", hold=HOPELESS, advice="change it")
+    status = ask(folder, slurm)
+    assert (status.headline, status.hold, status.advice) == ("QUEUED BadConstraints", "hopeless", "change it")
+
+
+@pytest.mark.parametrize("state", ["OOM", "NODE_FAIL", "PREEMPTED", "TIMEOUT", "CANCELLED", "FAILED"])
+def test_what_the_scheduler_says_of_one_that_left_no_word_is_written_down(folder, slurm, state):
+    begin(folder)
+    slurm.seen[folder.name] = Seen(id=ID, state=state, code=9)
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final, status.code) == (state, True, 9)
+    assert f"infini-job logs {folder.name}" in status.reason
+    slurm.seen.clear()
+    assert ask(folder, slurm).state == state
+    assert len(slurm.asked) == 1
+
+
+def test_one_that_never_began_says_where_to_look(folder, slurm):
+    slurm.seen[folder.name] = Seen(id=ID, state="FAILED")
+    assert f"do its nodes share {folder.path}?" in ask(folder, slurm).reason
+
+
+def test_the_scripts_own_last_words_are_the_reason(folder, slurm):
+    with open(folder.scheduler_logs[0], "w") as file:
+        file.write("first\n/opt/python: not found\n\n")
+    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=127)
+    assert ask(folder, slurm).reason == "/opt/python: not found"
+
+
+def test_its_own_word_wins_over_the_schedulers(folder, slurm):
+    """It was written while the scheduler was asked."""
+    begin(folder)
+    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=143)
+    slurm.meanwhile = lambda: folder.write_ending(Ending(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
+    assert ask(folder, slurm).headline == "FAILED 7 n2 rank 5"
+
+
+def test_nobody_writes_over_its_own_word(folder):
+    folder.write_ending(Ending(state="COMPLETED", code=0))
+    assert folder.propose_ending(Ending(state="OOM", code=9)) is False
+    assert folder.ending().state == "COMPLETED"
+    assert sorted(os.listdir(folder.path)) == ["env", "exit", "id", "request.json"]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [("PREEMPTED", "PREEMPTED"), ("TIMEOUT", "TIMEOUT"), ("NODE_FAIL", "NODE_FAIL"), ("FAILED", "CANCELLED"),
+     ("CANCELLED", "CANCELLED"), ("COMPLETED", "CANCELLED")],
+)  # fmt: skip
+def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, state):
+    begin(folder)
+    folder.write_ending(Ending(state="CANCELLED", code=143, reason="told", is_told=True, end_s=NOW_S))
+    slurm.seen[folder.name] = Seen(id=ID, state=said)
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final, status.code) == (state, True, 143)
+    ask(folder, slurm)
+    assert len(slurm.asked) == 1
+
+
+def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
+    begin(folder)
+    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    slurm.seen[folder.name] = Seen(id=ID, state="QUEUED", reason="BeginTime")
+    status = ask(folder, slurm)
+    assert (status.headline, status.is_final, status.code) == ("QUEUED BeginTime", False, -1)
+    assert folder.begin() == 1
+    assert (folder.ending(), folder.has_ended(0)) == (None, True)
+
+
+def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slurm):
+    begin(folder)
+    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final) == ("CANCELLED", True)
+
+
+def test_one_that_is_missing_is_lost_and_not_finished(folder, slurm):
+    begin(folder)
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final) == ("LOST", False)
+    assert status.reason.startswith("slurm does not know it any more")
+    assert not is_lost_for_good(status, missing_since_s=100.0, now_s=150.0)
+    assert is_lost_for_good(status, missing_since_s=100.0, now_s=161.0)
+    slurm.seen[folder.name] = Seen(id=ID, state="RUNNING")
+    assert ask(folder, slurm).state == "RUNNING"
+
+
+def test_one_that_is_missing_and_was_cancelled_is_cancelled(folder, slurm):
+    folder.mark_cancelled()
+    status = ask(folder, slurm)
+    assert (status.headline, status.is_final) == ("CANCELLED", True)
+
+
+def test_one_that_is_being_submitted_is_not_lost(tmp_path, slurm):
+    folder = made(tmp_path, "ir-00000000aa", submitted_s=NOW_S - 1)
+    os.unlink(folder.file("id"))
+    assert ask(folder, slurm).state == "QUEUED"
+    assert ask(folder, slurm, NOW_S + 100).reason.startswith("it was never submitted")
+
+
+def test_no_news_changes_nothing(folder, slurm):
+    begin(folder)
+    slurm.error = "squeue: no answer in time"
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final, status.news) == ("RUNNING", False, "squeue: no answer in time")
+
+
+def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):
+    folders = [made(tmp_path, f"ir-{number:010x}") for number in range(100)]
+    folders[3].write_ending(Ending(state="COMPLETED", code=0))
+    slurm.seen = {folder.name: Seen(id=ID, state="QUEUED") for folder in folders}
+    found = look(folders, lambda order: slurm, NOW_S)
+    assert [status.name for status in found] == [folder.name for folder in folders]
+    assert len(slurm.asked) == 1
+    assert len(slurm.asked[0]) == 99
+
+
+def test_a_new_attempt_begins_beside_the_earlier_ones(folder):
+    assert [folder.begin(), folder.begin()] == [0, 1]
+    assert folder.attempts() == 2
+    assert look_at_files(folder).attempt == 1
+
+
+def test_names_are_ours_alone():
+    assert is_name(new_name())
+    assert len({new_name() for _ in range(100)}) == 100
+    for text in ("ir-", "ir-012345678", "ir-012345678g", "../ir-0123456789", "IR-0123456789", "ir-0123456789/"):
+        assert not is_name(text)
+
+
+def test_a_link_is_no_job(folder, tmp_path):
+    os.symlink(folder.path, tmp_path / "ir-00000000ff")
+    with pytest.raises(UsageError, match="is no directory"):
+        find_folder(str(tmp_path), "ir-00000000ff")
+
+
+def test_a_file_that_somebody_has_changed_is_told(folder):
+    begin(folder)
+    with open(folder.file("exit"), "w") as file:
+        file.write("[]")
+    with pytest.raises(InfiniRunError, match="is not what infini-job has written"):
+        look_at_files(folder)
