@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -434,6 +435,20 @@ def test_a_controller_that_is_frozen_may_have_taken_the_job_all_the_same(real, t
     assert real.ask("squeue", "-h", "-t", "all", "-n", "ir-frozen", "-o", "%i").split() == [
         real.slurm.find("ir-frozen")
     ]
+
+
+def test_a_controller_that_is_gone_has_no_job(real, tmp_path):
+    conf = Path(real.folder, "slurm.conf").read_text()
+    port = free_ports(1)
+    (tmp_path / "slurm.conf").write_text(re.sub("SlurmctldPort=.*", f"SlurmctldPort={port}", conf))
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    gone = Slurm({**real.env, "SLURM_CONF": f"{tmp_path}/slurm.conf"})
+    with pytest.raises(SubmitError, match="Unable to contact slurm controller") as told:
+        gone.submit(str(tmp_path / "job.sh"), "ir-gone")
+    assert told.value.kind == "unreachable"
+    with pytest.raises(QueryError, match="Unable to contact slurm controller"):
+        gone.query(["ir-gone"])
+    assert real.slurm.find("ir-gone") is None
 
 
 WORDS = st.text(st.sampled_from("ab1 '\"\\#$%&*;()[]{}|<>?!~`=,.:@+-"), min_size=1, max_size=12)
