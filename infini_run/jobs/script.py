@@ -98,6 +98,8 @@ def _option_problems(request: Request, facts: Facts) -> list[str]:
     ]
     if "\n" in request.folder:
         problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
+    if facts.scheduler == "pbs" and ":" in request.folder:
+        problems.append(f"{request.folder}: PBS takes what is before a : for a host; give another --dir")
     if request.container is not None:
         problems += image_problems(request.container, _place(request, request.slot_type))
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
