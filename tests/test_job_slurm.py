@@ -321,6 +321,15 @@ def test_the_real_slurm_takes_every_layout_and_gives_the_nodes(real, facts, tmp_
     assert len(expand(names, "nodes")) == nodes
 
 
+def test_the_first_row_without_slots_per_node_is_what_some_versions_refuse(real, facts, tmp_path):
+    """22.05.5 to 22.05.8 reject what 22.05.4 and 22.05.9 take (Slurm's bug 15857)."""
+    request = ask(16, layout="determined")
+    path = tmp_path / "job.sh"
+    path.write_text(render(request, plan(request, facts), facts))
+    is_refused = facts.version in ("22.05.5", "22.05.6", "22.05.7", "22.05.8")
+    assert bool(real.slurm.check(str(path))) == is_refused
+
+
 def test_gpus_and_cpus_of_the_default_layout_are_really_given(real, facts, tmp_path):
     """Determined's rows give one CPU a node; ours the GPUs' share."""
     given_ = {}
@@ -340,7 +349,7 @@ IMPOSSIBLE = [
     ("--gres=gpu:9", "Requested node configuration is not available"),
     ("--gres=nothing:1", "Invalid generic resource"),
     ("--partition=nosuch", "nvalid partition"),
-    ("--constraint=nosuch", "Invalid feature specification"),
+    ("--constraint=nosuch", "Invalid feature specification; no node has what --constraint asks for"),
     ("--no-such-option", "unrecognized option"),
 ]
 
