@@ -13,15 +13,13 @@ from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.image import Place, srun_options, wrap
 from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
+from infini_run.jobs.request import LOG, SPOOL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.layout import Layout
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts
-
-LOG = "job.log"  # in the job's directory: what the script itself says, of every attempt
-SPOOL = "job.out"  # there too: what PBS has caught before the script could say where its output goes
 
 
 def plan(request: Request, facts: Facts) -> Layout:
