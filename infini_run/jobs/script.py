@@ -48,7 +48,8 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
     folder = shlex.quote(request.folder)
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         lines.append(f"exec >>{shlex.quote(f'{request.folder}/{LOG}')} 2>&1")
-    lines.append(f"exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
+    # not where it was submitted: what is called json.py there would be imported
+    lines.append(f"cd / && exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
     return "\n".join(lines) + "\n"
 
 
