@@ -104,6 +104,8 @@ class Attempt:
         given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
+        if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
+            given.pop("TMPDIR", None)
         environ = {**self._site, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
         engine = _ENGINES.get(request.scheduler, "")
