@@ -216,6 +216,20 @@ def test_no_news_changes_nothing(folder, slurm):
     assert (status.state, status.is_final, status.news) == ("RUNNING", False, "squeue: no answer in time")
 
 
+def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
+    folders = [made(tmp_path, "ir-00000000aa"), made(tmp_path, "ir-00000000bb", scheduler="pbs")]
+    slurm.seen["ir-00000000aa"] = Seen(id=ID, state="RUNNING")
+
+    def find(order):
+        if order.request.scheduler == "pbs":
+            raise UsageError("qsub is not on PATH")
+        return slurm
+
+    first, second = look(folders, find, NOW_S)
+    assert (first.state, first.news) == ("STARTING", "")
+    assert (second.state, second.news) == ("QUEUED", "qsub is not on PATH")
+
+
 def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):
     folders = [made(tmp_path, f"ir-{number:010x}") for number in range(100)]
     folders[3].write_ending(Ending(state="COMPLETED", code=0))

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import subprocess
 import time
 
 from infini_run.jobs.scheduler import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Mapping
 
     from infini_run.jobs.request import Request
 
 NEVER = float("inf")
+_KILL = 9
 _ANSWER_S = 5.0  # that a question about a limit may take
 _SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its prologue
 _ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'  # one line in any case
@@ -48,6 +48,8 @@ class Deadline:
         if not self._job:
             return False
         self._end()
+        import subprocess  # 4 ms, for those who want to be warned
+
         try:
             self._process = subprocess.Popen(
                 ["sh", "-c", _ASK, self._job], env=self._environ, stdin=subprocess.DEVNULL, stdout=self._answer_fd,
@@ -84,7 +86,7 @@ class Deadline:
 
     def _end(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it is not reaped: the number is still its own
+            os.killpg(self._process.pid, _KILL)  # it is not reaped: the number is still its own
             self._process.wait()
             self._process = None
 

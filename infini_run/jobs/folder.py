@@ -20,8 +20,7 @@ import time
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.files import write_whole
 from infini_run.jobs.image import Image
-from infini_run.jobs.request import Request
-from infini_run.jobs.script import LOG, SPOOL
+from infini_run.jobs.request import LOG, SPOOL, Request
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False

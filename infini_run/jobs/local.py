@@ -12,8 +12,8 @@ import subprocess
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.folder import Folder
+from infini_run.jobs.request import LOG
 from infini_run.jobs.scheduler import REFUSED, RUNNING, Facts, Pool, Seen, clean
-from infini_run.jobs.script import LOG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 CUDA, ROCM, CPU = "cuda", "rocm", "cpu"
 DEFAULT, DETERMINED = "default", "determined"
+LOG = "job.log"  # in the job's directory: what the script itself says, of every attempt
+SPOOL = "job.out"  # there too: what PBS has caught before the script could say where its output goes
 
 
 @record

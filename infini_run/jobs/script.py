@@ -13,15 +13,13 @@ from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.image import Place, srun_options, wrap
 from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
+from infini_run.jobs.request import LOG, SPOOL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.layout import Layout
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts
-
-LOG = "job.log"  # in the job's directory: what the script itself says, of every attempt
-SPOOL = "job.out"  # there too: what PBS has caught before the script could say where its output goes
 
 
 def plan(request: Request, facts: Facts) -> Layout:
@@ -50,7 +48,8 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
     folder = shlex.quote(request.folder)
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         lines.append(f"exec >>{shlex.quote(f'{request.folder}/{LOG}')} 2>&1")
-    lines.append(f"exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
+    # not where it was submitted: what is called json.py there would be imported
+    lines.append(f"cd / && exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.errors import QueryError
+from infini_run.errors import QueryError, UsageError
 from infini_run.jobs.folder import REQUEUED, Ending
 from infini_run.jobs.scheduler import (
     CANCELLED,
@@ -102,11 +102,11 @@ def look(
         if not found[folder.name].is_final:
             asked.setdefault(found[folder.name].scheduler, []).append(folder)
     for group in asked.values():
-        scheduler = scheduler_of(group[0].read_order())
         try:
+            scheduler = scheduler_of(group[0].read_order())
             ids = {folder.name: folder.id for folder in group if folder.id}
             seen = scheduler.query([folder.name for folder in group], ids)
-        except QueryError as error:
+        except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for folder in group:
                 found[folder.name] = replace(found[folder.name], news=str(error))
             continue
