@@ -7,7 +7,8 @@ import os
 import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
-from infini_run.jobs.folder import Ending, Order, Phase, find_folder, is_name, make_folder, new_name
+from infini_run.jobs.folder import Ending, Order, Phase
+from infini_run.jobs.home import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, Seen
 from infini_run.jobs.state import is_lost_for_good, look, look_at_files
