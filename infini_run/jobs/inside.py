@@ -275,7 +275,7 @@ def _failed(folder: Folder, attempt: int) -> bool:
 def _unwanted(folder: Folder, number: int) -> Ending:
     """The scheduler began it once more than was asked for."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
-    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number - 1, end_s=time.time())
+    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number, end_s=time.time())
 
 
 def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
