@@ -81,6 +81,18 @@ def test_no_scheduler_is_told(local, bare):
     assert local.is_empty()
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("slurm", "#SBATCH"), ("pbs", "#PBS")])
+def test_the_scheduler_that_is_there_is_taken(request, local, kind, mark):
+    queue = request.getfixturevalue(f"{kind}_queue")
+    env = {"PATH": f"{queue.folder}/bin:/usr/bin:/bin", "TEST_BATCH": queue.folder, "INFINI_JOB_SCHEDULER": ""}
+    if kind == "pbs" and shutil.which("sbatch", path="/usr/bin:/bin"):
+        env["PATH"] = f"{queue.folder}/bin"
+        os.symlink(shutil.which("sh"), f"{queue.folder}/bin/sh")
+    done = local.call("submit", "--print", "--", "true", env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].startswith(f"{mark} ")
+
+
 def test_grid_engines_qsub_is_not_taken_for_pbs(local, bare):
     for name in ("qsub", "qstat"):
         path = os.path.join(bare["PATH"], name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,13 +77,13 @@ queue = Queue("slurm")
 script = {str(tmp_path / "job.sh")!r}
 open(script, "w").write("echo $$ >{bell.path}; sleep 1000")
 subprocess.run(["sbatch", "--output=/dev/null", script], env=queue.env, check=True)
-print(queue.folder, flush=True)
+print(queue.jobs()[0]["keeper"], flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     (pid,) = map(int, bell.hear(1))
-    until(lambda: not is_alive(pid))
-    shutil.rmtree(done.stdout.splitlines()[-1])
+    keeper = int(done.stdout.splitlines()[-1])
+    until(lambda: not is_alive(pid) and not is_alive(keeper))
 
 
 def test_a_fault_is_done_once(queue, submit):
@@ -122,13 +121,23 @@ def test_a_task_of_pbs_runs_on_its_node(pbs_queue, tmp_path):
 
 def test_a_step_of_slurm_runs_on_all_nodes(slurm_queue, tmp_path):
     script = tmp_path / "job.sh"
-    script.write_text("srun --nodes=2 sh -c 'echo $SLURM_NODEID $SLURMD_NODENAME; exit $SLURM_NODEID'\n")
+    script.write_text("srun --nodes=2 sh -c 'echo $SLURM_NODEID $SLURMD_NODENAME'; srun --nodes=1 sh -c 'exit 5'\n")
     argv = ["sbatch", "--nodes=2", f"--output={tmp_path}/out", str(script)]
     subprocess.run(argv, env=slurm_queue.env, check=True, capture_output=True)
     slurm_queue.ended()
     said = (tmp_path / "out").read_text()
     assert {"0 node1", "1 node2"} <= set(said.splitlines())
-    assert slurm_queue.jobs()[0]["code"] == 1
+    assert slurm_queue.jobs()[0]["code"] == 5
+
+
+def test_a_task_that_fails_ends_its_step(slurm_queue, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("srun --nodes=2 sh -c '[ $SLURM_NODEID = 0 ] && exit 7; exec sleep 1000'\n")
+    argv = ["sbatch", "--nodes=2", f"--output={tmp_path}/out", str(script)]
+    subprocess.run(argv, env=slurm_queue.env, check=True, capture_output=True)
+    slurm_queue.ended()
+    assert slurm_queue.jobs()[0]["code"] == 143  # the highest, that of the one that was ended: as srun has it
+    assert "Exited with exit code 7" in (tmp_path / "out").read_text()
 
 
 def test_a_job_that_is_run_again_has_another_number(slurm_queue, bell, tmp_path):

@@ -12,7 +12,7 @@ import tarfile
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.jobs.image import RUNTIMES, Image, Place, pick, problems, srun_options, wrap
+from infini_run.jobs.image import Image, Place, problems, srun_options, wrap
 
 PLACE = Place(folder="/jobs/ir-1", cwd="/home/me/my work", slot_type="cuda")
 BOUND = ("--bind=/jobs/ir-1", "--bind=/home/me/my work")
@@ -116,11 +116,6 @@ def test_what_is_wrong_with_a_container_is_told(image, wanted):
 
 def test_a_directory_that_cannot_be_bound_is_told():
     assert len(problems(Image(name="x", runtime="podman"), Place(folder="/a:b", cwd="/c,d"))) == 2
-
-
-@pytest.mark.parametrize(("there", "wanted"), [(RUNTIMES, "apptainer"), (("enroot", "podman"), "podman"), ((), "")])
-def test_the_runtime_that_is_there_is_taken(there, wanted):
-    assert pick(there.__contains__) == wanted
 
 
 @pytest.fixture(scope="module")

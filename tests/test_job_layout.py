@@ -158,6 +158,16 @@ def test_the_default_layout_has_distinct_hosts_and_cpus_for_the_gpus(facts, requ
     assert words(request_, facts) == wanted
 
 
+def test_a_whole_node_of_pbs_is_all_of_its_cpus():
+    """Else its cgroup would have as many as there are slots."""
+    pool = pool_of("gpu", [Kind(nodes=4, cpus=64), Kind(nodes=1, cpus=96)], is_default=True)
+    facts = Facts(scheduler="pbs", pools=(pool,))
+    request = ask(8, slots_per_node=4, slot_type="cuda")
+    assert words(request, facts) == "-l select=2:ncpus=64 -l place=scatter:exclhost"
+    few = replace(request, cpus_per_slot=2)
+    assert words(few, facts) == "-l select=2:ncpus=8 -l place=scatter:exclhost"
+
+
 def test_without_gpus_in_the_pool_the_slots_are_cpus():
     facts = Facts(scheduler="slurm", pools=(pool_of("cpu", [Kind(nodes=2, cpus=16)], is_default=True),))
     assert words(ask(16), facts) == "--nodes=1 --ntasks-per-node=1 --cpus-per-task=16"
@@ -219,11 +229,13 @@ IMPOSSIBLE = [
     (ask(16, pool="gpv"), "--pool=gpv: there is none; the nearest is gpu"),
     (ask(16, pool="long"), "--pool=long: there is none; there are gpu"),
     (ask(16, gpu_type="a100"), "--gpu_type=a100: there are none in pool gpu; its GPUs have no types"),
+    (ask(16, gpu_type="a100", gres=False),
+     "--gpu_type=a100: the scheduler does not know GPUs; choose a --pool that has them"),
     (ask(16, gpu_type="a100", slot_type="cpu"), "--gpu_type=a100: the slots are CPUs"),
     (ask(8, cpus_per_slot=9), "--cpus_per_slot: 72 CPUs on a node; those of pool gpu have 64"),
     (ask(8, mem_mb_per_slot=1001), "--mem_per_slot: 8008 MB on a node; those of pool gpu have 8000"),
     (ask(320, slot_type="cpu"), "5 nodes with 64 CPUs are asked for; pool gpu has 4"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("request_", "wanted"), IMPOSSIBLE, ids=[wanted for _, wanted in IMPOSSIBLE])
@@ -231,6 +243,13 @@ def test_what_cannot_be_is_refused_before_anything_is_submitted(request_, wanted
     with pytest.raises(UsageError) as told:
         lay_out(request_, SLURM)
     assert str(told.value) == wanted
+
+
+@pytest.mark.parametrize("style", ["default", "determined"])
+def test_a_pool_is_to_be_named_where_none_is_the_default(style):
+    pools = (pool_of("a", [NODE]), pool_of("b", [NODE]))
+    with pytest.raises(UsageError, match=r"there is no default pool: give --pool=a\|b"):
+        lay_out(ask(8, slots_per_node=8, layout=style), replace(SLURM, pools=pools))
 
 
 def test_all_that_is_wrong_is_told_at_once():

@@ -97,17 +97,17 @@ def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):
 
 
 def test_the_warning_comes_before_the_limit_and_the_limit_ends_it(local):
-    done = local.call("submit", "--time=2s", "--warn=1s", "--wait", "--", *play("tell=USR2", "wait"))
+    done = local.call("submit", "--time=8s", "--warn=4s", "--wait", "--", *play("tell=USR2", "wait"))
     assert done.returncode == 143
     assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached"
     assert "  WARNED" in done.stderr
     name = done.stdout.split()[1]
     assert [line.split()[2:4] for line in local.lines(name)] == [["got", "USR2"]]
-    assert "infini-run: SIGUSR2 to all ranks: 1 s are left of the time limit\n" in local.logs(name)
+    assert "infini-run: SIGUSR2 to all ranks: 4 s are left of the time limit\n" in local.logs(name)
 
 
 def test_another_signal_may_be_the_warning(local):
-    done = local.call("submit", "--time=1000", "--warn=USR1@999.5", "--wait", "--", *play("end=USR1:0", "wait"))
+    done = local.call("submit", "--time=1000", "--warn=USR1@996", "--wait", "--", *play("end=USR1:0", "wait"))
     assert done.returncode == 0, done.stdout
 
 
@@ -366,3 +366,12 @@ def test_a_container_that_cannot_be_is_told(local):
         assert done.stderr.startswith(f"infini-job: {said}")
         assert len(done.stderr.splitlines()) == 1
     assert local.is_empty()
+
+
+def test_nothing_is_imported_from_the_folder_that_it_runs_in(local, tmp_path):
+    """What is called signal.py there belongs to the ranks."""
+    for name in ("signal", "json", "select", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')")
+    name = local.submit("--slots=2", f"--cwd={tmp_path}", "--", "sh", "-c", "echo hello; pwd")
+    assert local.wait(name)["state"] == "COMPLETED", local.logs(name)
+    assert sorted(set(local.lines(name))) == [f"[rank {r}] {text}" for r in (0, 1) for text in (tmp_path, "hello")]

@@ -162,6 +162,19 @@ def test_all_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):
     assert pbs_queue.calls("qselect") == []
 
 
+def test_jobs_without_ids_are_listed_by_their_name_or_as_all_of_ours(pbs, pbs_queue, script):
+    jobs = {f"ir-{n}": pbs.submit(script(), f"ir-{n}") for n in range(3)}
+    pbs_queue.ended()
+    assert pbs.find("ir-1") == jobs["ir-1"]
+    assert set(pbs.query(list(jobs), {"ir-0": jobs["ir-0"]})) == set(jobs)
+    first, second = pbs_queue.calls("qselect")
+    assert first.split() == ["qselect", "-x", "-N", "ir-1"]
+    assert second.split()[:3] == ["qselect", "-x", "-u"]
+    pbs_queue.fail("qselect", "garbage")
+    with pytest.raises(QueryError, match="qselect: an answer that cannot be understood"):
+        pbs.find("ir-1")
+
+
 def test_known_and_unknown_ids_together_are_exit_code_153_and_an_answer_all_the_same(pbs, pbs_queue, script):
     job = pbs.submit(script(), "ir-1")
     pbs_queue.ended()

@@ -131,6 +131,12 @@ def test_a_directory_that_the_node_does_not_have_is_told(tmp_path):
     assert "gone/job.log" in done.stderr
 
 
+def test_a_directory_that_pbs_would_take_for_a_host_is_refused():
+    with pytest.raises(UsageError, match="/a:b: PBS takes what is before a : for a host; give another --dir"):
+        plan(replace(PLAIN, folder="/a:b"), PBS)
+    plan(replace(PLAIN, folder="/a:b"), SLURM)
+
+
 IMAGE = Image(name="/images/it's.sif", runtime="apptainer", options=("--contain",))
 
 

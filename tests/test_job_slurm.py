@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -119,7 +120,7 @@ def script(tmp_path):
 def test_what_it_has_is_found(slurm, slurm_queue):
     facts = slurm.facts()
     assert (facts.version, facts.select, facts.has_tres, facts.has_gres) == ("22.05.8", "cons_tres", True, True)
-    assert (facts.has_accounting, facts.gone_after_s) == (False, 300)
+    assert not facts.has_accounting
     assert [(pool.name, pool.is_default, pool.limit_s) for pool in facts.pools] == [
         ("debug", True, 0), ("short", False, 3600),
     ]  # fmt: skip
@@ -320,6 +321,15 @@ def test_the_real_slurm_takes_every_layout_and_gives_the_nodes(real, facts, tmp_
     assert len(expand(names, "nodes")) == nodes
 
 
+def test_the_first_row_without_slots_per_node_is_what_some_versions_refuse(real, facts, tmp_path):
+    """22.05.5 to 22.05.8 reject what 22.05.4 and 22.05.9 take (Slurm's bug 15857)."""
+    request = ask(16, layout="determined")
+    path = tmp_path / "job.sh"
+    path.write_text(render(request, plan(request, facts), facts))
+    is_refused = facts.version in ("22.05.5", "22.05.6", "22.05.7", "22.05.8")
+    assert bool(real.slurm.check(str(path))) == is_refused
+
+
 def test_gpus_and_cpus_of_the_default_layout_are_really_given(real, facts, tmp_path):
     """Determined's rows give one CPU a node; ours the GPUs' share."""
     given_ = {}
@@ -339,7 +349,7 @@ IMPOSSIBLE = [
     ("--gres=gpu:9", "Requested node configuration is not available"),
     ("--gres=nothing:1", "Invalid generic resource"),
     ("--partition=nosuch", "nvalid partition"),
-    ("--constraint=nosuch", "Invalid feature specification"),
+    ("--constraint=nosuch", "Invalid feature specification; no node has what --constraint asks for"),
     ("--no-such-option", "unrecognized option"),
 ]
 
@@ -434,6 +444,20 @@ def test_a_controller_that_is_frozen_may_have_taken_the_job_all_the_same(real, t
     assert real.ask("squeue", "-h", "-t", "all", "-n", "ir-frozen", "-o", "%i").split() == [
         real.slurm.find("ir-frozen")
     ]
+
+
+def test_a_controller_that_is_gone_has_no_job(real, tmp_path):
+    conf = Path(real.folder, "slurm.conf").read_text()
+    port = free_ports(1)
+    (tmp_path / "slurm.conf").write_text(re.sub("SlurmctldPort=.*", f"SlurmctldPort={port}", conf))
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    gone = Slurm({**real.env, "SLURM_CONF": f"{tmp_path}/slurm.conf"})
+    with pytest.raises(SubmitError, match="Unable to contact slurm controller") as told:
+        gone.submit(str(tmp_path / "job.sh"), "ir-gone")
+    assert told.value.kind == "unreachable"
+    with pytest.raises(QueryError, match="Unable to contact slurm controller"):
+        gone.query(["ir-gone"])
+    assert real.slurm.find("ir-gone") is None
 
 
 WORDS = st.text(st.sampled_from("ab1 '\"\\#$%&*;()[]{}|<>?!~`=,.:@+-"), min_size=1, max_size=12)

@@ -7,7 +7,8 @@ import os
 import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
-from infini_run.jobs.folder import Ending, Order, Phase, find_folder, is_name, make_folder, new_name
+from infini_run.jobs.folder import Ending, Order, Phase
+from infini_run.jobs.home import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, Seen
 from infini_run.jobs.state import is_lost_for_good, look, look_at_files
@@ -182,7 +183,19 @@ def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slu
     begin(folder)
     folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
     status = ask(folder, slurm)
-    assert (status.state, status.is_final) == ("CANCELLED", True)
+    assert (status.state, status.is_final, status.code) == ("CANCELLED", True, 143)
+    ask(folder, slurm)
+    assert len(slurm.asked) == 1
+
+
+def test_what_was_written_late_of_an_earlier_run_is_not_the_end_of_this_one(folder, slurm):
+    begin(folder)
+    begin(folder)
+    folder.write_ending(Ending(state="CANCELLED", code=143, attempt=0, end_s=NOW_S))
+    slurm.seen[folder.name] = Seen(id=ID, state="RUNNING")
+    assert (ask(folder, slurm).state, ask(folder, slurm).is_final) == ("RUNNING", False)
+    slurm.seen[folder.name] = Seen(id=ID, state="OOM", code=137)
+    assert (ask(folder, slurm).headline, ask(folder, slurm).is_final) == ("OOM 137", True)
 
 
 def test_one_that_is_missing_is_lost_and_not_finished(folder, slurm):
@@ -214,6 +227,20 @@ def test_no_news_changes_nothing(folder, slurm):
     slurm.error = "squeue: no answer in time"
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.news) == ("RUNNING", False, "squeue: no answer in time")
+
+
+def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
+    folders = [made(tmp_path, "ir-00000000aa"), made(tmp_path, "ir-00000000bb", scheduler="pbs")]
+    slurm.seen["ir-00000000aa"] = Seen(id=ID, state="RUNNING")
+
+    def find(order):
+        if order.request.scheduler == "pbs":
+            raise UsageError("qsub is not on PATH")
+        return slurm
+
+    first, second = look(folders, find, NOW_S)
+    assert (first.state, first.news) == ("STARTING", "")
+    assert (second.state, second.news) == ("QUEUED", "qsub is not on PATH")
 
 
 def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):

@@ -255,7 +255,7 @@ def test_the_limit_of_the_scheduler_ends_it(queue, jobs):
     """Both end it by TERM; PBS gives no warning of its own."""
     if queue.kind == "slurm":
         pytest.skip("Slurm counts in minutes: test_job_slurm_real.py")
-    done = jobs.call("submit", *TWO, "--time=3s", "--warn=2s", "--wait", "--", *play("tell=USR2", "wait"))
+    done = jobs.call("submit", *TWO, "--time=8s", "--warn=4s", "--wait", "--", *play("tell=USR2", "wait"))
     assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached", done.stderr
     name = done.stdout.split()[1]
     assert sum(" got USR2 " in line for line in jobs.lines(name)) == 8

@@ -203,10 +203,9 @@ def test_memory_is_said_once():
     ]
 
 
-def test_heterogeneous_jobs_are_refused_wherever_sbatch_would_see_them():
+def test_a_job_of_several_parts_is_refused():
     assert problems("slurm", "hetjob") == ["hetjob: it is no option; quotes keep the words of a value together"]
-    (line,) = problems("slurm", "--comment=my-hetjob")  # sbatch would cut the word out of the line
-    assert "several kinds of nodes" in line
+    assert problems("slurm", ":") == [":: it is no option; quotes keep the words of a value together"]
 
 
 # ---- merging
@@ -268,6 +267,31 @@ SELECTS = [
 def test_select_and_place_of_the_user_are_one_with_ours(options, changes, chunks, place):
     found = [line for line in rendered(qsub, FACTS["pbs"], *options, **changes) if line.startswith("-l ")]
     assert found == [f"-l {chunks}", f"-l {place}"]
+
+
+RESOURCES = st.dictionaries(
+    st.sampled_from(["mem", "arch", "scratch", "accelerator", "bigmem"]), st.sampled_from(["1gb", "x", "true", "a-b"])
+)
+
+
+@given(wanted=RESOURCES, lines=st.integers(1, 3), place=st.sets(st.sampled_from(["excl", "group=rack", "scatter"])))
+def test_every_resource_of_a_chunk_is_said_once_however_it_was_written(wanted, lines, place):
+    items = [f"{name}={value}" for name, value in wanted.items()]
+    options = [f"-lselect={':'.join(['1', *items[n:]])}" for n in range(lines)]
+    options += [f"-l place={':'.join(sorted(place))}"] if place else []
+    found = [line for line in rendered(qsub, FACTS["pbs"], *options) if line.startswith("-l ")]
+    assert found == [
+        ":".join(["-l select=2", "ncpus=64", "ngpus=8", *items]),
+        ":".join(["-l place=scatter", *(each for each in ("excl", "group=rack") if each in place)]),
+    ]
+
+
+@given(st.lists(st.text(max_size=20), max_size=4))
+def test_any_words_are_options_or_problems(words):
+    for table in (sbatch.OPTIONS, qsub.OPTIONS):
+        found = read(words, table)
+        assert len(found.options) + len(found.problems) >= bool(words)
+        assert all(problem.isprintable() for problem in found.problems)
 
 
 CHUNKS = [

@@ -229,7 +229,7 @@ def _details(status: Status) -> list[str]:
 
 def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.choice import find_scheduler
-    from infini_run.jobs.folder import find_folder, home
+    from infini_run.jobs.home import find_folder, home
     from infini_run.jobs.logs import blocks
 
     above = home(values["dir"], environ)
@@ -257,7 +257,7 @@ def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
 
 def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.choice import find_schedulers
-    from infini_run.jobs.folder import home
+    from infini_run.jobs.home import home
 
     _refuse_words("clusters", words)
     found = [(scheduler, scheduler.facts()) for scheduler in find_schedulers(home(values["dir"], environ), environ)]

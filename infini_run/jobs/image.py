@@ -140,11 +140,6 @@ def srun_options(image: Image, place: Place) -> list[str]:
     return [*words, "--container-writable", *image.options]
 
 
-def pick(has: Callable[[str], bool]) -> str:
-    """The runtime whose command is there; "": none is. Pyxis has no command."""
-    return next((name for name in RUNTIMES[:-1] if has(name)), "")
-
-
 def _fstab(bind: str) -> str:
     """enroot's options come after a second colon, and it wants to be told what to do: bind."""
     host, _, rest = bind.partition(":")

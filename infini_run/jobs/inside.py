@@ -50,6 +50,7 @@ class Attempt:
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
+        self._left_s = 0.0  # of the limit, when the ranks are to be warned
         self._is_over = False  # the limit was reached, and it is ours to keep
 
     def run(self) -> Ending:
@@ -96,7 +97,6 @@ class Attempt:
         job, request = self._job, self._job.request
         try:
             given = self._folder.read_env()
-            os.chdir(request.cwd)
         except OSError as error:
             raise UsageError(
                 f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
@@ -104,6 +104,8 @@ class Attempt:
         given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
+        if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
+            given.pop("TMPDIR", None)
         environ = {**self._site, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
         engine = _ENGINES.get(request.scheduler, "")
@@ -146,8 +148,10 @@ class Attempt:
             self._nodes = tuple(peer.name for peer in head.peers)
             self._tell(RUNNING)
         left_s, is_over = alarm.look(time.time())
-        if left_s:
-            self._warn(head, left_s)
+        self._left_s = left_s or self._left_s
+        if self._left_s and self._phase.state == RUNNING:  # not before there is somebody to warn
+            self._warn(head, self._left_s)
+            self._left_s = 0.0
         if is_over:
             self._is_over = True
             head.tell(signal.SIGTERM)
@@ -156,8 +160,7 @@ class Attempt:
         number = self._job.request.warn_signal
         _say(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
         head.signal(number)
-        if self._phase.state == RUNNING:
-            self._tell(WARNED)
+        self._tell(WARNED)
 
     # ---- the end
 
@@ -272,7 +275,7 @@ def _failed(folder: Folder, attempt: int) -> bool:
 def _unwanted(folder: Folder, number: int) -> Ending:
     """The scheduler began it once more than was asked for."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
-    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number - 1, end_s=time.time())
+    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number, end_s=time.time())
 
 
 def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:

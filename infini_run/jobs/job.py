@@ -12,8 +12,8 @@ import time
 
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
 from infini_run.jobs.choice import find_scheduler
-from infini_run.jobs.folder import all_folders, find_folder, home, new_name
 from infini_run.jobs.follow import Follow
+from infini_run.jobs.home import all_folders, find_folder, home, new_name
 from infini_run.jobs.image import RUNTIMES, Image
 from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request

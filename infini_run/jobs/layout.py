@@ -70,8 +70,10 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _unknown_pool(request: Request, facts: Facts, pool: Pool | None) -> list[str]:
-    if not request.pool or not facts.pools or pool is not None:
+    if not facts.pools or pool is not None:
         return []
+    if not request.pool:
+        return [f"there is no default pool: give --pool={'|'.join(pool.name for pool in facts.pools)}"]
     from infini_run.spelling import nearest
 
     names = [pool.name for pool in facts.pools]
@@ -92,11 +94,15 @@ def _default(request: Request, facts: Facts, pool: Pool | None) -> Layout:
     slots, remark = request.slots, ""
     if slots % per_node:
         slots, remark = _filled(request, per_node)
-    has_gres = facts.has_gres if request.gres is None else request.gres
+    has_gres = _has_gres(request, facts)
     has_tres = (facts.has_tres if request.tres is None else request.tres) and has_gres
     is_gpu = slot_type != CPU
+    is_whole = is_gpu and not has_gres
     cpus = request.cpus_per_slot or _cpus(kind, is_gpu) or 1
-    is_cpus_per_gpu = is_gpu and has_gres and has_tres and facts.scheduler == "slurm"
+    cpus_per_node = cpus * per_node
+    if is_whole and not request.cpus_per_slot and pool is not None:
+        cpus_per_node = max(cpus_per_node, min((kind.cpus for kind in pool.kinds), default=0))
+    is_cpus_per_gpu = is_gpu and has_tres and facts.scheduler == "slurm"
     return Layout(
         style=request.layout,
         slots=slots,
@@ -106,12 +112,16 @@ def _default(request: Request, facts: Facts, pool: Pool | None) -> Layout:
         gpu_type=request.gpu_type,
         gpus_per_node=per_node if is_gpu and has_gres else 0,
         cpus_per_gpu=cpus if is_cpus_per_gpu else 0,
-        cpus_per_node=cpus * per_node if not is_cpus_per_gpu else 0,
+        cpus_per_node=cpus_per_node if not is_cpus_per_gpu else 0,
         mem_mb_per_node=request.mem_mb_per_slot * per_node,
-        is_exclusive=is_gpu and not has_gres,
+        is_exclusive=is_whole,
         is_scattered=True,
         remark=remark,
     )
+
+
+def _has_gres(request: Request, facts: Facts) -> bool:
+    return facts.has_gres if request.gres is None else request.gres
 
 
 def _kind(request: Request, pool: Pool | None, slot_type: str) -> Kind | None:
@@ -173,7 +183,11 @@ def _pool_problems(request: Request, facts: Facts, pool: Pool | None) -> list[st
     types = sorted({name for kind in pool.kinds for name, _ in kind.gpu_types})
     if request.gpu_type and slot_type == CPU:
         found.append(f"--gpu_type={request.gpu_type}: the slots are CPUs")
-    elif request.gpu_type and pool.kinds and request.gpu_type not in types and request.gres is not False:
+    elif request.gpu_type and not _has_gres(request, facts):
+        found.append(
+            f"--gpu_type={request.gpu_type}: the scheduler does not know GPUs; choose a --pool that has them"
+        )
+    elif request.gpu_type and pool.kinds and request.gpu_type not in types:
         has = f"it has {', '.join(types)}" if types else "its GPUs have no types"
         found.append(f"--gpu_type={request.gpu_type}: there are none in pool {pool.name}; {has}")
     elif slot_type != CPU and facts.has_gres and pool.kinds and not pool.gpus_per_node and request.gres is not False:

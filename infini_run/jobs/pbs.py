@@ -116,13 +116,14 @@ class Pbs:
         return seen.id if seen is not None and (seen.state in _PRESENT or seen.state == COMPLETED) else None
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
-        """One qstat with all ids. qstat knows no names: where an id is missing, qselect lists all jobs of ours."""
+        """One qstat with all ids. qstat knows no names: where ids are missing, qselect lists jobs first."""
         if not names:
             return {}
         known = ids or {}
         wanted = [known[name] for name in names if known.get(name)]
-        if len(wanted) < len(names):
-            wanted = self._ours()
+        missing = [name for name in names if not known.get(name)]
+        if missing:
+            wanted = list(dict.fromkeys([*wanted, *self._listed(missing)]))
         if not wanted:
             return {}
         jobs = self._json("Jobs", "qstat", "-x", "-f", "-F", "json", *wanted)
@@ -143,12 +144,12 @@ class Pbs:
         """qrerun is an operator's: submit anew."""
         return False
 
-    def _ours(self) -> list[str]:
-        """All jobs of ours, ended ones too where there is a history."""
-        user = _user()
-        said = ask(["qselect", "-x", "-u", user], self._environ)
+    def _listed(self, names: Sequence[str]) -> list[str]:
+        """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
+        which = ["-N", names[0]] if len(names) == 1 else ["-u", _user()]
+        said = ask(["qselect", "-x", *which], self._environ)
         if said.code and _NO_HISTORY in said.error:
-            said = ask(["qselect", "-u", user], self._environ)
+            said = ask(["qselect", *which], self._environ)
         if said.code or said.timed_out:
             raise QueryError(_complaint("qselect", said))
         lines = said.out.split()

@@ -47,7 +47,6 @@ _CPUS = "--cpus_per_slot says it"
 _FILES = "the job's output goes to its directory; infini-job logs shows it"
 _SBATCH = "it is about sbatch itself, which infini-job calls"
 _ENV = "--env says it"
-_HET = "a job of several kinds of nodes is not supported"
 REASONS = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "tasks-per-node", "ntasks-per-gpu"), _SIZE),
     **dict.fromkeys(("ntasks-per-tres", "ntasks-per-core", "ntasks-per-socket"), _SIZE),
@@ -74,7 +73,6 @@ REASONS = {
     "no-kill": "a job that has lost a node ends",
 }  # fmt: skip
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
-_HET_WORDS = ("hetjob", "packjob")  # sbatch looks for them anywhere in a line
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=.,:/@%+[]*")
 
 
@@ -96,8 +94,6 @@ def user_options(request: Request) -> tuple[Read, list[str]]:
             problems.append(f"{option.said}: --mem_per_slot says it")
         if not option.is_known and option.name.startswith("container-"):
             problems.append(f"{option.said}: --container of infini-job says it")
-        if any(word in text.lower() for text in option.words for word in _HET_WORDS):
-            problems.append(f"{option.said}: {_HET}")
         if option.name == "gres":
             problems += _gres_problems(option.said, option.value or "")
     return given, problems

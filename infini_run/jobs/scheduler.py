@@ -146,7 +146,6 @@ class Facts:
 
     select: Slurm's plugin (cons_tres, cons_res, linear). has_tres: `--gpus` and its kind work. has_gres: nodes have
     GPUs as a resource, `gpu` or `ngpus`. has_accounting: sacct answers. has_history: PBS tells of jobs that ended.
-    binds: srun may be told --cpu-bind. gone_after_s: when a job that ended is no longer in the queue's list.
     """
 
     scheduler: str
@@ -156,8 +155,6 @@ class Facts:
     has_gres: bool = False
     has_accounting: bool = False
     has_history: bool = False
-    binds: bool = False
-    gone_after_s: int = 0
     pools: tuple[Pool, ...] = ()
 
     def pool(self, name: str = "") -> Pool | None:

@@ -48,7 +48,8 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
     folder = shlex.quote(request.folder)
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         lines.append(f"exec >>{shlex.quote(f'{request.folder}/{LOG}')} 2>&1")
-    lines.append(f"exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
+    # not where it was submitted: what is called json.py there would be imported
+    lines.append(f"cd / && exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
     return "\n".join(lines) + "\n"
 
 
@@ -96,6 +97,8 @@ def _option_problems(request: Request, facts: Facts) -> list[str]:
     ]
     if "\n" in request.folder:
         problems.append(f"{request.folder!r}: a job's directory with a line break in its name cannot be told")
+    if facts.scheduler == "pbs" and ":" in request.folder:
+        problems.append(f"{request.folder}: PBS takes what is before a : for a host; give another --dir")
     if request.container is not None:
         problems += image_problems(request.container, _place(request, request.slot_type))
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":

@@ -57,8 +57,6 @@ class Slurm:
             has_tres=select == "cons_tres",
             has_gres=has_gres,
             has_accounting=self._has_accounting,
-            binds=any(name in config.get("TaskPlugin", "") for name in ("affinity", "cgroup")),
-            gone_after_s=_first_number(config.get("MinJobAge", "")),
             pools=pools,
         )
 

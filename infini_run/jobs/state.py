@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.errors import QueryError
+from infini_run.errors import QueryError, UsageError
 from infini_run.jobs.folder import REQUEUED, Ending
 from infini_run.jobs.scheduler import (
     CANCELLED,
@@ -102,11 +102,11 @@ def look(
         if not found[folder.name].is_final:
             asked.setdefault(found[folder.name].scheduler, []).append(folder)
     for group in asked.values():
-        scheduler = scheduler_of(group[0].read_order())
         try:
+            scheduler = scheduler_of(group[0].read_order())
             ids = {folder.name: folder.id for folder in group if folder.id}
             seen = scheduler.query([folder.name for folder in group], ids)
-        except QueryError as error:
+        except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for folder in group:
                 found[folder.name] = replace(found[folder.name], news=str(error))
             continue
@@ -135,7 +135,7 @@ def look_at_files(folder: Folder) -> Status:
     )
     if phase is not None:
         status = _in_phase(status, phase)
-    if ending is not None:
+    if ending is not None and ending.attempt >= attempts - 1:  # else of a run before: somebody wrote it late
         status = _ended(status, ending)
     return status
 
@@ -191,7 +191,7 @@ def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
 
 def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     """It has ended without a word of its own, or with one that the scheduler knows better."""
-    if folder.ending() is not None:  # is_told
+    if status.is_told:
         state = status.state if answer.state in (COMPLETED, FAILED) else answer.state
         return _settle(folder, replace(status, state=state), now_s, replaces=True)
     reason = answer.reason
@@ -207,7 +207,7 @@ def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
 def _missing(folder: Folder, status: Status, now_s: float) -> Status:
     """The scheduler does not know it (any more)."""
     if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
-        return replace(status, is_final=True)
+        return _settle(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
         return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
     if not folder.id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
@@ -245,7 +245,8 @@ def _settle(folder: Folder, status: Status, now_s: float, replaces: bool = False
         attempt=status.attempt,
         end_s=status.since_s if replaces else now_s,
     )
-    if replaces:
+    earlier = folder.ending()
+    if replaces or (earlier is not None and earlier.attempt < status.attempt):
         folder.write_ending(ending)
     elif not folder.propose_ending(ending):
         return look_at_files(folder)

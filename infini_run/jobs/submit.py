@@ -13,7 +13,8 @@ import tempfile
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.folder import Order, environment, make_folder, remove
+from infini_run.jobs.folder import Order, environment
+from infini_run.jobs.home import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out

@@ -1,0 +1,100 @@
+"""Where all jobs are: a directory for each, by its name. Those of other users are theirs."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from infini_run.errors import UsageError
+from infini_run.jobs.folder import Folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PREFIX = "ir-"
+_ID_SIZE = 5  # random bytes of a name
+
+
+def home(given: str, environ: Mapping[str, str]) -> str:
+    """Where jobs are: --dir, or ~/.infini-run/jobs."""
+    path = given or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".infini-run", "jobs")
+    return os.path.abspath(path)
+
+
+def new_name() -> str:
+    return PREFIX + os.urandom(_ID_SIZE).hex()
+
+
+def is_name(text: str) -> bool:
+    body = text.removeprefix(PREFIX)
+    return text != body and len(body) == 2 * _ID_SIZE and not body.strip("0123456789abcdef")
+
+
+def make_folder(above: str, name: str) -> Folder:
+    """A new job's directory, with those above it. Raises UsageError: it cannot be made there."""
+    path = os.path.join(above, name)
+    try:
+        os.makedirs(above, mode=0o700, exist_ok=True)
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise UsageError(
+            f"--dir={above}: no job's directory can be made there: {error.strerror}; "
+            "give a folder that you may write, and that the nodes share"
+        ) from None
+    return Folder(path)
+
+
+def find_folder(above: str, name: str) -> Folder:
+    """The directory of a job that there is, and that is ours. Raises UsageError."""
+    if not is_name(name):
+        raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")
+    path = os.path.join(above, name)
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no job {name} in {above}; infini-job list shows those that are") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; only its owner can ask about a job") from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise UsageError(f"{path} is no directory: it is no job of ours")
+    if found.st_uid != os.geteuid():
+        raise UsageError(f"job {name} belongs to {_user(found.st_uid)}: only its owner can ask about it")
+    return Folder(path)
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def all_folders(above: str) -> Iterator[Folder]:
+    """Our jobs, the latest last. Nothing, where none was ever submitted. Raises UsageError."""
+    try:
+        names = [name for name in os.listdir(above) if is_name(name)]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"--dir={above} cannot be read: {error.strerror}") from None
+    found = []
+    for name in names:
+        try:
+            at = os.lstat(os.path.join(above, name))
+            begun = os.lstat(os.path.join(above, name, "request.json"))
+        except OSError:
+            continue  # it is being made, or removed, or not ours to look at
+        if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
+            found.append((begun.st_mtime_ns, name))
+    for _, name in sorted(found):
+        yield Folder(os.path.join(above, name))
+
+
+def remove(folder: Folder) -> None:
+    """With all that is in it: of a job that was never submitted."""
+    from infini_run.files import remove_folder
+
+    remove_folder(folder.path)

@@ -1,0 +1,139 @@
+"""Who waits for a job hears of its directory at once, and asks its scheduler now and then."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from test_job_state import ID, Said, begin, made
+
+from infini_run.jobs import follow as module
+from infini_run.jobs.change import Changes
+from infini_run.jobs.folder import Ending, Phase
+from infini_run.jobs.follow import Follow
+from infini_run.jobs.logs import Reader
+from infini_run.jobs.scheduler import Seen
+
+
+@pytest.fixture
+def slurm():
+    said = Said()
+    said.seen["ir-0123456789"] = Seen(id=ID, state="QUEUED", reason="Priority")
+    return said
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return made(tmp_path, "ir-0123456789")
+
+
+@pytest.fixture
+def job(folder, slurm):
+    job = Follow(folder, slurm)
+    yield job
+    job.close()
+
+
+def later(what):
+    """Done by somebody else while we wait."""
+    thread = threading.Thread(target=what)
+    thread.start()
+    return thread
+
+
+def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
+    assert job.status.headline == "QUEUED Priority"
+    number = begin(folder, "STARTING")
+    assert job.step(60)
+    assert job.status.state == "STARTING"
+    other = later(lambda: folder.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=("n1",), nproc=8)))
+    while job.status.state != "RUNNING":
+        job.step(60)
+    other.join()
+    assert job.status.nodes == ("n1",)
+    folder.write_ending(Ending(state="COMPLETED", code=0, end_s=2e9))
+    while not job.has_ended:
+        job.step(60)
+    assert job.status.headline == "COMPLETED"
+    assert len(slurm.asked) == 1
+
+
+def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
+    monkeypatch.setattr(module, "_FIRST_S", 0.01)
+    monkeypatch.setattr(module, "_LAST_S", 0.04)
+    job = Follow(folder, slurm)
+    try:
+        seen = []
+        while len(slurm.asked) < 8:
+            count = len(slurm.asked)
+            job.step()
+            if len(slurm.asked) > count:
+                seen.append(job._interval_s)
+        assert seen == sorted(seen)
+        assert seen[-1] == 0.04
+    finally:
+        job.close()
+    assert (module._GROWTH, module._REMOTE_S) == (1.5, 5.0)
+
+
+def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, slurm):
+    begin(folder)
+    slurm.seen["ir-0123456789"] = Seen(id=ID, state="PREEMPTED")
+    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+    while not job.has_ended:
+        job.step(60)
+    assert job.status.headline == "PREEMPTED 143"
+    assert len(slurm.asked) == 2
+
+
+def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
+    monkeypatch.setattr(module, "_FIRST_S", 0.01)
+    job = Follow(folder, slurm)
+    try:
+        slurm.error = "squeue: no answer in time"
+        while not job.status.news:
+            job.step()
+        assert (job.status.headline, job.has_ended) == ("QUEUED Priority", False)
+    finally:
+        job.close()
+
+
+def test_one_that_nobody_knows_has_a_minute_to_be_heard_of(folder, slurm, monkeypatch):
+    slurm.seen.clear()
+    monkeypatch.setattr(module, "_FIRST_S", 0.01)
+    job = Follow(folder, slurm)
+    try:
+        assert (job.status.state, job.has_ended) == ("LOST", False)
+        slurm.seen["ir-0123456789"] = Seen(id=ID, state="QUEUED")
+        while job.status.state == "LOST":
+            job.step()
+        assert job.status.state == "QUEUED"
+    finally:
+        job.close()
+
+
+def test_another_descriptor_wakes_who_waits(job, folder):
+    other = Changes()
+    try:
+        other.add(folder.path + "/..")
+        with open(folder.file("../x"), "w") as file:
+            file.write("x")
+        assert job.step(60, also=(other.fileno(),)) is False
+        assert other.clear()
+        assert not other.clear()
+    finally:
+        other.close()
+        other.close()
+
+
+def test_a_log_is_read_in_whole_lines_as_it_grows(tmp_path):
+    path = tmp_path / "log"
+    reader = Reader(str(path))
+    assert list(reader.lines()) == []
+    with open(path, "wb", buffering=0) as file:
+        file.write(b"one\ntw")
+        assert list(reader.lines()) == [b"one\n"]
+        file.write(b"o\n\nrest")
+        assert list(reader.lines()) == [b"two\n", b"\n"]
+    assert reader.end() == b"rest\n"
+    assert reader.end() == b""
