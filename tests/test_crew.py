@@ -326,6 +326,22 @@ def test_a_ping_to_the_notify_socket_is_a_sign_of_life():
         assert crew.ask(0).result() == "alive"
 
 
+def test_a_worker_that_says_itself_that_it_hangs_is_believed():
+    def serve(ctx, task):
+        import os
+        import signal
+        import socket
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"WATCHDOG=trigger", "\0" + os.environ["NOTIFY_SOCKET"][1:])
+        signal.pause()
+
+    with ir.Crew(serve, restart=ir.Restart(), grace=1) as crew:
+        with pytest.raises(ir.WorkerDied, match="WATCHDOG=trigger"):
+            crew.worker(0).ask(0).result()
+        assert crew.status().phase == "RUNNING"
+
+
 def test_idle_workers_are_not_watched():
     with ir.Crew(obey, watchdog_s=1) as crew:
         assert crew.ask(("square", 2)).result() == 4
@@ -335,6 +351,21 @@ def test_idle_workers_are_not_watched():
 
 
 # ---- threads and asyncio
+
+
+def test_a_callback_may_ask_and_close():
+    crew = ir.Crew(obey)
+    asked, closed = [], threading.Event()
+
+    def go_on(ask):
+        asked.append(crew.ask(("square", ask.result())))
+        crew.close()
+        closed.set()
+
+    crew.ask(("square", 2)).add_done_callback(go_on)
+    assert closed.wait(LIMIT_S)
+    assert crew.close().phase == "CLOSED"
+    assert asked[0].result() == 16
 
 
 def test_many_threads_ask_at_once(crew):
@@ -539,6 +570,26 @@ def test_a_target_that_cannot_be_pickled_is_refused_by_name():
 def test_a_task_that_cannot_be_pickled_is_refused_at_the_sender(crew):
     with pytest.raises(ir.UnpicklableError, match="what was asked cannot be pickled"):
         crew.ask(i for i in range(3))
+
+
+def test_a_task_over_the_limit_is_refused_at_the_sender(crew, monkeypatch):
+    monkeypatch.setattr("infini_run.crews.payload.LIMIT", 1 << 20)
+    with pytest.raises(ir.MessageTooLong, match="over the channel's limit of 1048576"):
+        crew.ask(bytes(1 << 20))
+    assert crew.ask(("square", 2)).result() == 4
+
+
+def test_a_result_over_the_limit_is_its_task_s_failure():
+    def serve(ctx, task):
+        from infini_run.crews import payload
+
+        payload.LIMIT = 1 << 20
+        return bytes(task)
+
+    with ir.Crew(serve) as crew:
+        with pytest.raises(ir.MessageTooLong):
+            crew.ask(1 << 20).result()
+        assert crew.ask(3).result() == bytes(3)
 
 
 def test_a_target_that_cannot_be_unpickled_says_so():

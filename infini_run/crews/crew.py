@@ -124,6 +124,7 @@ class Crew:
             target=dump(target, "target"),
         )
         if spawner is None:
+            flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             spawner = _spawner(preload, nproc=nproc, env=env, cwd=cwd, grace=grace, log_dir=log_dir, **flags)
         self.nproc = spawner.world_size
         self._tasks = count()
@@ -243,7 +244,8 @@ class Crew:
         wait for them, stop what is left, free everything. How it ended; `problems` has what did not go as it should.
 
         Bounded by drain_s and the grace, where no worker asked for more time (ctx.extend). Safe twice, from several
-        threads, and again where an exception (Ctrl-C) came while it waited."""
+        threads, and again where an exception (Ctrl-C) came while it waited. In a callback of an Ask it does not
+        wait."""
         self._ask_end(drain)
         self._supervisor.join()
         _live.discard(self)

@@ -11,17 +11,20 @@ import _pickle
 
 from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
+from infini_run.errors import MessageTooLong
+from infini_run.half import LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.parcel import Buffer
 
 _PROTOCOL = 5  # with buffers of their own, for what is large
+_HEAD = 1 << 16  # bytes of a message beside its body, at most
 _PLAIN = (int, str, bytes, float, bool, type(None))
 
 
 def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
-    """Pickle it. name: what it is, for the error. Raises UnpicklableError."""
+    """Pickle it. name: what it is, for the error. Raises UnpicklableError; MessageTooLong: no channel takes it."""
     buffers: list[Buffer] = []
 
     def keep(buffer: _pickle.PickleBuffer) -> bool:
@@ -34,11 +37,18 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
     if in_worker or type(what) in _PLAIN:
         data, _ = attempt(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
         if data is not None:
-            return Body(parts=(data, *buffers))
+            return _fitting(data, *buffers)
         buffers.clear()  # cloudpickle can, or says better why not
     from infini_run.crews.by_value import dumps
 
-    return Body(parts=(dumps(what, name, keep), *buffers))
+    return _fitting(dumps(what, name, keep), *buffers)
+
+
+def _fitting(*parts: Buffer) -> Body:
+    size = sum(memoryview(part).nbytes for part in parts) + _HEAD
+    if size > LIMIT:
+        raise MessageTooLong(size, LIMIT)
+    return Body(parts=parts)
 
 
 def load(body: Body) -> object:

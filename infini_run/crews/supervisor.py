@@ -12,7 +12,7 @@ import os
 import time
 from _thread import RLock
 from collections import deque
-from threading import Thread
+from threading import Thread, current_thread
 
 from infini_run.crews.attempt import attempt
 from infini_run.crews.member import Member
@@ -119,7 +119,10 @@ class Supervisor:
                 os.eventfd_write(self._bell, 1)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for its end; whether it has come. In a callback of a future, which runs in its thread, it is not
+        waited for."""
+        if self._thread is current_thread():
+            return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -179,9 +182,9 @@ class Supervisor:
             self._calls.popleft()()
 
     def _turn_members(self) -> None:
-        now_s = time.monotonic()
         for member in self.members:
             due_s = member.due_s()
+            now_s = time.monotonic()  # not before: what is due at once is due now
             if member.is_due or (due_s is not None and now_s >= due_s):
                 member.turn()
             member.check_deadline(now_s)
