@@ -54,7 +54,9 @@ class Jobs:
 
         def is_there() -> bool:
             found.update(self.status(name))
-            return found["state"] in states if states else bool(found["is_final"])
+            is_over = bool(found["is_final"])
+            assert not states or not is_over or found["state"] in states, f"it has ended otherwise: {found}"
+            return found["state"] in states if states else is_over
 
         until(is_there, LIMIT_S * 2)
         return found

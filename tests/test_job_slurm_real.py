@@ -122,7 +122,7 @@ def test_cancel_of_a_job_that_waits(queue, bell):
 def test_ranks_are_warned_before_the_limit(queue):
     """Slurm counts in minutes, and kills up to one later."""
     rank = play("tell=USR2", "say=up", "wait")
-    name = queue.submit(*TWO, "--time=1m", "--warn=58s", "--", *rank)
+    name = queue.submit(*TWO, "--time=1m", "--warn=45s", "--", *rank)
     queue.wait(name, "WARNED")
     until(lambda: sum(" got USR2" in line for line in queue.lines(name)) == 8)
     status = queue.wait(name, "TIMEOUT")
@@ -133,7 +133,7 @@ def test_a_warned_rank_that_asks_for_it_is_run_again(queue):
     """It saves, exits 85, and goes on later: here with a limit that is never reached."""
     script = 'echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] && exit 0; trap "exit 85" USR2; '
     script += "while :; do sleep 0.1; done"
-    name = queue.submit(*TWO, "--time=2m", "--warn=118s", "--", "bash", "-c", script)
+    name = queue.submit(*TWO, "--time=2m", "--warn=105s", "--", "bash", "-c", script)
     status = queue.wait(name)
     assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), queue.logs(name)
     assert {line.split("] ")[1] for line in queue.lines(name, "--attempt=0")} == {"life 0"}

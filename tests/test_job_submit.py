@@ -251,14 +251,24 @@ def test_what_never_begins_is_told_at_once(slurm_queue, tmp_path, case):
     jobs.close()
 
 
-def test_the_limit_of_the_scheduler_ends_it(queue, jobs):
-    """Both end it by TERM; PBS gives no warning of its own."""
-    if queue.kind == "slurm":
-        pytest.skip("Slurm counts in minutes: test_job_slurm_real.py")
-    done = jobs.call("submit", *TWO, "--time=8s", "--warn=4s", "--wait", "--", *play("tell=USR2", "wait"))
-    assert done.stdout.splitlines()[1] == "TIMEOUT 143: its time limit was reached", done.stderr
+def test_the_limit_of_pbs_ends_it(pbs_queue, tmp_path, case):
+    """Slurm counts in minutes: test_job_slurm_real.py."""
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    done = jobs.call("submit", *TWO, "--time=10s", "--wait", "--", "sleep", "1000")
+    assert done.stdout.splitlines()[1].startswith("TIMEOUT"), done.stderr
+    assert jobs.status(done.stdout.split()[1])["is_final"]
+
+
+def test_ranks_of_pbs_are_warned_too(pbs_queue, tmp_path, case):
+    """PBS itself has no such signal."""
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    done = jobs.call("submit", *TWO, "--time=1000s", "--warn=985s", "--wait", "--", *play("end=USR2:0", "wait"))
+    assert done.returncode == 0, done.stderr + done.stdout
     name = done.stdout.split()[1]
     assert sum(" got USR2 " in line for line in jobs.lines(name)) == 8
+    pbs_queue.ended()
 
 
 def test_a_restart_is_another_run_of_the_same_job(queue, jobs):

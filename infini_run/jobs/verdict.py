@@ -29,10 +29,18 @@ def judge(
     is_cancelled: the user has asked for the end. is_late: the time limit was reached."""
     first = report.first_failure
     end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
+    # what was cancelled is ended by TERM, and we may be the last to be told
+    told = report.told or (_TERM if is_cancelled and (first is not None or error is not None) else 0)
     if error is not None and blames_node:
-        return _of_error(error, end)
-    if report.told and (first is None or first.shell_code == 128 + report.told):
-        return _of_signal(report.told, end, is_cancelled=is_cancelled, is_late=is_late)
+        end = _of_error(error, end)
+        if not told or end.state != NODE_FAIL:
+            return end
+        # who ends a job ends what reaches its nodes, too (PBS: pbs_tmrsh), and that may be seen first
+        if is_cancelled or is_late:
+            return _of_signal(told, end, is_cancelled=is_cancelled, is_late=is_late)
+        return _changed(end, NODE_FAIL, end.reason, is_told=True)
+    if told and (first is None or first.shell_code == 128 + told):
+        return _of_signal(told, end, is_cancelled=is_cancelled, is_late=is_late)
     if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
     if first is not None:
@@ -45,6 +53,7 @@ def judge(
 
 def _of_signal(told: int, end: Ending, *, is_cancelled: bool, is_late: bool) -> Ending:
     """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
+    end = _changed(end, end.state, "", code=128 + told, node="")
     if is_late:
         return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
     if is_cancelled:

@@ -1,0 +1,56 @@
+"""How an attempt ended, from what was seen of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from infini_run.errors import NodeLost, ProgramMissing
+from infini_run.jobs.verdict import judge
+from infini_run.report import Exit, Report
+
+LOST = NodeLost("node 1 (n2) was lost: gone", "n2", 1)
+
+
+def ended(rank=5, code=None, signal=0, **more):
+    return Exit(rank=rank, local_rank=1, host="n2", pid=1, code=code, signal=signal, start_s=1.0, end_s=2.0, **more)
+
+
+def judged(first=None, told=0, error=None, *, cancelled=False, late=False):
+    report = Report(
+        launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
+        exits=(first,) if first else (), first_failure=first, told=told,
+    )  # fmt: skip
+    return judge(report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, attempt=3)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "code", "node", "rank", "is_told"),
+    [
+        ({}, "COMPLETED", 0, "", -1, False),
+        ({"first": ended(code=7)}, "FAILED", 7, "n2", 5, False),
+        ({"first": ended(signal=11)}, "FAILED", 139, "n2", 5, False),
+        ({"first": ended(signal=9, out_of_memory=True)}, "OOM", 137, "n2", 5, False),
+        ({"first": ended(signal=15)}, "FAILED", 143, "n2", 5, True),  # by whom? the scheduler may say
+        ({"first": ended(signal=15), "told": 15}, "CANCELLED", 143, "", -1, True),
+        ({"first": ended(code=143), "told": 15, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"first": ended(code=3), "told": 15}, "FAILED", 3, "n2", 5, False),
+        ({"told": 15}, "CANCELLED", 143, "", -1, True),
+        ({"cancelled": True}, "COMPLETED", 0, "", -1, False),  # it was quicker
+        ({"first": ended(signal=15), "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"first": ended(code=7), "cancelled": True}, "FAILED", 7, "n2", 5, False),
+        ({"error": LOST, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"told": 15, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"told": 15, "late": True}, "TIMEOUT", 143, "", -1, True),
+        ({"told": 15, "late": True, "cancelled": True}, "TIMEOUT", 143, "", -1, True),
+        ({"error": LOST}, "NODE_FAIL", 1, "n2", -1, False),
+        ({"error": LOST, "told": 15}, "NODE_FAIL", 1, "n2", -1, True),
+        ({"error": LOST, "told": 15, "late": True}, "TIMEOUT", 143, "", -1, True),
+        ({"error": LOST, "told": 15, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"error": ProgramMissing("no such program", "x")}, "FAILED", 127, "", -1, False),
+    ],
+)
+def test_what_was_seen_is_judged(seen, state, code, node, rank, is_told):
+    ending = judged(**seen)
+    assert (ending.state, ending.code, ending.node, ending.rank) == (state, code, node, rank)
+    assert (ending.is_told, ending.attempt) == (is_told, 3)
+    assert bool(ending.reason) is (state != "COMPLETED")
