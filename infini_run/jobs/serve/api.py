@@ -21,7 +21,6 @@ from infini_run.jobs.choice import find_scheduler, find_schedulers
 from infini_run.jobs.folder import Folder, find_folder
 from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
 from infini_run.jobs.logs import check
-from infini_run.jobs.scheduler import Scheduler
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.board import Board
 from infini_run.jobs.serve.life import read_lives
@@ -31,6 +30,10 @@ from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.submit import Plan, submit
 from infini_run.record import fields
 from infini_run.version import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.scheduler import Scheduler
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 

@@ -57,12 +57,11 @@ class Door:
         self.socket.listen(_BACKLOG)
 
     def close(self) -> None:
-        """Safe twice."""
-        if self.socket.fileno() < 0:
-            return
+        """Safe twice; the framework may have closed the socket itself."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path) == self._file:
                 os.unlink(self.path)
+        self._file = (0, 0)
         self.socket.close()
 
 

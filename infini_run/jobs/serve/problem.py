@@ -20,6 +20,8 @@ PROBLEM = "application/problem+json"
 class NotThere(InfiniRunError):
     """What was asked about is not there, or not ours; `status` says which."""
 
+    exit_code = 2
+
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
