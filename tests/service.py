@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
 
 from jobs import Jobs
 
@@ -25,7 +24,7 @@ class Service:
         self.command.read_until(f"infini-job: serving at {path}\n".encode())
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(uds=self.path), base_url="http://localhost",
-            headers={"X-Infini-Job": "1"}, timeout=LIMIT_S * 2,
+            headers={"X-Infini-Job": "1"}, timeout=10,
         )  # fmt: skip
 
     def get(self, path: str, **query: object) -> object:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import stat
 
 from infini_run.errors import InfiniRunError, QueryError
 from infini_run.jobs.change import Changes, is_remote
 from infini_run.jobs.choice import find_scheduler
-from infini_run.jobs.folder import all_folders
+from infini_run.jobs.folder import Folder, all_folders, is_name
 from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
 from infini_run.jobs.local import open_process
 from infini_run.jobs.state import LOCAL, look, look_at_files
@@ -22,14 +23,12 @@ from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-    from typing import Any, TypeVar
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from typing import Any
 
-    from infini_run.jobs.folder import Folder, Order
+    from infini_run.jobs.folder import Order
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.state import Status
-
-    T = TypeVar("T")
 
 
 class Board:
@@ -48,6 +47,7 @@ class Board:
         self._stirred = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._interval_s = FIRST_S
+        self._has_looked = False
         self._is_over = False
 
     async def changes(self) -> AsyncIterator[tuple[dict[str, Status], str]]:
@@ -59,7 +59,7 @@ class Board:
         try:
             if self._task is None:
                 self._task = asyncio.get_running_loop().create_task(self._keep())
-            else:
+            elif self._has_looked:
                 mine.set()
             while True:
                 await mine.wait()
@@ -100,7 +100,8 @@ class Board:
                 watch.processes(self.jobs.values())
                 if self.jobs.keys() != before[0].keys():
                     self._interval_s = FIRST_S
-                if (self.jobs, self.problem) != before:
+                if not self._has_looked or (self.jobs, self.problem) != before:
+                    self._has_looked = True
                     self._tell()
                 if is_due:
                     ask_at_s = loop.time() + self._interval_s
@@ -109,6 +110,7 @@ class Board:
         finally:
             watch.close()
             self._task = None
+            self._has_looked = False
 
     async def _wait(self, watch: _Watch, due_s: float) -> None:
         is_live = any(not status.is_final for status in self.jobs.values())
@@ -120,9 +122,9 @@ class Board:
     def _look(self, watch: _Watch, is_due: bool) -> None:
         """In a thread. What has ended is not looked at again."""
         try:
+            watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
             live = [folder for folder in folders if not self._has_ended(folder.name)]
-            watch.add(live)
             found = {status.name: status for status in self._news(live, is_due)}
         except (InfiniRunError, OSError) as error:
             self.problem = str(error)
@@ -131,6 +133,16 @@ class Board:
         known = {**self.jobs, **found}
         self.jobs = {name: known[name] for name in names if name in known}
 
+    def _names(self) -> list[str]:
+        """What is, or may become, a job of ours."""
+        found = []
+        for name in filter(is_name, os.listdir(self._above)):
+            with contextlib.suppress(FileNotFoundError):
+                at = os.lstat(os.path.join(self._above, name))
+                if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
+                    found.append(name)
+        return found
+
     def _has_ended(self, name: str) -> bool:
         return name in self.jobs and self.jobs[name].is_final
 
@@ -138,8 +150,8 @@ class Board:
         """is_due: the schedulers are asked. Where one cannot be, files still are."""
         seen = [look_at_files(folder) for folder in live]
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
-        is_asked = any(status.is_told for status in seen) or any(status.name not in self.jobs for status in seen)
-        if not is_due and not is_asked:
+        is_new = any(status.is_told or status.name not in self.jobs for status in seen)
+        if not (is_due or is_new or self.problem):
             return found
         self.problem = ""
         try:
@@ -178,11 +190,12 @@ class _Watch:
         self._changes.clear()
         self._stirred.set()
 
-    def add(self, live: list[Folder]) -> None:
-        """In a thread. Before they are looked at, so nothing is missed."""
-        self.is_remote = os.path.isdir(self._above) and is_remote(self._above)
+    def add(self, names: Iterable[str]) -> None:
+        """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
+        self.is_remote = is_remote(self._above)
         self._changes.add(self._above, names_only=True)
-        for folder in live:
+        for name in names:
+            folder = Folder(os.path.join(self._above, name))
             try:
                 self._changes.add(folder.path, names_only=True)
                 if count := folder.attempts():
