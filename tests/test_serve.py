@@ -369,6 +369,22 @@ def test_the_document_is_valid_and_answers_are_as_it_says(service, local):
     check(service.client.get("/v1/jobs/x").json(), problem["schema"])
 
 
+def test_a_directory_that_cannot_be_read_hides_no_other(local, tmp_path):
+    service = Service(local, tmp_path / "s")
+    first, second = local.submit("--", "true"), local.submit("--", "true")
+    service.end_of(first)
+    service.end_of(second)
+    (local.path / first / "request.json").write_text("{")
+    assert [job["name"] for job in service.get("/v1/jobs")] == [second]
+    service.command.read_error_until(f"{first}/request.json".encode())
+    events = Events(service)
+    events.until(second, "COMPLETED")
+    assert list(events.jobs) == [second]
+    assert f"{first}/request.json" in events.problem
+    events.close()
+    service.end()
+
+
 def test_bytes_that_are_no_text_do_not_break_the_list(service, local):
     name = local.submit("--", "true", os.fsdecode(b"\xff\xfe"))
     service.end_of(name)

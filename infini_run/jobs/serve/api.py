@@ -6,6 +6,7 @@ The one rule: an answer is what `infini-job VERB --json` prints, a problem is th
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from infini_run.errors import InfiniRunError, UsageError
+from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.choice import find_scheduler, find_schedulers
 from infini_run.jobs.folder import Folder, find_folder
 from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
@@ -66,7 +67,7 @@ class Api:
         """All jobs, or those named, the latest last: one query for each scheduler."""
         for one in name:
             self._folder(one)
-        found = await self._threads.do(lambda: find_jobs(name, dir=self._above))
+        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=_say))
         return Answer([status.to_json() for status in found])
 
     async def status(self, name: Name) -> Response:
@@ -95,7 +96,7 @@ class Api:
         await self._threads.do(lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt))
         stop = self._threads.stop()
         content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt)
-        return Stream(content, "text/plain")
+        return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 
     async def events(self) -> Response:
         """All jobs as they change: server-sent events `jobs`, `{"jobs": [those that changed], "gone": [names],
@@ -117,7 +118,7 @@ class Api:
 
         def call() -> dict[str, Any]:
             planned, scheduler, environ = self._prepare(submission)
-            folder, _ = submit(planned, scheduler, environ, say=print)
+            folder, _ = submit(planned, scheduler, environ, say=_say)
             return {"name": folder.name, "id": folder.id, "folder": folder.path, **_about(planned, scheduler)}
 
         content = await self._threads.do(call)
@@ -172,6 +173,10 @@ class Api:
         if submission.cwd:
             values["cwd"] = submission.cwd
         return *prepare(submission.command, values, environ), environ
+
+
+def _say(text: str) -> None:
+    print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _about(planned: Plan, scheduler: Scheduler) -> dict[str, Any]:

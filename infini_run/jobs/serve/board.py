@@ -17,6 +17,7 @@ from infini_run.jobs.change import Changes, is_remote
 from infini_run.jobs.choice import find_scheduler
 from infini_run.jobs.folder import Folder, all_folders, is_name
 from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
+from infini_run.jobs.job import readable
 from infini_run.jobs.local import open_process
 from infini_run.jobs.state import LOCAL, look, look_at_files
 from infini_run.record import replace
@@ -88,7 +89,12 @@ class Board:
     async def _keep(self) -> None:
         """As long as somebody looks."""
         loop = asyncio.get_running_loop()
-        watch = _Watch(self._above, self._stirred)
+        try:
+            watch = _Watch(self._above, self._stirred)
+        except InfiniRunError as error:
+            self.problem, self._task = str(error), None
+            self._tell()
+            return
         ask_at_s = 0.0
         try:
             while self._lookers and not self._is_over:
@@ -121,14 +127,16 @@ class Board:
 
     def _look(self, watch: _Watch, is_due: bool) -> None:
         """In a thread. What has ended is not looked at again."""
+        problems: list[str] = []
         try:
             watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
-            live = [folder for folder in folders if not self._has_ended(folder.name)]
+            live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
             found = {status.name: status for status in self._news(live, is_due)}
         except (InfiniRunError, OSError) as error:
             self.problem = str(error)
             return
+        self.problem = "\n".join(problems)
         names = [folder.name for folder in folders]
         known = {**self.jobs, **found}
         self.jobs = {name: known[name] for name in names if name in known}
@@ -147,18 +155,13 @@ class Board:
         return name in self.jobs and self.jobs[name].is_final
 
     def _news(self, live: list[Folder], is_due: bool) -> list[Status]:
-        """is_due: the schedulers are asked. Where one cannot be, files still are."""
+        """is_due: the schedulers are asked."""
         seen = [look_at_files(folder) for folder in live]
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
         is_new = any(status.is_told or status.name not in self.jobs for status in seen)
         if not (is_due or is_new or self.problem):
             return found
-        self.problem = ""
-        try:
-            asked = look([folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler)
-        except InfiniRunError as error:
-            self.problem = str(error)
-            return found
+        asked = look([folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler)
         answers = {status.name: status for status in asked}
         return [_answered(status, answers.get(status.name)) for status in found]
 

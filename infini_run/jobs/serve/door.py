@@ -30,10 +30,11 @@ class Door:
 
     def __init__(self, path: str) -> None:
         """Raises UsageError: it cannot be made there safely, or somebody listens there already."""
-        self.path = os.path.abspath(path)
+        above, name = os.path.split(os.path.abspath(path))
+        above = os.path.realpath(above)  # what is checked is what is used
+        self.path = os.path.join(above, name)
         if len(os.fsencode(self.path)) > _LONGEST:
             raise UsageError(f"--socket={self.path}: a socket's path may have {_LONGEST} bytes; give a shorter one")
-        above = os.path.dirname(self.path)
         check_directories(above)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -66,20 +67,19 @@ class Door:
 
 
 def check_directories(above: str) -> None:
-    """From the root down to `above`: nobody but us and root may change what is in it, save where the sticky bit
-    protects each one's own. Raises UsageError."""
-    real = os.path.realpath(above)
-    if not os.path.isdir(real):
+    """From the root down to `above` (without links): nobody but us and root may change what is in it, save where the
+    sticky bit protects each one's own. Raises UsageError."""
+    if not os.path.isdir(above):
         raise UsageError(f"--socket: {above} is no directory; make it first: mkdir -m 700 {above}")
     while True:
-        found = os.stat(real)
+        found = os.stat(above)
         if found.st_uid not in (0, os.geteuid()):
-            raise UsageError(f"--socket: {real} belongs to another user, who could replace the socket; use your own")
+            raise UsageError(f"--socket: {above} belongs to another user, who could replace the socket; use your own")
         if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            raise UsageError(f"--socket: others may write in {real}, and replace the socket; chmod go-w {real}")
-        if real == "/":
+            raise UsageError(f"--socket: others may write in {above}, and replace the socket; chmod go-w {above}")
+        if above == "/":
             return
-        real = os.path.dirname(real)
+        above = os.path.dirname(above)
 
 
 @contextlib.contextmanager

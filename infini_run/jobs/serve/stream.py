@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import anyio
 from starlette.responses import StreamingResponse
@@ -21,10 +22,10 @@ from infini_run.jobs.serve.problem import Busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from typing import Any, TypeVar
 
-    from starlette.types import Send
+    from starlette.types import Receive, Scope, Send
 
     from infini_run.jobs.folder import Folder
     from infini_run.jobs.scheduler import Scheduler
@@ -86,34 +87,39 @@ class Threads:
 
 
 class Stream(StreamingResponse):
-    """It closes what it reads from on every path, at once."""
+    """It closes what it reads from on every path, at once. release: is called then."""
 
-    def __init__(self, content: AsyncGenerator[bytes, None], media_type: str) -> None:
+    def __init__(
+        self, content: AsyncGenerator[bytes, None], media_type: str, release: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(content, media_type=media_type)
         self._content = content
+        self._release = release
 
-    async def stream_response(self, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # from 2.4 on the framework would notice who is gone only by the next line
+        scope = {**scope, "asgi": {**scope["asgi"], "spec_version": "2.3"}}
         try:
-            await super().stream_response(send)
+            await super().__call__(scope, receive, send)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._content.aclose()
+            if self._release is not None:
+                self._release()
 
 
 async def lines(
     threads: Threads, folder: Folder, scheduler: Scheduler | None, stop: int, **chosen: Any
 ) -> AsyncGenerator[bytes, None]:
-    """stop: of `threads`; released at the end. What turns out wrong on the way is a last line of ours."""
-    found = blocks(folder, scheduler, stop=stop, **chosen)
+    """stop: of `threads`. What turns out wrong on the way is a last line of ours."""
+    found = cast("Generator[bytes, None, None]", blocks(folder, scheduler, stop=stop, **chosen))
     try:
         while (block := await threads.next_block(found, stop)) is not None:
             yield block
     except InfiniRunError as error:
         yield f"infini-job: {printable(str(error))}\n".encode("utf-8", "surrogateescape")
     finally:
-        with contextlib.suppress(RuntimeError):
-            await threads.do(found.close)  # type: ignore[attr-defined]
-        threads.release(stop)
+        await threads.do(found.close)
 
 
 async def events(board: Board) -> AsyncGenerator[bytes, None]:
