@@ -36,7 +36,7 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	@touch $@
 
 test: $(VENV)/made
-	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge openmpi-bin mpich || true
+	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge openmpi-bin mpich chromium || true
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # PyTorch is large, so it has an environment of its own, and a test that cannot find it there fails.

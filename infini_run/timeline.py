@@ -27,7 +27,7 @@ _HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch 
 class Bar:
     """One rank's life, in seconds since the epoch; None: not known. end: how it ended: `exit 3`, `SIGSEGV`, ...
 
-    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its attempt.
+    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its attempt. host: "": not known.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class Bar:
     end: str = ""
     ready_s: float | None = None
     is_first: bool = False
+    host: str = ""
 
 
 @record
@@ -134,6 +135,7 @@ def _bar(rank: Mapping[str, Any], content: Mapping[str, Any]) -> Bar:
         kind="failed" if failed else "stopped" if stopped else "unknown" if rank["end"] is None else "done",
         end=printable(str(_end(rank))),
         is_first=content.get("first_failure") is not None and content["first_failure"] == rank["rank"],
+        host=printable(str(rank.get("host") or "")),
     )
 
 

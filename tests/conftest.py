@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-pytest_plugins = ["shape", "nvml", "machine", "batch", "jobs"]
+pytest_plugins = ["shape", "nvml", "machine", "batch", "jobs", "service"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = (
     "INFINI_",

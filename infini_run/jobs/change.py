@@ -10,7 +10,7 @@ import os
 from infini_run.errors import InfiniRunError
 
 _NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "9p", "virtiofs")
-_MODIFY, _MOVED_TO, _CREATE = 0x2, 0x80, 0x100  # linux/inotify.h
+_MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200  # linux/inotify.h
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -24,9 +24,11 @@ class Changes:
     def fileno(self) -> int:
         return self._fd
 
-    def add(self, path: str) -> None:
-        """What is added twice is watched once. Raises InfiniRunError."""
-        self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), _MODIFY | _MOVED_TO | _CREATE))
+    def add(self, path: str, *, names_only: bool = False) -> None:
+        """What is added twice is watched once. names_only: what comes, goes and is renamed there, not what is
+        written. Raises InfiniRunError."""
+        mask = _CREATE | _MOVED_TO | (_MOVED_FROM | _DELETE if names_only else _MODIFY)
+        self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
 
     def clear(self) -> bool:
         """Whether there was something. Who asks looks himself."""

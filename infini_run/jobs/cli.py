@@ -292,6 +292,21 @@ def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
         print(printable(f"  {pool.name}{default}: {' x '.join(filter(None, [nodes, *each]))}{limit}"))
 
 
+def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.folder import home
+
+    _refuse_words("serve", words)
+    if not values["socket"]:
+        raise UsageError("where? infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock")
+    try:
+        from infini_run.jobs.serve.service import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "infini_run":
+            raise
+        raise UsageError(f"serve needs {error.name}: pip install 'infini-run[serve]'") from None
+    return serve(values["socket"], home(values["dir"], environ), environ)
+
+
 def _one(verb: str, words: Sequence[str]) -> str:
     if len(words) != 1:
         raise UsageError(f"infini-job {verb} is about one job: infini-job {verb} ir-0123456789; infini-job list")
@@ -314,4 +329,5 @@ _DO = {
     "logs": _logs,
     "cancel": _cancel,
     "clusters": _clusters,
+    "serve": _serve,
 }

@@ -85,13 +85,14 @@ def _count(number: int, what: str) -> str:
 @record
 class Phase:
     """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
-    nodes: hosts in the order of their node ranks. nproc: ranks on each."""
+    nodes: hosts in the order of their node ranks. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
 
     state: str
     since_s: float
     nodes: tuple[str, ...] = ()
     nproc: int = 0
     reason: str = ""
+    begun_s: float = 0.0
 
 
 REQUEUED = "REQUEUED"
@@ -231,6 +232,10 @@ class Folder:
 
     def write_failure(self, attempt: int, content: dict[str, Any]) -> None:
         self._write_json(f"{attempt}/first_failure", content)
+
+    def failure(self, attempt: int) -> dict[str, Any]:
+        """The first one: node, rank, code, and what it was; {}: there was none."""
+        return self._read_json(f"{attempt}/first_failure")
 
     def write_ending(self, ending: Ending) -> None:
         self._write_json("exit", vars(ending))

@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler
     from infini_run.jobs.state import Status
 
-_FIRST_S, _GROWTH, _LAST_S = 2.0, 1.5, 60.0  # between two questions
-_REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself
+FIRST_S, GROWTH, LAST_S = 2.0, 1.5, 60.0  # between two questions
+REMOTE_S = 5.0  # between two looks at a directory that says nothing by itself
 _NEVER = float("inf")
+
+
+def latest(known: Status, found: Status) -> Status:
+    """found: what its directory says alone, which may be less than what is known by the scheduler's word."""
+    if found.is_final or found.attempt > known.attempt:
+        return found
+    is_news = not found.is_told and found.state != known.state and found.since_s > known.since_s
+    return found if is_news else known
 
 
 class Follow:
@@ -40,8 +48,8 @@ class Follow:
         self._changes = Changes()
         try:
             self._changes.add(folder.path)
-            self._look_s = _REMOTE_S if is_remote(folder.path) else _NEVER
-            self._interval_s = _FIRST_S
+            self._look_s = REMOTE_S if is_remote(folder.path) else _NEVER
+            self._interval_s = FIRST_S
             self._ask_at_s = self._look_at_s = _NEVER
             self._missing_s = _NEVER  # since when the scheduler does not know it
             self.status = look_at_files(folder)
@@ -72,7 +80,7 @@ class Follow:
             self._read()
         now_s = time.monotonic()
         if now_s >= self._ask_at_s:
-            self._interval_s = min(self._interval_s * _GROWTH, _LAST_S)
+            self._interval_s = min(self._interval_s * GROWTH, LAST_S)
             self.status = self._ask()
         elif now_s >= self._look_at_s:
             self._read()
@@ -96,12 +104,9 @@ class Follow:
         """What the directory says alone; where that leaves a question, the scheduler is next."""
         self._look_at_s = time.monotonic() + self._look_s
         found = look_at_files(self._folder)
-        if found.is_final or found.attempt > self.status.attempt:
-            self.status = found
-        elif found.is_told:
+        self.status = latest(self.status, found)
+        if found.is_told and self.status is not found:
             self._ask_at_s = 0.0
-        elif found.state != self.status.state and found.since_s > self.status.since_s:
-            self.status = found
 
     def _ask(self) -> Status:
         now_s = time.monotonic()

@@ -138,8 +138,14 @@ class Attempt:
     # ---- how far it is
 
     def _tell(self, state: str, reason: str = "") -> None:
+        now_s = time.time()
         self._phase = Phase(
-            state=state, since_s=time.time(), nodes=self._nodes, nproc=self._job.slots_per_node, reason=reason
+            state=state,
+            since_s=now_s,
+            nodes=self._nodes,
+            nproc=self._job.slots_per_node,
+            reason=reason,
+            begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
         )
         self._folder.write_phase(self._number, self._phase)
 

@@ -77,6 +77,8 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
         elif value is not None:
             words.append(f"--{name}={value}")
     parsed = parse(words, environ, TABLES["submit"], PREFIXES)
+    if parsed.question or parsed.program:
+        raise UsageError(f"{', '.join(flags)}: --{parsed.question or parsed.program[0]} is no flag of a job")
     return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
 
 

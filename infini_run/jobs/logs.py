@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 
 from infini_run.errors import UsageError
 from infini_run.jobs.follow import Follow
@@ -90,13 +91,22 @@ def attempts_of(folder: Folder, asked: int) -> list[int]:
     return list(range(count)) if asked < 0 else [asked]
 
 
+def check(folder: Folder, *, rank: int, node: str, attempt: int) -> None:
+    """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt."""
+    for number in attempts_of(folder, attempt)[-1:]:
+        phase = folder.phase(number)
+        if phase is not None:
+            Chosen(rank, node, phase.nodes, phase.nproc)
+
+
 def blocks(
-    folder: Folder, scheduler: Scheduler | None, *, rank: int = -1, node: str = "", attempt: int = -1
+    folder: Folder, scheduler: Scheduler | None, *, rank: int = -1, node: str = "", attempt: int = -1, stop: int = -1
 ) -> Iterator[bytes]:
     """Whole lines, many at a time. scheduler: of a job that is to be followed until it has ended; None: what there is
-    now. attempt: -1: all of them. Raises UsageError: there is no such rank, node or attempt."""
-    if attempt >= 0 and scheduler is None:
-        attempts_of(folder, attempt)
+    now. attempt: -1: all of them. stop: a descriptor; following ends when it can be read. Raises UsageError: there is
+    no such rank, node or attempt."""
+    is_known = scheduler is None or attempt < folder.attempts()
+    check(folder, rank=rank, node=node, attempt=attempt if is_known else -1)
     at = None if scheduler is None else Follow(folder, scheduler)
     number, log = max(attempt, 0), None
     try:
@@ -112,7 +122,9 @@ def blocks(
             if is_over or number > attempt >= 0:
                 break
             assert at is not None
-            at.step()
+            at.step(also=[stop] if stop >= 0 else [])
+            if stop >= 0 and select.select([stop], [], [], 0)[0]:
+                return
         if not folder.attempts():
             yield from _scheduler_log(folder)
     finally:

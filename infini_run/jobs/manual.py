@@ -19,6 +19,7 @@ SHORT = {
     "logs": "what the ranks of a job have written, merged and labelled",
     "cancel": "end jobs; their ranks have their grace",
     "clusters": "the schedulers that are here, and what they have",
+    "serve": "the same over HTTP at a Unix socket, for its owner alone, with a page",
 }
 USAGE = {
     "submit": "infini-job submit [flags] [--] program [args...]",
@@ -27,6 +28,7 @@ USAGE = {
     "logs": "infini-job logs [flags] JOB",
     "cancel": "infini-job cancel JOB...",
     "clusters": "infini-job clusters [flags]",
+    "serve": "infini-job serve --socket=PATH",
 }
 TITLES = {
     "slots": "What it needs",

@@ -75,6 +75,8 @@ def _support(name: str, help: str) -> Flag:  # noqa: A002
 DIR = _flag("dir", plain, "", "job", "DIR", "where jobs are kept, on storage that the nodes share",
             shown="~/.infini-run/jobs")  # fmt: skip
 JSON = switch("json", "answer", "as JSON")
+SOCKET = _flag("socket", plain, "", "answer", "PATH", "where to listen, in a directory that nobody else may write",
+               shown="none")  # fmt: skip
 
 SUBMIT = (
     _flag("slots", whole(1), 1, "slots", "N", "devices (GPUs, or CPUs) in all: one rank each"),
@@ -134,6 +136,7 @@ VERBS: dict[str, tuple[Flag, ...]] = {
     "logs": LOGS,
     "cancel": (DIR,),
     "clusters": (JSON, DIR),
+    "serve": (SOCKET, DIR),
 }
 TABLES = {verb: index(flags) for verb, flags in VERBS.items()}
 

@@ -1,0 +1,249 @@
+"""The verbs as requests: what may be asked, and what is answered. The framework keeps the OpenAPI document.
+
+The one rule: an answer is what `infini-job VERB --json` prints, a problem is the sentence that it prints.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.choice import find_scheduler, find_schedulers
+from infini_run.jobs.folder import Folder, find_folder
+from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
+from infini_run.jobs.logs import check
+from infini_run.jobs.serve import model
+from infini_run.jobs.serve.board import Board
+from infini_run.jobs.serve.life import read_lives
+from infini_run.jobs.serve.origin import MARK
+from infini_run.jobs.serve.problem import PROBLEM, Answer, NotThere, problem, problem_of
+from infini_run.jobs.serve.stream import Stream, Threads, events, lines
+from infini_run.jobs.submit import Plan, submit
+from infini_run.record import fields
+from infini_run.version import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.scheduler import Scheduler
+
+_ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
+
+Over a Unix socket, for its owner alone. Host is localhost; whatever is no GET needs the header `{MARK}: 1`."""
+_PAGE = {
+    "": ("index.html", "text/html"),
+    "page.js": ("page.js", "text/javascript"),
+    "page.css": ("page.css", "text/css"),
+}
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "what is wrong", "content": {PROBLEM: {"schema": model.Problem.model_json_schema()}}}
+}
+_TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+Name = Annotated[str, Path(description="of a job: ir-0123456789")]
+
+
+class Api:
+    """Each method answers one request. above: where jobs are. environ: the service's."""
+
+    def __init__(self, above: str, environ: Mapping[str, str], threads: Threads, board: Board) -> None:
+        self._above = above
+        self._environ = environ
+        self._threads = threads
+        self._board = board
+
+    # ---- looking
+
+    async def list_jobs(self, name: Annotated[list[str], Query(description="these only")] = []) -> Response:  # noqa: B006
+        """All jobs, or those named, the latest last: one query for each scheduler."""
+        for one in name:
+            self._folder(one)
+        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=_say))
+        return Answer([status.to_json() for status in found])
+
+    async def status(self, name: Name) -> Response:
+        """How a job is now: at most one query; none, once it has ended."""
+        folder = self._folder(name)
+        found = await self._threads.do(lambda: find_jobs([folder.name], dir=self._above))
+        return Answer(found[0].to_json())
+
+    async def timeline(self, name: Name) -> Response:
+        """The life of its ranks, run by run. Times are seconds since the epoch; end_s 0: it goes on."""
+        folder = self._folder(name)
+        found = await self._threads.do(lambda: read_lives(folder))
+        return Answer([life.to_json() for life in found])
+
+    async def logs(
+        self,
+        name: Name,
+        follow: Annotated[bool, Query(description="go on until the job has ended")] = False,
+        rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
+        node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
+        attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
+    ) -> Response:
+        """What its ranks have written, merged, each line with the name of its rank in front."""
+        folder = self._folder(name)
+        scheduler = await self._threads.do(lambda: self._scheduler_of(folder) if follow else None)
+        await self._threads.do(lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt))
+        stop = self._threads.stop()
+        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt)
+        return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
+
+    async def events(self) -> Response:
+        """All jobs as they change: server-sent events `jobs`, `{"jobs": [those that changed], "gone": [names],
+        "problem": ""}`; the first one has all of them."""
+        return Stream(events(self._board), "text/event-stream")
+
+    async def clusters(self) -> Response:
+        """The schedulers that are here, and what they have."""
+
+        def ask() -> list[Any]:
+            return [_plain(found.facts()) for found in find_schedulers(self._above, self._environ)]
+
+        return Answer(await self._threads.do(ask))
+
+    # ---- changing
+
+    async def submit(self, submission: model.Submission) -> Response:
+        """Submit a job, once. It outlives the service."""
+
+        def call() -> dict[str, Any]:
+            planned, scheduler, environ = self._prepare(submission)
+            folder, _ = submit(planned, scheduler, environ, say=_say)
+            return {"name": folder.name, "id": folder.id, "folder": folder.path, **_about(planned, scheduler)}
+
+        content = await self._threads.do(call)
+        return Answer(content, status_code=201, headers={"Location": f"/v1/jobs/{content['name']}"})
+
+    async def script(
+        self,
+        submission: model.Submission,
+        check: Annotated[bool, Query(description="ask the scheduler whether it could ever run")] = False,
+    ) -> Response:
+        """What submit would hand over; nothing is submitted, and nothing is left."""
+
+        def call() -> dict[str, Any]:
+            planned, scheduler, _ = self._prepare(submission)
+            if check:
+                could_run(planned, scheduler)
+            return {"script": planned.text, **_about(planned, scheduler)}
+
+        return Answer(await self._threads.do(call))
+
+    async def cancel(self, name: Name) -> Response:
+        """Ask for its end; its ranks have their grace. The answer is how it is right afterwards."""
+        folder = self._folder(name)
+
+        def call() -> dict[str, Any]:
+            job = Job(folder, self._scheduler_of(folder))
+            job.cancel()
+            return job.status().to_json()
+
+        return Answer(await self._threads.do(call), status_code=202)
+
+    # ---- what they share
+
+    def _folder(self, name: str) -> Folder:
+        """Raises NotThere: with the command's sentence."""
+        try:
+            return find_folder(self._above, name)
+        except UsageError as error:
+            is_there = "/" not in name and "\0" not in name and os.path.lexists(os.path.join(self._above, name))
+            raise NotThere(403 if is_there else 404, str(error)) from None
+
+    def _scheduler_of(self, folder: Folder) -> Scheduler:
+        return find_scheduler(folder.read_order().request.scheduler, self._above, self._environ)
+
+    def _prepare(self, submission: model.Submission) -> tuple[Plan, Scheduler, dict[str, str]]:
+        for name in submission.flags:
+            own = name.replace("-", "_").removeprefix("no")
+            if own in model.THE_COMMANDS_OWN:
+                raise UsageError(f"--{name} is the command's own: POST /v1/scripts shows and checks a script")
+        environ = dict(self._environ if submission.env is None else submission.env)
+        values = {**read_flags(submission.flags, environ), "dir": self._above}
+        if submission.cwd:
+            values["cwd"] = submission.cwd
+        return *prepare(submission.command, values, environ), environ
+
+
+def _say(text: str) -> None:
+    print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _about(planned: Plan, scheduler: Scheduler) -> dict[str, Any]:
+    layout = planned.layout
+    shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "remark": layout.remark}
+    return {"scheduler": scheduler.name, "pool": planned.pool, **shape}
+
+
+def _plain(value: Any) -> Any:
+    """A record as JSON has it."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return {name: _plain(getattr(value, name)) for name in fields(value)} if hasattr(value, "_fields") else value
+
+
+async def _page(request: Request) -> Response:
+    """The page, out of the package: nothing of it comes from elsewhere."""
+    name, kind = _PAGE[request.url.path.strip("/")]
+    return Response((files(__package__) / "page" / name).read_bytes(), media_type=kind)
+
+
+async def _of_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InfiniRunError)
+    return problem_of(error)
+
+
+async def _of_request(request: Request, error: Exception) -> Response:
+    """The request itself makes no sense."""
+    assert isinstance(error, RequestValidationError)
+    found = [f"{'.'.join(map(str, one['loc'][1:])) or one['loc'][0]}: {one['msg']}" for one in error.errors()]
+    return problem(400, "\n".join(found), exit_code=2)
+
+
+async def _of_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}; see /openapi.json")
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+def make_app(above: str, environ: Mapping[str, str], threads: Threads, board: Board) -> FastAPI:
+    """The whole service, for our own user: who asks is somebody else's affair."""
+    api = Api(above, environ, threads, board)
+    app = FastAPI(title="infini-job", version=VERSION, description=_ABOUT, docs_url=None, redoc_url=None)
+
+    def add(method: str, path: str, call: Any, answer: Any, code: int = 200, **more: Any) -> None:
+        responses = {**_PROBLEMS, **more.pop("responses", {})}
+        app.add_api_route(
+            path, call, methods=[method], response_model=answer, status_code=code, responses=responses,
+            operation_id=call.__name__, **more,
+        )  # fmt: skip
+
+    add("GET", "/v1/jobs", api.list_jobs, list[model.STATUS])
+    add("POST", "/v1/jobs", api.submit, model.Submitted, 201)
+    add("GET", "/v1/jobs/{name}", api.status, model.STATUS)
+    add("GET", "/v1/jobs/{name}/logs", api.logs, None, response_class=Stream, responses=_TEXT)
+    add("GET", "/v1/jobs/{name}/timeline", api.timeline, list[model.LIFE])
+    add("POST", "/v1/jobs/{name}/cancel", api.cancel, model.STATUS, 202)
+    add("POST", "/v1/scripts", api.script, model.Script)
+    add("GET", "/v1/clusters", api.clusters, list[model.FACTS])
+    add("GET", "/v1/events", api.events, None, response_class=Stream, responses=_EVENTS)
+    for path in _PAGE:
+        app.add_route(f"/{path}", _page, methods=["GET"], include_in_schema=False)
+    for kind, answer in (
+        (InfiniRunError, _of_error),
+        (RequestValidationError, _of_request),
+        (HTTPException, _of_http),
+    ):
+        app.add_exception_handler(kind, answer)
+    return app

@@ -1,0 +1,234 @@
+"""Every job's status, kept as it is now while somebody looks, and pushed to who does.
+
+The one rule: it is looked at when something happens, by one look for all. Directories tell by themselves (inotify),
+a local job's end is its process's; schedulers are asked as by a follower: after 2 s, then ever more rarely. While
+nobody looks, nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+
+from infini_run.errors import InfiniRunError, QueryError
+from infini_run.jobs.change import Changes, is_remote
+from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.folder import Folder, all_folders, is_name
+from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
+from infini_run.jobs.job import readable
+from infini_run.jobs.local import open_process
+from infini_run.jobs.state import LOCAL, look, look_at_files
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from typing import Any
+
+    from infini_run.jobs.folder import Order
+    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.state import Status
+
+
+class Board:
+    """jobs: by name, the latest last. problem: why what it shows may be old, or ""."""
+
+    def __init__(
+        self, above: str, environ: Mapping[str, str], do: Callable[[Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
+        """above: where jobs are. do: runs what may block, elsewhere."""
+        self.jobs: dict[str, Status] = {}
+        self.problem = ""
+        self._above = above
+        self._environ = environ
+        self._do = do
+        self._lookers: set[asyncio.Event] = set()
+        self._stirred = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._interval_s = FIRST_S
+        self._has_looked = False
+        self._is_over = False
+
+    async def changes(self) -> AsyncIterator[tuple[dict[str, Status], str]]:
+        """All jobs and the problem, now and whenever they have changed; at its end the service ends."""
+        mine = asyncio.Event()
+        self._lookers.add(mine)
+        self._interval_s = FIRST_S
+        self._stirred.set()
+        try:
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._keep())
+            elif self._has_looked:
+                mine.set()
+            while True:
+                await mine.wait()
+                mine.clear()
+                if self._is_over:
+                    return
+                yield dict(self.jobs), self.problem
+        finally:
+            self._lookers.discard(mine)
+            self._stirred.set()
+
+    def end(self) -> None:
+        """Who looks has seen the last."""
+        self._is_over = True
+        self._tell()
+        self._stirred.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await self._task
+
+    def _tell(self) -> None:
+        for looker in self._lookers:
+            looker.set()
+
+    async def _keep(self) -> None:
+        """As long as somebody looks."""
+        loop = asyncio.get_running_loop()
+        try:
+            watch = _Watch(self._above, self._stirred)
+        except InfiniRunError as error:
+            self.problem, self._task = str(error), None
+            self._tell()
+            return
+        ask_at_s = 0.0
+        try:
+            while self._lookers and not self._is_over:
+                self._stirred.clear()
+                is_due = loop.time() >= ask_at_s or watch.has_ended
+                watch.has_ended = False
+                before = (self.jobs, self.problem)
+                await self._do(lambda: self._look(watch, is_due))  # noqa: B023
+                watch.processes(self.jobs.values())
+                if self.jobs.keys() != before[0].keys():
+                    self._interval_s = FIRST_S
+                if not self._has_looked or (self.jobs, self.problem) != before:
+                    self._has_looked = True
+                    self._tell()
+                if is_due:
+                    ask_at_s = loop.time() + self._interval_s
+                    self._interval_s = min(self._interval_s * GROWTH, LAST_S)
+                await self._wait(watch, ask_at_s - loop.time())
+        finally:
+            watch.close()
+            self._task = None
+            self._has_looked = False
+
+    async def _wait(self, watch: _Watch, due_s: float) -> None:
+        is_live = any(not status.is_final for status in self.jobs.values())
+        waits = [due_s] if is_live or self.problem else []
+        waits += [REMOTE_S] if watch.is_remote else []
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stirred.wait(), min(waits) if waits else None)
+
+    def _look(self, watch: _Watch, is_due: bool) -> None:
+        """In a thread. What has ended is not looked at again."""
+        problems: list[str] = []
+        try:
+            watch.add(name for name in self._names() if not self._has_ended(name))
+            folders = list(all_folders(self._above))
+            live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
+            found = {status.name: status for status in self._news(live, is_due)}
+        except (InfiniRunError, OSError) as error:
+            self.problem = str(error)
+            return
+        self.problem = "\n".join(problems)
+        names = [folder.name for folder in folders]
+        known = {**self.jobs, **found}
+        self.jobs = {name: known[name] for name in names if name in known}
+
+    def _names(self) -> list[str]:
+        """What is, or may become, a job of ours."""
+        found = []
+        for name in filter(is_name, os.listdir(self._above)):
+            with contextlib.suppress(FileNotFoundError):
+                at = os.lstat(os.path.join(self._above, name))
+                if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
+                    found.append(name)
+        return found
+
+    def _has_ended(self, name: str) -> bool:
+        return name in self.jobs and self.jobs[name].is_final
+
+    def _news(self, live: list[Folder], is_due: bool) -> list[Status]:
+        """is_due: the schedulers are asked."""
+        seen = [look_at_files(folder) for folder in live]
+        found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
+        is_new = any(status.is_told or status.name not in self.jobs for status in seen)
+        if not (is_due or is_new or self.problem):
+            return found
+        asked = look([folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler)
+        answers = {status.name: status for status in asked}
+        return [_answered(status, answers.get(status.name)) for status in found]
+
+    def _scheduler(self, order: Order) -> Scheduler:
+        return find_scheduler(order.request.scheduler, self._above, self._environ)
+
+
+def _answered(known: Status, answer: Status | None) -> Status:
+    """An answer that did not come changes nothing but the news."""
+    if answer is None:
+        return known
+    return replace(known, news=answer.news) if answer.news else answer
+
+
+class _Watch:
+    """What stirs the board. has_ended: a job's process, so its scheduler knows more than before."""
+
+    def __init__(self, above: str, stirred: asyncio.Event) -> None:
+        self.is_remote = False
+        self.has_ended = False
+        self._above = above
+        self._stirred = stirred
+        self._loop = asyncio.get_running_loop()
+        self._processes: dict[str, int] = {}
+        self._changes = Changes()
+        self._loop.add_reader(self._changes.fileno(), self._hear)
+
+    def _hear(self) -> None:
+        self._changes.clear()
+        self._stirred.set()
+
+    def add(self, names: Iterable[str]) -> None:
+        """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
+        self.is_remote = is_remote(self._above)
+        self._changes.add(self._above, names_only=True)
+        for name in names:
+            folder = Folder(os.path.join(self._above, name))
+            try:
+                self._changes.add(folder.path, names_only=True)
+                if count := folder.attempts():
+                    self._changes.add(folder.file(str(count - 1)), names_only=True)
+            except InfiniRunError:
+                if os.path.isdir(folder.path):  # else it is being removed
+                    raise
+
+    def processes(self, jobs: Any) -> None:
+        """Of jobs on this machine their end is an event, whatever ends them."""
+        for status in jobs:
+            if status.scheduler == LOCAL and status.id and not status.is_final and status.name not in self._processes:
+                with contextlib.suppress(QueryError):
+                    fd = open_process(status.id)
+                    if fd >= 0:
+                        self._processes[status.name] = fd
+                        self._loop.add_reader(fd, self._end, status.name)
+
+    def _end(self, name: str) -> None:
+        self._forget(name)
+        self.has_ended = True
+        self._stirred.set()
+
+    def _forget(self, name: str) -> None:
+        fd = self._processes.pop(name)
+        self._loop.remove_reader(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        for name in list(self._processes):
+            self._forget(name)
+        self._loop.remove_reader(self._changes.fileno())
+        self._changes.close()

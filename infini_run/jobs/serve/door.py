@@ -1,0 +1,131 @@
+"""The socket that the service listens at: nobody else's from its birth on, and nobody else's requests are read.
+
+The one rule: who may come in is decided by the kernel's word (SO_PEERCRED, unix(7)), before a byte of theirs is read.
+The file's mode keeps others out as well; directories that others may write would let them put another in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+
+from infini_run.errors import UsageError, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LONGEST = 107  # bytes of a path: sun_path of unix(7), and its NUL
+_BACKLOG = 64
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Door:
+    """A listening socket. Its file goes with it, unless somebody has put another one there."""
+
+    def __init__(self, path: str) -> None:
+        """Raises UsageError: it cannot be made there safely, or somebody listens there already."""
+        above, name = os.path.split(os.path.abspath(path))
+        above = os.path.realpath(above)  # what is checked is what is used
+        self.path = os.path.join(above, name)
+        if len(os.fsencode(self.path)) > _LONGEST:
+            raise UsageError(f"--socket={self.path}: a socket's path may have {_LONGEST} bytes; give a shorter one")
+        check_directories(above)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with _alone(above):
+                _make_room(self.path)
+                self._listen()
+            self._file = _identity(self.path)
+        except OSError as error:
+            self.socket.close()
+            raise UsageError(f"--socket={self.path} cannot be made: {error.strerror}; give another path") from None
+        except UsageError:
+            self.socket.close()
+            raise
+
+    def _listen(self) -> None:
+        before = os.umask(0o177)  # bind(2) makes the file: 0600 from the first moment on
+        try:
+            self.socket.bind(self.path)
+        finally:
+            os.umask(before)
+        self.socket.listen(_BACKLOG)
+
+    def close(self) -> None:
+        """Safe twice; the framework may have closed the socket itself."""
+        with contextlib.suppress(FileNotFoundError):
+            if _identity(self.path) == self._file:
+                os.unlink(self.path)
+        self._file = (0, 0)
+        self.socket.close()
+
+
+def check_directories(above: str) -> None:
+    """From the root down to `above` (without links): nobody but us and root may change what is in it, save where the
+    sticky bit protects each one's own. Raises UsageError."""
+    if not os.path.isdir(above):
+        raise UsageError(f"--socket: {above} is no directory; make it first: mkdir -m 700 {above}")
+    while True:
+        found = os.stat(above)
+        if found.st_uid not in (0, os.geteuid()):
+            raise UsageError(f"--socket: {above} belongs to another user, who could replace the socket; use your own")
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+            raise UsageError(f"--socket: others may write in {above}, and replace the socket; chmod go-w {above}")
+        if above == "/":
+            return
+        above = os.path.dirname(above)
+
+
+@contextlib.contextmanager
+def _alone(above: str) -> Iterator[None]:
+    """Two that start at once look one after the other: the second finds the first one's socket live."""
+    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make_room(path: str) -> None:
+    """What a dead service has left is removed. Raises UsageError: it lives, or it is something else."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+        raise UsageError(f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        result = probe.connect_ex(path)
+        if result in (0, errno.EAGAIN):  # EAGAIN: it lives, and has its hands full
+            who = f" (process {_credentials(probe)[0]})" if result == 0 else ""
+            raise UsageError(f"--socket={path}: a service listens there already{who}; give another path, or end it")
+    if result != errno.ECONNREFUSED:
+        raise OSError(result, os.strerror(result))
+    os.unlink(path)
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """pid and uid of the other end, as they were when it connected or listened."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def refusal(connection: socket.socket) -> str:
+    """Why who has connected may not come in; "": it is us."""
+    pid, uid = _credentials(connection)
+    if uid == os.geteuid():
+        return ""
+    return printable(f"a connection of user {uid} (process {pid}) was refused: this service is its owner's alone")

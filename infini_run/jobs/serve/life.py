@@ -1,0 +1,77 @@
+"""The life of a job's ranks, run by run: from their reports; of one that runs, as far as its directory knows."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.record import record
+from infini_run.timeline import Bar, read_timeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from infini_run.jobs.folder import Folder, Phase
+
+
+@record
+class Life:
+    """One run. nodes: hosts, in the order of their node ranks. nproc: ranks on each; 0: not known. bars: one for each
+    rank; of one that was restarted by the launcher, one more for each first failure. failure: the first, in a
+    sentence. is_whole: it has left its report; else all that is known is that they run, or ran."""
+
+    attempt: int
+    state: str
+    nodes: tuple[str, ...]
+    nproc: int
+    bars: tuple[Bar, ...]
+    failure: str
+    is_whole: bool
+
+    def to_json(self) -> dict[str, Any]:
+        ranks = [vars(bar) for bar in self.bars]
+        return {**{name: item for name, item in vars(self).items() if name != "bars"}, "ranks": ranks}
+
+
+def read_lives(folder: Folder) -> list[Life]:
+    """All of its runs, in their order. Raises InfiniRunError: a file is not what we write."""
+    count = folder.attempts()
+    return [_read(folder, number, is_last=number == count - 1) for number in range(count)]
+
+
+def _read(folder: Folder, number: int, is_last: bool) -> Life:
+    phase = folder.phase(number)
+    bars = _reported(folder.file(f"{number}/report.json"))
+    ending = folder.ending() if is_last else None
+    return Life(
+        attempt=number,
+        state=ending.state if ending is not None else phase.state if phase is not None else "",
+        nodes=phase.nodes if phase else (),
+        nproc=phase.nproc if phase else 0,
+        bars=bars if bars is not None else _going(phase, ending.end_s if ending else 0.0, is_last) if phase else (),
+        failure=str(folder.failure(number).get("what", "")),
+        is_whole=bars is not None,
+    )
+
+
+def _reported(path: str) -> tuple[Bar, ...] | None:
+    """None: there is no report (yet)."""
+    if not os.path.exists(path):
+        return None
+    try:
+        return read_timeline([path]).bars
+    except UsageError as error:
+        raise InfiniRunError(f"{path} is not what infini-job has written: {error}") from None
+
+
+def _going(phase: Phase, end_s: float, is_last: bool) -> tuple[Bar, ...]:
+    """Without a report: they began together, and go on, or ended nobody knows how."""
+    if not phase.begun_s:
+        return ()
+    kind = "running" if is_last and not end_s else "unknown"
+    hosts = [host for host in phase.nodes for _ in range(phase.nproc)]
+    end_s = end_s or (phase.since_s if kind == "unknown" else 0.0)
+    return tuple(
+        Bar(rank=rank, host=host, start_s=phase.begun_s, end_s=end_s, kind=kind) for rank, host in enumerate(hosts)
+    )

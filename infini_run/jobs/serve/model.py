@@ -1,0 +1,107 @@
+"""The shapes of requests and answers, for the OpenAPI document: of the records themselves, and of the table of flags.
+
+The one rule: nothing is written down twice. A field of a record is a field of its answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from infini_run.jobs.option_table import VERBS
+from infini_run.jobs.scheduler import Facts
+from infini_run.jobs.serve.life import Life
+from infini_run.jobs.state import Status
+from infini_run.record import fields
+from infini_run.timeline import Bar
+
+THE_COMMANDS_OWN = ("dir", "wait", "print", "check", "json", "flagfile", "fromenv", "tryfromenv", "undefok")
+Value = bool | int | float | str | list[str] | None
+
+
+def _model(record: type, /, skip: tuple[str, ...] = (), **more: Any) -> type[BaseModel]:
+    """What JSON has of a record."""
+    hints = get_type_hints(record)
+    found: dict[str, Any] = {name: (_plain(hints[name]), ...) for name in fields(record) if name not in skip}
+    return create_model(record.__name__, __doc__=record.__doc__, **found, **more)
+
+
+def _plain(hint: Any) -> Any:
+    """Tuples are lists, records are models."""
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        item = _plain(inner[0]) if inner[-1] is Ellipsis else str | int  # a pair
+        return list[item]  # type: ignore[valid-type]
+    return _model(hint) if hasattr(hint, "_fields") else hint
+
+
+STATUS: Any = _model(Status, headline=(str, ...))
+RANK: Any = _model(Bar)
+LIFE: Any = _model(Life, skip=("bars",), ranks=(list[RANK], ...))
+FACTS: Any = _model(Facts)
+
+
+def _flag_schema() -> dict[str, Any]:
+    """Every flag of submit that makes sense here."""
+    found = {}
+    for flag in VERBS["submit"]:
+        if flag.name in THE_COMMANDS_OWN:
+            continue
+        about = f"{flag.help} (default: {flag.shown or flag.default})" if flag.shown or flag.default else flag.help
+        found[flag.name] = {"description": about, **({"enum": list(flag.choices)} if flag.choices else {})}
+    return {"properties": found}
+
+
+class Submission(BaseModel):
+    """A job to be submitted."""
+
+    model_config = ConfigDict(extra="forbid")
+    command: list[str] = Field(min_length=1, description="what each rank runs")
+    flags: dict[str, Value] = Field(
+        default={},
+        description="flags of infini-job submit by their names; words and NAME=VALUE flags as lists",
+        json_schema_extra=_flag_schema(),
+    )
+    env: dict[str, str] | None = Field(
+        default=None,
+        description="the whole environment of the ranks; null: the service's own, less what is a shell's",
+    )
+    cwd: str = Field(default="", description="where the ranks start; empty: where the service was started")
+
+
+class Submitted(BaseModel):
+    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. remark: what its
+    layout has to say."""
+
+    name: str
+    scheduler: str
+    id: str
+    folder: str
+    nodes: int
+    slots_per_node: int
+    pool: str
+    remark: str
+
+
+class Script(BaseModel):
+    """What would be submitted. script: the batch script. remark: what its layout has to say."""
+
+    scheduler: str
+    script: str
+    nodes: int
+    slots_per_node: int
+    pool: str
+    remark: str
+
+
+class Problem(BaseModel):
+    """RFC 9457. detail: what is wrong and what to do, one line each, in the command's own words. exit_code: the
+    command's for the same. kind: of a submission that was not taken: refused, timed_out, unreachable."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    exit_code: int | None = None
+    kind: str | None = None

@@ -1,0 +1,93 @@
+"""The service's life: the socket, the framework's server, its end by TERM or INT. Jobs do not notice.
+
+The one rule: it ends as it began, with nothing left. Calls that have begun are finished, streams are ended, the
+socket is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from infini_run.jobs.serve.api import make_app
+from infini_run.jobs.serve.board import Board
+from infini_run.jobs.serve.door import Door, refusal
+from infini_run.jobs.serve.origin import SameOrigin
+from infini_run.jobs.serve.stream import Threads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+_GRACE_S = 5  # for clients that do not read what was sent to them
+
+
+class Guarded(H11Protocol):
+    """HTTP for our own user only: whoever else has connected is not read from."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        why = refusal(transport.get_extra_info("socket"))
+        if why:
+            print(f"infini-job: {why}", file=sys.stderr, flush=True)
+            self.transport = transport
+            transport.abort()
+            return
+        super().connection_made(transport)
+
+
+class Server(uvicorn.Server):
+    """Sleeps until it is told to end, where the framework's looks ten times a second."""
+
+    def __init__(self, config: uvicorn.Config, threads: Threads, board: Board) -> None:
+        super().__init__(config)
+        self._threads = threads
+        self._board = board
+        self._told = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            print(f"infini-job: serving at {self.config.uds}", flush=True)
+            await self._told.wait()
+        self._threads.end()
+        self._board.end()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told.set)
+
+    async def shutdown(self, sockets: object = None) -> None:
+        await super().shutdown(None)
+        await self._board.close()
+
+
+def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
+    """Serve the jobs in `above` at the socket `path` until TERM or INT. Our exit code. Raises UsageError."""
+    os.makedirs(above, mode=0o700, exist_ok=True)
+    door = Door(path)
+    threads = Threads()
+    try:
+        asyncio.run(_serve(door, threads, above, environ))
+    finally:
+        door.close()
+        threads.close()
+    return 0
+
+
+async def _serve(door: Door, threads: Threads, above: str, environ: Mapping[str, str]) -> None:
+    board = Board(above, environ, threads.do)
+    app = SameOrigin(make_app(above, environ, threads, board))
+    config = uvicorn.Config(
+        app, uds=door.path, http=Guarded, loop="asyncio", ws="none", lifespan="off", log_config=None,
+        access_log=False, date_header=False, server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=_GRACE_S,
+    )  # fmt: skip
+    await Server(config, threads, board).serve([door.socket])
