@@ -117,6 +117,7 @@ struct stream {
 
 struct worker {
     pid_t pid;       /* 0: never started */
+    pid_t forked;    /* > 0: it is there already, the caller's fork */
     int pidfd;       /* stays open after the reaping: it still names the process group */
     int log_fd;
     int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */

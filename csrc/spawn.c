@@ -45,24 +45,29 @@ static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint
     return 0;
 }
 
+/* Of a forked one the pipe is there already. */
+static bool is_piped(const struct ir_worker *worker, int k) {
+    return worker->stdio[k] == IR_FD_PIPE || (worker->pid > 0 && worker->stdio[k] >= 0);
+}
+
 /* One block for all, of which only what is used is ever touched. A worker whose output cannot be
  * kept would wait for us for ever, so this too is had before the first worker. */
 static int buffers_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
     size_t size = 0;
     for (uint32_t i = 0; i < n; i++) {
-        if (workers[i].stdio[1] == IR_FD_PIPE) size += STREAM_BUFFER;
-        if (workers[i].stdio[2] == IR_FD_PIPE) size += STREAM_BUFFER + TAIL_BUFFER;
+        if (is_piped(&workers[i], 1)) size += STREAM_BUFFER;
+        if (is_piped(&workers[i], 2)) size += STREAM_BUFFER + TAIL_BUFFER;
     }
     if (size == 0) return 0;
     char *at = g->buffers = malloc(size);
     if (at == NULL) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         for (int k = 0; k < 2; k++) {
-            if (workers[i].stdio[k + 1] != IR_FD_PIPE) continue;
+            if (!is_piped(&workers[i], k + 1)) continue;
             g->workers[i].streams[k].buffer = at;
             at += STREAM_BUFFER;
         }
-        if (workers[i].stdio[2] != IR_FD_PIPE) continue;
+        if (!is_piped(&workers[i], 2)) continue;
         g->workers[i].tail = at;
         at += TAIL_BUFFER;
     }
@@ -78,17 +83,22 @@ static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint3
         int fds[2];
         g->workers[i].log_fd = workers[i].log_fd;
         g->workers[i].error_log_fd = workers[i].error_log_fd;
+        g->workers[i].forked = workers[i].pid;
         if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
             g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
             target_fds[targets++] = fds[1];
         }
         for (int k = 0; r == 0 && k < 2; k++) {
-            if (workers[i].stdio[k + 1] != IR_FD_PIPE || (r = fd_pipe(fds, 0)) < 0) continue;
+            if (!is_piped(&workers[i], k + 1)) continue;
             struct stream *stream = &g->workers[i].streams[k];
-            stream->fd = fds[0];
             stream->to = workers[i].output[k];
-            g->slots[i].stdio[k + 1] = g->workers[i].child_ends[k + 1] = fds[1];
-            r = fd_watch(g, fds[0], EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
+            if (workers[i].pid > 0) {
+                r = stream->fd = fd_duplicate(workers[i].stdio[k + 1]);
+            } else if ((r = fd_pipe(fds, 0)) == 0) {
+                stream->fd = fds[0];
+                g->slots[i].stdio[k + 1] = g->workers[i].child_ends[k + 1] = fds[1];
+            }
+            if (r >= 0) r = fd_watch(g, stream->fd, EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
         }
     }
     if (r == 0) r = input_open(g, target_fds, targets);
@@ -122,7 +132,7 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     struct slot *slot = &g->slots[index];
     int64_t now = clock_ns();
-    pid_t pid = child_create(g, slot, index, &w->pidfd);
+    pid_t pid = w->forked > 0 ? w->forked : child_create(g, slot, index, &w->pidfd);
     if (pid < 0) return pid;
     w->pid = pid;
     (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
@@ -136,6 +146,15 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     (void)kill(pid, SIGKILL); /* nobody would ever hear of its end: it must not go on */
     worker_exited_wait(g, index);
     return r;
+}
+
+/* What was forked for us is older than the spawn: what it starts is of this launch all the same. */
+static void spawn_date(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    struct process p;
+    for (uint32_t i = 0; i < n; i++)
+        if (workers[i].pid > 0 && process_read(workers[i].pid, &p) &&
+            p.start_ticks < g->spawn_ticks)
+            g->spawn_ticks = p.start_ticks;
 }
 
 static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
@@ -155,6 +174,7 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
         int r = first ? fd_pipe(g->lifeline, 1) : 0;
         if (r < 0) return r;
     }
+    spawn_date(g, workers, n);
     *ret_step = IR_STEP_MEMORY;
     int r = cgroup_open(g, n);
     if (r >= 0) r = arena_fill(g, workers, n, blocked);

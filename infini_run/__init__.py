@@ -11,17 +11,36 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run import channel as channel
+    from infini_run.channel import Receiver, Sender
+    from infini_run.crews.context import Cancelled, Context, this_worker
+    from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
+    from infini_run.crews.handle import LaunchHandle
+    from infini_run.crews.launcher import Launcher, Pool
+    from infini_run.crews.news import CrewEvent
+    from infini_run.crews.restart import Restart
+    from infini_run.crews.result import LaunchResult
     from infini_run.errors import (
+        Broken,
+        CannotUnpickle,
+        ChannelError,
+        Closed,
+        CrewFailed,
         DeviceError,
+        End,
         InfiniRunError,
         LaunchTimeout,
         LinkError,
+        MessageTooLong,
         NodeLost,
         NotExecutable,
         ProgramError,
         ProgramMissing,
+        RemoteError,
         StartError,
+        UnpicklableError,
         UsageError,
+        WorkerDied,
         WorkerError,
     )
     from infini_run.group import Event
@@ -30,36 +49,67 @@ if TYPE_CHECKING:
     from infini_run.report import Exit, Report
 
 __all__ = [
+    "Broken",
+    "Cancelled",
+    "CannotUnpickle",
+    "ChannelError",
+    "Closed",
+    "Context",
+    "Crew",
+    "CrewEvent",
+    "CrewFailed",
+    "CrewStatus",
     "DeviceError",
+    "End",
     "Event",
     "Exit",
     "InfiniRunError",
+    "LaunchHandle",
+    "LaunchResult",
     "LaunchTimeout",
+    "Launcher",
     "LinkError",
     "Look",
+    "MessageTooLong",
     "NodeLost",
     "NotExecutable",
+    "Pool",
     "ProcessLauncher",
     "ProgramError",
     "ProgramMissing",
+    "Receiver",
+    "RemoteError",
     "Report",
+    "Restart",
+    "Sender",
     "StartError",
+    "UnpicklableError",
     "UsageError",
+    "WorkerDied",
     "WorkerError",
+    "WorkerStatus",
     "launch_local",
     "launch_multi_node",
     "run",
+    "this_worker",
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
+_HOMES |= {"Receiver": "channel", "Sender": "channel"}
+_HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
+_HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
+_HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
+_HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "channel":
+        return import_module(f"{__name__}.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
 
 

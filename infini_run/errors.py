@@ -10,14 +10,24 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
-└── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+├── ChannelError        1     a message could not be sent or received
+│   ├── Closed          1     we have closed this end
+│   ├── Broken          1     the other side has died, or takes no more
+│   ├── End             1     the other side has closed: all that it sent has been received
+│   ├── MessageTooLong  1     a message is over the channel's limit (a ValueError, too)
+│   ├── UnpicklableError 1    an object cannot be pickled: nothing was sent (a TypeError, too)
+│   └── CannotUnpickle  1     a message came whole, but cannot be made an object; the channel goes on
+├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+│   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
+│   └── CrewFailed            workers failed more often than a crew's restart policy allows; all causes are at hand
+└── RemoteError         1     a worker's code raised what cannot be made again here: its words
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.report import Report
+    from infini_run.report import Exit, Report
 
 
 def printable(text: str) -> str:
@@ -98,8 +108,55 @@ class LaunchTimeout(InfiniRunError):
     """A launch did not end within the time that the caller gave it; it was stopped."""
 
 
+class ChannelError(InfiniRunError):
+    """A message could not be sent or received."""
+
+
+class Closed(ChannelError):
+    """We have closed this end of the channel."""
+
+
+class Broken(ChannelError):
+    """The other side has died, or, to a sender, has closed its receiver. What it sent whole has been received."""
+
+
+class End(ChannelError):
+    """The other side has closed its end in good order, and everything that it sent has been received."""
+
+
+class MessageTooLong(ChannelError, ValueError):
+    """A message is over the channel's limit: of a sent one nothing has gone, a received one was passed over. `size`
+    and `limit` are bytes."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes is over the channel's limit of {limit}")
+        self.size = size
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.size, self.limit)
+
+
+class UnpicklableError(ChannelError, TypeError):
+    """An object cannot be pickled, so nothing was sent. `path` says where in it what is at fault is."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.path)
+
+
+class CannotUnpickle(ChannelError):
+    """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
+
+
 class WorkerError(InfiniRunError):
     """A worker failed. `report` is the whole story, `rank` and `exit_code` those of the first failure."""
+
+    report: Report | None
+    rank: int | None
 
     def __init__(self, report: Report) -> None:
         super().__init__(report.text())
@@ -109,3 +166,52 @@ class WorkerError(InfiniRunError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.report,)
+
+
+class WorkerDied(WorkerError):
+    """A worker ended, or was ended, before it had done what it was asked for. `exit`: how its process ended, as far
+    as that is known (with pid, log and the rest); `rank`, `host`, `exit_code` (as a shell says it), `signal` (its
+    number, or 0) and `last_lines` (of its stderr) are those. `report`: of what was started with it, or None."""
+
+    def __init__(self, message: str, exit_: Exit, report: Report | None = None) -> None:
+        InfiniRunError.__init__(self, message)
+        self.report = report
+        self.exit = exit_
+        self.rank = exit_.rank
+        self.host = exit_.host
+        self.exit_code = exit_.shell_code
+        self.signal = exit_.signal
+        self.last_lines = exit_.last_lines
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.exit, self.report)
+
+
+class CrewFailed(WorkerError):
+    """A crew has stopped all its workers, because they failed more often than its restart policy allows. `causes`:
+    what failed, in time; `rank` and `exit_code` are those of the first that has them."""
+
+    def __init__(self, message: str, causes: tuple[BaseException, ...] = ()) -> None:
+        InfiniRunError.__init__(self, message)
+        self.report = None
+        self.causes = causes
+        self.rank = next((cause.rank for cause in causes if isinstance(cause, WorkerDied)), None)
+        self.exit_code = next((cause.exit_code for cause in causes if isinstance(cause, WorkerDied)), 1) or 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.causes)
+
+
+class RemoteError(InfiniRunError):
+    """A worker's code raised an exception that cannot be made again here. The text has its type and its words;
+    `kind`: the type's full name; `trace`: the traceback as text; `rank` and `host`: whose it was."""
+
+    def __init__(self, message: str, kind: str = "", trace: str = "", rank: int = -1, host: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.trace = trace
+        self.rank = rank
+        self.host = host
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.kind, self.trace, self.rank, self.host)

@@ -25,6 +25,8 @@ PIPE = int(lib.IR_FD_PIPE)
 TO_CONSOLE = int(lib.IR_TO_CONSOLE)
 TO_LOG = int(lib.IR_TO_LOG)
 
+NO_CGROUP = int(lib.IR_NO_CGROUP)
+
 SCOPES = {"group": lib.IR_SCOPE_GROUP, "leader": lib.IR_SCOPE_LEADER, "mixed": lib.IR_SCOPE_MIXED}
 
 KINDS = {
@@ -136,6 +138,7 @@ class Spec:
         "nodes",
         "notify",
         "output",
+        "pid",
         "program",
         "rank",
         "stdio",
@@ -152,6 +155,7 @@ class Spec:
         self.output = [0, 0]
         self.label = ((b"", b""), (b"", b""))
         self.log_fd = self.error_log_fd = -1
+        self.pid = 0  # of one that was forked already, and waits: stdio are its pipes' reading ends
         self.cpus: Sequence[int] = ()  # empty: as we are
         self.nodes: Sequence[int] = ()  # of memory, and only with cpus
         self.foreground = self.isolate = self.dies_with_us = False
@@ -453,6 +457,7 @@ def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> Non
     for i in range(2):
         worker.label[i] = _string(spec.label[i][0], kept)
         worker.label_more[i] = _string(spec.label[i][1], kept)
+    worker.pid = spec.pid
     worker.stdio = spec.stdio
     worker.output = spec.output
     worker.log_fd = spec.log_fd

@@ -131,7 +131,7 @@ def _run_on_nodes(
     from infini_run.head import Head
 
     words, environ = _words_of(command), dict(os.environ if env is None else env)
-    request = _request(flags, words, environ)
+    request = read_flags(flags, words, environ)
     assert request.options is not None
     if request.roster is None:
         raise UsageError(f"engine={request.options.engine!r} belongs to the command, not to the Python API")
@@ -184,7 +184,7 @@ class ProcessLauncher:
         self._environ = dict(os.environ if env is None else env)
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
-        request = _request(flags, self._command, {})
+        request = read_flags(flags, self._command, {})
         if request.roster is not None:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
@@ -447,7 +447,7 @@ def _words_of(command: Sequence[str]) -> tuple[str, ...]:
     return _checked("command", command)
 
 
-def _request(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
     """Python values become the words of the command line, so there is one parser, one check, one message. Of the
     environment an engine's own variables are read, and none that stands for a flag."""
     flags = {"stdin": "none", **flags}

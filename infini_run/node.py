@@ -7,6 +7,7 @@ the workers run is imported while they start.
 from __future__ import annotations
 
 import os
+import time
 from _thread import RLock
 
 from infini_run.errors import StartError, UsageError, printable
@@ -38,6 +39,9 @@ class NodeRun:
     None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job.
     """
 
+    _console = (1, 2)  # the descriptors that are our stdout and stderr
+    _debug = 0  # of the core's flags
+
     def __init__(
         self,
         plan: Plan,
@@ -50,6 +54,7 @@ class NodeRun:
         heading: str = "",
         seeing: Seeing | None = None,
         has_head: bool = False,
+        stdins: Mapping[int, int] | None = None,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -60,6 +65,7 @@ class NodeRun:
         self._heading = heading
         self._seeing = seeing
         self._has_head = has_head
+        self._stdins = stdins or {}
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._scratch = Scratch()
@@ -123,13 +129,13 @@ class NodeRun:
             grace_s=self.options.grace_s,
             stop_signal=self.options.stop_signal,
             stop_scope=self.options.stop_scope,
-            console=(1, 2) if self._is_labelled else (-1, -1),
-            say_fd=2,
+            console=self._console if self._is_labelled else (-1, -1),
+            say_fd=self._console[1],
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
             guard=_GUARD,
             folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
-            debug=debug_flags(self._environ),
+            debug=debug_flags(self._environ) | self._debug,
         )
 
     def _spec(self, worker: Worker) -> Spec:
@@ -140,7 +146,8 @@ class NodeRun:
         if worker.place is not None:
             spec.cpus, spec.nodes = worker.place.cpus, worker.place.nodes
         spec.dies_with_us = self._entry is not None or is_main_thread()
-        spec.stdio[0] = {"inherit": INHERIT, "pipe": PIPE, "null": self._scratch.null}[worker.stdin]
+        ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._scratch.null}
+        spec.stdio[0] = self._stdins.get(worker.rank, ways[worker.stdin])
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = self._has_terminal = os.isatty(0)
         for i, output in enumerate((worker.stdout, worker.stderr)):
@@ -206,10 +213,34 @@ class NodeRun:
         if self._oom_kills < 0 and (timeout_s is None or timeout_s > _SHORT_S):
             if group.wait(_SHORT_S, also):
                 return True
-            from infini_run.cgroup import oom_kills
-
-            self._oom_kills = oom_kills()
+            self._count_oom_kills()
         return group.wait(timeout_s, also)
+
+    def _count_oom_kills(self) -> None:
+        from infini_run.cgroup import oom_kills
+
+        self._oom_kills = oom_kills()
+
+    def fds(self) -> list[int]:
+        """For a caller who waits for several runs: `poll(0)` has something to do when one of these can be read. Ask
+        again before each wait."""
+        with self._lock:
+            if self._group is None or self.ended:
+                return []
+            if self._oom_kills < 0 and self._outcome is None:
+                self._count_oom_kills()
+            return [self._group.fileno(), *(self._watch.fds() if self._watch is not None else ())]
+
+    def due_s(self) -> float | None:
+        """And when it has (monotonic), whatever can be read; None: never."""
+        with self._lock:
+            wait_s = None if self._watch is None or self.ended else self._watch.timeout_s(None)
+        return None if wait_s is None else time.monotonic() + wait_s
+
+    def pinged_s(self, rank: int) -> float:
+        """When a rank last said WATCHDOG=1 (monotonic); 0: never."""
+        group = self._group
+        return 0.0 if group is None else group.activity(self._index(rank))[1] / 1e9
 
     def _step(self) -> list[Event]:
         with self._lock:

@@ -23,7 +23,7 @@ def note_all(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
     note_statuses(outcome, group, workers)
     for index, worker in enumerate(workers):
         if worker.rank == outcome.first:
-            outcome.add_words(*_last_words(group, index, worker))
+            outcome.add_words(*last_words(group, index, worker))
 
 
 def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
@@ -32,7 +32,7 @@ def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> 
     outcome.add_statuses({rank: text for rank, text in found.items() if text})
 
 
-def _last_words(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
+def last_words(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
     """The message in a worker's error file, its last lines of stderr."""
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]

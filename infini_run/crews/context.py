@@ -1,0 +1,160 @@
+"""What a worker's own code gets: who it is, and how to talk with the supervisor while it works.
+
+Nothing runs beside the user's code, no thread and no timer: what came down is read when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from infini_run.crews.messages import (
+    NO_TASK,
+    Cancel,
+    Emit,
+    Extend,
+    Ping,
+    Progress,
+    Ready,
+    Shutdown,
+    Status,
+    Task,
+    decode,
+    encode,
+)
+from infini_run.crews.payload import dump
+from infini_run.errors import End, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.channel import Receiver, Sender
+    from infini_run.crews.messages import Hello, Message
+
+_SIGNS = 4  # signs of life in the time in which one is due
+
+
+class Cancelled(BaseException):
+    """The task was cancelled: raised by `checkpoint`. No Exception, so that no `except Exception` keeps it."""
+
+
+class Inbox:
+    """What has come down: tasks in order, and what was said of them meanwhile."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self.tasks: deque[Task] = deque()
+        self.cancelled: set[int] = set()
+        self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
+        self.has_ended = False
+
+    def look(self, timeout_s: float | None = 0.0) -> None:
+        """Take in everything that is there, waiting at most so long for the first. Raises Broken."""
+        while not self.has_ended:
+            try:
+                self._take(decode(self._receiver.recv_bytes(timeout_s)))
+            except TimeoutError:
+                return
+            except End:
+                self.has_ended = True
+            timeout_s = 0.0
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Task):
+            self.tasks.append(message)
+        elif isinstance(message, Cancel):
+            self.cancelled.add(message.task)
+        elif isinstance(message, Shutdown):
+            self.deadline_s = time.monotonic() + message.deadline_s
+
+
+class Context:
+    """A worker's own end of its crew. Every method may be called from any of its threads."""
+
+    def __init__(self, hello: Hello, inbox: Inbox, sender: Sender) -> None:
+        self.rank = hello.rank
+        self.local_rank = hello.local_rank
+        self.world_size = hello.world_size
+        self.restarts = hello.restarts
+        self._inbox = inbox
+        self._sender = sender
+        self._task = NO_TASK
+        self._is_ready = False
+        self._sign_s = hello.watchdog_s / _SIGNS if hello.watchdog_s else float("inf")
+        self._signed_s = time.monotonic()
+
+    # ---- up
+
+    def emit(self, what: object) -> None:
+        """Send an object up: an event of the crew, with this rank and the task that it belongs to. Waits while the
+        supervisor has no room for it. Raises UnpicklableError."""
+        self._send(Emit(task=self._task, body=dump(what, "what was emitted", in_worker=True)))
+
+    def status(self, text: str) -> None:
+        """Say what it is doing."""
+        self._send(Status(text=str(text)))
+
+    def progress(self, done: float, of: float) -> None:
+        """Say how much of the task is done."""
+        self._send(Progress(task=self._task, done=float(done), of=float(of)))
+
+    def extend(self, seconds: float) -> None:
+        """Nothing will be heard from here for so many seconds: a model that loads slowly. As EXTEND_TIMEOUT_USEC of
+        sd_notify(3): from now on, and it may be said again."""
+        if not seconds > 0:
+            raise UsageError(f"extend({seconds!r}): give a number of seconds above 0")
+        self._send(Extend(seconds=float(seconds)))
+
+    def ready(self) -> None:
+        """It takes tasks from now on. Said by itself when `start` returns; earlier only where `start` does more."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._send(Ready())
+
+    def ping(self) -> None:
+        """Say that it lives. `emit`, `status`, `progress` and `checkpoint` say it as well."""
+        self._send(Ping())
+
+    def _send(self, message: Message) -> None:
+        self._signed_s = time.monotonic()
+        self._sender.send_bytes(encode(message))
+
+    # ---- what was said down
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody wants this task's result any more."""
+        self._look()
+        return self._task in self._inbox.cancelled
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the crew is being closed: what was accepted before is still to be done."""
+        self._look()
+        return self._inbox.deadline_s is not None or self._inbox.has_ended
+
+    def checkpoint(self) -> None:
+        """A place where the task can be given up: raises Cancelled when it was cancelled. Says that it lives."""
+        if self.cancelled:
+            raise Cancelled
+
+    def _look(self) -> None:
+        self._inbox.look()
+        if time.monotonic() - self._signed_s >= self._sign_s:
+            self.ping()
+
+
+def this_worker() -> Context:
+    """In a function that runs on a rank, or in a worker of a crew: who it is, and how to talk with its launcher.
+    Raises UsageError: this process is no worker."""
+    if _current is None:
+        raise UsageError("this_worker(): this process is no worker of a Launcher, a Pool or a Crew")
+    return _current
+
+
+_current: Context | None = None
+
+
+def set_current(context: Context) -> None:
+    """By the worker, once."""
+    global _current
+    _current = context

@@ -1,0 +1,86 @@
+"""The environment that workers get: ours, or what of it matches; a file of variables; variables by name.
+
+Pure but for reading the file. What comes later wins.
+"""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# What another machine gets of our environment, where nobody says.
+COPIED = (
+    *("PATH", "LD_LIBRARY*", "LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA*"),
+    *("CUDA*", "TORCH*", "PYTORCH*", "NCCL*", "GLOO*", "OMP_*", "HF_*"),
+)
+
+
+def make_environ(
+    ours: Mapping[str, str],
+    copy_env: Sequence[str] | None,
+    env_file: str | os.PathLike[str] | None,
+    env: Mapping[str, str] | None,
+) -> dict[str, str]:
+    """copy_env: patterns (fnmatch) of the names of ours that are taken; None: all. env_file: lines NAME=value. env:
+    more variables. Raises UsageError."""
+    if isinstance(copy_env, str):
+        raise UsageError(f"copy_env={copy_env!r}: give a list of patterns")
+    patterns = ("*",) if copy_env is None else tuple(copy_env)
+    environ = {name: value for name, value in ours.items() if any(fnmatchcase(name, each) for each in patterns)}
+    if env_file is not None:
+        environ |= read_env_file(os.fspath(env_file))
+    for name, value in (env or {}).items():
+        _check(name, value)
+        environ[name] = value
+    return environ
+
+
+def _check(name: object, value: object) -> None:
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise UsageError(f"env: {name!r}: {value!r}: names and values are strings")
+    if not name or "=" in name or "\0" in name + value:
+        raise UsageError(f"env: {name!r}={value!r} cannot be a variable")
+
+
+def read_env_file(path: str) -> dict[str, str]:
+    """The variables of a .env file: NAME=value, with or without `export`; a value in quotes is what is between them
+    (in double ones \\n, \\t, \\", \\\\ and \\$ are read), any other ends at ` #`. Nothing is executed or expanded.
+    Raises UsageError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"env_file={path} cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip().removeprefix("export ").strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise UsageError(f"env_file={path}, line {number}: {line.strip()!r} is not NAME=value")
+        found[name.strip()] = _value(value.strip(), path, number)
+    return found
+
+
+def _value(text: str, path: str, number: int) -> str:
+    if text[:1] not in ("'", '"'):
+        return "" if text.startswith("#") else text.split(" #")[0].rstrip()
+    quote, value, at = text[0], "", 1
+    while at < len(text) and text[at] != quote:
+        if text[at] == "\\" and quote == '"' and at + 1 < len(text):
+            at += 1
+            value += {"n": "\n", "t": "\t"}.get(text[at], text[at])
+        else:
+            value += text[at]
+        at += 1
+    rest = text[at + 1 :].strip()
+    if at >= len(text) or (rest and not rest.startswith("#")):
+        raise UsageError(f"env_file={path}, line {number}: the {quote} is not closed at the end of the value")
+    return value

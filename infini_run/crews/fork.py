@@ -1,0 +1,183 @@
+"""In a zygote: a plan's workers as forks of ours, in the hands of the same core that watches processes it made
+itself.
+
+A child waits at a gate until the core has it, so that it can do nothing that is not seen. It leaves by an exception,
+up to the zygote's main function: nothing of the zygote is under it on the stack.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from infini_run.errors import StartError
+from infini_run.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
+from infini_run.node import NodeRun
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.group import Spec
+    from infini_run.options import Options
+    from infini_run.plan import Plan, Worker
+
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@record
+class Birth:
+    """What a forked child needs to become a worker: descriptors, which are its own, and what it is to see. gate: a
+    byte comes when it may go on; its end, when it may not."""
+
+    channel: int
+    stdout: int
+    stderr: int
+    gate: int
+    env: dict[str, str]
+    cwd: str
+    mark: str
+
+
+class Forked(BaseException):
+    """Raised in the child, and only there."""
+
+    def __init__(self, birth: Birth) -> None:
+        super().__init__()
+        self.birth = birth
+
+
+class ForkRun(NodeRun):
+    """A NodeRun whose workers are forks of this process. stdins: by rank, each worker's channel; stdout, stderr: the
+    launcher's. All of these are ours to close."""
+
+    _debug = NO_CGROUP  # a fork is not born into one; the zygote's own is ended with the zygote
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: Options,
+        *,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+        stdout: int,
+        stderr: int,
+    ) -> None:
+        super().__init__(plan, options, environ=environ, cwd=cwd)
+        self._console = (stdout, stderr)
+        self._channels = dict(stdins)
+        self._gates: dict[int, int] = {}  # by pid: children that wait
+        self._ends: list[int] = []  # of their pipes, until the core has copies
+
+    def start(self) -> None:
+        """As a NodeRun's. Raises Forked in each child."""
+        assert is_main_thread(), "a fork's parent-death signal is that of the thread that forks"
+        try:
+            super().start()
+        finally:
+            self._close_channels()
+            self._close_ends()
+        while self._gates:
+            gate = self._gates.popitem()[1]
+            os.write(gate, b"+")
+            os.close(gate)
+
+    def _spec(self, worker: Worker) -> Spec:
+        spec = super()._spec(worker)
+        outputs, ends = self._make_pipes(spec)
+        gate, ours = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for fd in (gate, ours, *outputs, *ends):
+                os.close(fd)
+            raise StartError(
+                os.strerror(error.errno or 0), "creating the process", error.errno or 0, worker.rank
+            ) from None
+        if pid == 0:
+            tie_to_parent(parent)
+            os.close(ours)
+            raise Forked(self._birth(worker, outputs, ends, gate))
+        self._gates[pid] = ours
+        os.close(gate)
+        for fd in outputs:
+            os.close(fd)
+        self._ends += ends
+        spec.pid, spec.env = pid, []
+        return spec
+
+    def _make_pipes(self, spec: Spec) -> tuple[list[int], list[int]]:
+        """What the child writes to, its own copies; the reading ends of the pipes among them, into the spec."""
+        outputs, ends = [], []
+        for i in (1, 2):
+            if spec.stdio[i] == PIPE:
+                end, output = os.pipe()
+                os.set_blocking(end, False)
+                spec.stdio[i] = end
+                ends.append(end)
+            else:
+                output = os.dup(self._console[i - 1] if spec.stdio[i] == INHERIT else spec.stdio[i])
+                spec.stdio[i] = INHERIT
+            outputs.append(output)
+        spec.stdio[0] = INHERIT
+        return outputs, ends
+
+    def _birth(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> Birth:
+        """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
+        os.setpgid(0, 0)
+        channel = self._channels.pop(worker.rank)
+        for fd in ends:
+            os.close(fd)
+        birth = Birth(
+            channel=channel,
+            stdout=outputs[0],
+            stderr=outputs[1],
+            gate=gate,
+            env=self.plan.environ(worker, self._environ),
+            cwd=self._cwd or "",
+            mark=self.plan.launch_id,
+        )
+        self.forget()
+        return birth
+
+    def _close_channels(self) -> None:
+        while self._channels:
+            os.close(self._channels.popitem()[1])
+
+    def _close_ends(self) -> None:
+        while self._ends:
+            os.close(self._ends.pop())
+
+    def close(self) -> None:
+        super().close()
+        self._close_channels()
+        self._close_ends()
+        console, self._console = self._console, (-1, -1)
+        for fd in console:
+            if fd >= 0:
+                os.close(fd)
+        while self._gates:  # the core has not had them: they see the gate's end
+            pid, gate = self._gates.popitem()
+            os.close(gate)
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:  # it had this one
+                continue
+
+    def forget(self) -> None:
+        while self._gates:
+            os.close(self._gates.popitem()[1])
+        super().forget()
+
+
+def tie_to_parent(parent: int) -> None:
+    """SIGKILL when the process that forked us ends (prctl(2)), also where it has ended before."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0) < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+    if os.getppid() != parent:
+        os._exit(128 + _SIGKILL)

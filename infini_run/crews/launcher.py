@@ -1,0 +1,321 @@
+"""`Launcher.run(function)`: a Python function on every rank of every host, and its results back.
+
+Everything that can be wrong with what was asked for is told before anything starts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from infini_run.crews import payload
+from infini_run.crews.environment import COPIED, make_environ
+from infini_run.crews.handle import LaunchHandle
+from infini_run.crews.launch import Launch, Terms, close_all, forget_all
+from infini_run.crews.need import slow_modules
+from infini_run.crews.progress import open_show
+from infini_run.crews.runner import ExecSpawner
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any
+
+    from typing_extensions import Self
+
+    from infini_run.crews.messages import Body
+    from infini_run.crews.result import LaunchResult
+    from infini_run.crews.runner import Spawner
+
+_FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
+
+
+class Launcher:
+    """How to run functions on ranks. Decided once; every `run` is a launch of its own, several at a time if you like.
+
+    hosts: None: this machine; a list of names ("a", "b:4") to which there is a way (ssh, or the allocation's own);
+        "auto": the nodes of the allocation that we are in, or this machine.
+    nproc_per_node: workers on each host: a number, "gpu" or "cpu" (one for each that is there), or a list: one number
+        for each host.
+    preload: modules that are imported once, in a process from which the workers are forked. None: torch, where the
+        function needs it and there are several workers; (): never, every worker is a fresh interpreter.
+    backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
+        worker_timeout_s seconds. None: no torch is imported.
+    env: variables that are set; env_file: a file of such, NAME=value on each line; copy_env: patterns of the names
+    that
+        are taken from our environment (None: all of it here, what jobs commonly need on other hosts).
+    cwd: where workers start (None: here). log_dir: a folder for rank_N.log files of their output, which is also shown
+        here, with the rank before each line.
+    logging: the least level of workers' logging records that are given to the loggers of this process, with `rank`
+    and
+        `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the
+        workers.
+    agent_timeout_s: for all workers to be up. timeout_s: for the whole launch (None: no limit).
+    progress: a bar of what workers say by `this_worker().progress(done, of)`: True, "rich" or "tqdm".
+    flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str] | str | None = None,
+        nproc_per_node: int | str | Sequence[int] = 1,
+        *,
+        preload: Sequence[str] | None = None,
+        backend: str | None = None,
+        env: Mapping[str, str] | None = None,
+        copy_env: Sequence[str] | None = None,
+        env_file: str | os.PathLike[str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        logging: int | str | bool | None = None,
+        worker_timeout_s: float = 600.0,
+        agent_timeout_s: float | None = 60.0,
+        timeout_s: float | None = None,
+        progress: bool | str = False,
+        **flags: object,
+    ) -> None:
+        self.hosts = _hosts(hosts)
+        self.nproc_per_node = _nproc(nproc_per_node, self.hosts)
+        self.preload = None if preload is None else _preload(preload)
+        if backend is not None and not isinstance(backend, str):
+            raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")
+        self.backend = backend
+        self.worker_timeout_s = _seconds("worker_timeout_s", worker_timeout_s)
+        self.agent_timeout_s = None if agent_timeout_s is None else _seconds("agent_timeout_s", agent_timeout_s)
+        self.timeout_s = None if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self.progress = progress
+        self._logging = logging
+        _level(logging)  # told now if it makes no sense
+        remote = COPIED if self.hosts and copy_env is None else copy_env
+        self._environ = (remote, env_file, dict(env or {}))
+        self._given = flags | {"cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
+
+    # ---- running
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+        """Call `function(*args, **kwargs)` on every rank and return what each returned.
+
+        The function and what it refers to travel by value where no module has them: lambdas, closures, what is in
+        __main__ or a notebook. The arguments are pickled once.
+
+        What a rank raises is raised here, as itself: with the rank's traceback as a note, and `rank` and `host`; the
+        others are stopped. It is the first failure in time; of later ones a note tells. Other errors: UsageError and
+        UnpicklableError before anything starts, StartError, WorkerDied where a worker ended without a result (with
+        exit code 0, too), RemoteError where an exception or a result cannot be made again here, LaunchTimeout,
+        NodeLost. Whatever is raised, no worker is left.
+        """
+        return self._begin(function, args, kwargs).follow()
+
+    def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchHandle:
+        """As `run`, but it returns as soon as the workers are started."""
+        return LaunchHandle(self._begin(function, args, kwargs))
+
+    def _begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+        body = self._pack(function, args, kwargs)
+        spawner = self._make_spawner(function)
+        try:
+            return self._launch(spawner, body, function, spawner.close)
+        except BaseException:
+            spawner.close()
+            raise
+
+    def _launch(
+        self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
+    ) -> Launch:
+        terms = Terms(
+            path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            log_level=_level(self._logging),
+            start_timeout_s=self.agent_timeout_s,
+            timeout_s=self.timeout_s,
+            keep_going=bool(self._given.get("keep_going")),
+        )
+        show = open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size)
+        launch = Launch(spawner, body, terms, release=release, show=show)
+        launch.begin()
+        return launch
+
+    def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
+        """Raises UsageError, UnpicklableError: nothing was started."""
+        if payload.is_loading():
+            raise UsageError(
+                "a launch while a worker imports what it needs: the module starts one when it is imported; put that"
+                ' under `if __name__ == "__main__":`'
+            )
+        if not callable(function):
+            raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
+        call: Any = (function, tuple(args), dict(kwargs))
+        if self.backend is not None:
+            from infini_run.crews.process_group import call_in_group
+
+            call = (call_in_group, (self.backend, self.worker_timeout_s, *call), {})
+        try:
+            return payload.dump(call, "the call")
+        except UsageError:
+            raise
+        except TypeError:
+            _blame(function, args, kwargs)
+            raise
+
+    def _make_spawner(self, function: Callable[..., Any] | None) -> Spawner:
+        given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
+        if self.hosts:
+            return _node_spawner(self.hosts, nproc=self.nproc_per_node, preload=self.preload or (), **given)
+        preload, nproc = self.preload, self.nproc_per_node
+        assert isinstance(nproc, (int, str))
+        if preload is None and function is not None and nproc != 1:
+            preload = slow_modules(function) or (("torch",) if self.backend else ())
+            if preload and nproc in ("cpu", "gpu", "auto"):
+                nproc = ExecSpawner(nproc=nproc, **given).world_size
+            if isinstance(nproc, int) and nproc < _FORKED_FROM:
+                preload = ()
+        if not preload:
+            return ExecSpawner(nproc=nproc, **given)
+        from infini_run.crews.forked import ForkSpawner
+
+        is_silent = self.preload is None
+        timeout_s = self.agent_timeout_s
+        return ForkSpawner(preload, is_silent=is_silent, start_timeout_s=timeout_s, nproc=nproc, **given)
+
+
+class Pool(Launcher):
+    """A Launcher whose `preload` is imported already, and stays so: a launch takes milliseconds. Arguments as for
+    Launcher; leave its `with` block, or close it. Each launch still has processes of its own."""
+
+    def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
+        super().__init__(*given, preload=preload or (), **more)
+        self._spawner: Spawner | None = self._make_spawner(None)
+        _pools.add(self)
+        try:
+            if self.preload:
+                self._spawner.open()  # type: ignore[attr-defined]
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+        if self._spawner is None:
+            raise UsageError("this Pool was closed: no function can be run in it any more")
+        return self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
+
+    def close(self) -> None:
+        """Let go of the processes that are held ready. Launches that still run are ended. Safe twice."""
+        spawner, self._spawner = self._spawner, None
+        _pools.discard(self)
+        if spawner is not None:
+            spawner.close()
+
+    def forget(self) -> None:
+        """In a forked child: it is our parent's."""
+        spawner, self._spawner = self._spawner, None
+        if spawner is not None:
+            spawner.forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_pools: set[Pool] = set()
+
+
+def _nothing() -> None:
+    return None
+
+
+@atexit.register
+def _close_all() -> None:
+    close_all()
+    for pool in list(_pools):
+        pool.close()
+
+
+def _forget_all() -> None:
+    forget_all()
+    for pool in list(_pools):
+        pool.forget()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises UnpicklableError for the part that is at fault."""
+    payload.dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
+    for index, value in enumerate(args):
+        payload.dump(value, f"argument {index}, of {type(value)!r},")
+    for name, value in kwargs.items():
+        payload.dump(value, f"argument {name}=, of {type(value)!r},")
+
+
+def _hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...] | str:
+    if hosts is None or hosts == "":
+        return ()
+    if hosts == "auto":
+        from infini_run.auto import read_file
+        from infini_run.sites import detect
+
+        site = detect(os.environ, read_file)
+        return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
+    if isinstance(hosts, str):
+        return (hosts,)
+    found = tuple(hosts)
+    if not found or not all(isinstance(host, str) and host for host in found):
+        raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
+    return found
+
+
+def _nproc(nproc: int | str | Sequence[int], hosts: Sequence[str]) -> int | str | tuple[int, ...]:
+    if isinstance(nproc, (str, int)) and not isinstance(nproc, bool):
+        return nproc
+    counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
+    if not counts or not all(type(count) is int and count > 0 for count in counts):
+        raise UsageError(f"nproc_per_node={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
+    if len(counts) != max(1, len(hosts)):
+        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
+    return counts if hosts else counts[0]
+
+
+def _preload(preload: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(preload, str) or not all(isinstance(name, str) and name for name in preload):
+        raise UsageError(f"preload={preload!r}: give a list of names of modules")
+    return tuple(preload)
+
+
+def _seconds(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise UsageError(f"{name}={value!r}: a number of seconds above 0")
+    return float(value)
+
+
+def _level(asked: int | str | bool | None) -> int:
+    """Of the records that workers send up; -1: none."""
+    import logging
+
+    if asked is False:
+        return -1
+    if asked is None and not logging.getLogger().handlers:
+        return -1
+    if asked is None or asked is True:
+        return logging.getLogger().getEffectiveLevel()
+    level = logging.getLevelName(asked) if isinstance(asked, str) else asked
+    if not isinstance(level, int):
+        raise UsageError(f"logging={asked!r}: a level ('INFO', 20), True, False or None")
+    return level
+
+
+def _node_spawner(hosts: Sequence[str], **given: Any) -> Spawner:
+    try:
+        from infini_run.crews.nodes import NodeSpawner  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError:
+        raise UsageError("hosts=: functions on other hosts are not there yet in this version") from None
+    spawner: Spawner = NodeSpawner(hosts, **given)
+    return spawner

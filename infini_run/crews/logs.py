@@ -1,0 +1,52 @@
+"""Logging records of a worker on their way up, and handed to the supervisor's loggers with rank and host.
+
+A record is made presentable where it arises, as logging.handlers.QueueHandler does: arguments and tracebacks may hold
+anything, text travels.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from infini_run.channel import Sender
+from infini_run.crews.messages import Log, encode
+from infini_run.crews.payload import dump, load
+from infini_run.errors import ChannelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.crews.messages import Body
+
+
+class _Up(logging.Handler):
+    def __init__(self, sender: Sender) -> None:
+        super().__init__()
+        self._sender = sender
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields = dict(vars(record), msg=self.format(record), message="", args=None, exc_info=None, exc_text=None)
+            fields = {
+                name: value for name, value in fields.items() if isinstance(value, (str, int, float, type(None)))
+            }
+            self._sender.send_bytes(encode(Log(body=dump(fields, "a logging record", in_worker=True))))
+        except ChannelError:
+            return  # the supervisor is gone, or we have ended: nobody reads what is logged now
+        except Exception:
+            self.handleError(record)
+
+
+def send_records(sender: Sender, level: int) -> None:
+    """In the worker: every record of at least this level goes up."""
+    root = logging.getLogger()
+    root.addHandler(_Up(sender))
+    root.setLevel(min(level, root.level) if root.level else level)
+
+
+def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None = None) -> None:
+    """In the supervisor: the record, with `rank` and `host`, to the handlers of the logger of its name, or to those
+    of `logger`."""
+    record = logging.makeLogRecord({**load(body), "rank": rank, "host": host})  # type: ignore[dict-item]
+    chosen = logger or logging.getLogger(record.name)
+    if chosen.isEnabledFor(record.levelno):
+        chosen.handle(record)

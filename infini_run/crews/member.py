@@ -1,0 +1,418 @@
+"""One worker of a crew, as its supervisor has it: through all its lives, with what it is to do and has to say.
+
+What it does with what happens is states.py's; here is how. It is turned by the supervisor's loop, in one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from infini_run.crews import states
+from infini_run.crews.failure import in_words
+from infini_run.crews.messages import (
+    NO_TASK,
+    Cancel,
+    Cancelled,
+    Done,
+    Emit,
+    Extend,
+    Failed,
+    Log,
+    Progress,
+    Ready,
+    Shutdown,
+    Status,
+    Taken,
+    Task,
+    decode,
+    encode,
+)
+from infini_run.errors import ChannelError, End, WorkerDied, printable
+from infini_run.poller import READ, WRITE
+from infini_run.report import Exit, describe_end, duration_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.crews.ask import Ask
+    from infini_run.crews.messages import Body, Hello, Message
+    from infini_run.crews.runner import Runner
+    from infini_run.crews.supervisor import Supervisor
+
+_TURN = 64  # messages that are taken at a time: then the others get their turn
+_REST = 1 << 16  # messages of one that has ended: more than its socket holds
+_EXIT_S = 0.1  # from the end of a channel to the exit of its process, where it is ending
+_WORDS = 5  # last lines that an error shows
+
+
+class Job:
+    """A task on its way. shared: any worker may do it. taken: it was begun."""
+
+    __slots__ = ("ask", "body", "shared", "taken", "task")
+
+    def __init__(self, task: int, body: Body, ask: Ask | None, *, shared: bool) -> None:
+        self.task = task
+        self.body = body
+        self.ask = ask
+        self.shared = shared
+        self.taken = False
+
+
+class Member:
+    """rank: which one. state: one of states.STATES. held: what it is to do, and has not been handed. cause: why it
+    failed last. stopped_for: why it was stopped, where that was not its own fault."""
+
+    def __init__(self, rank: int, supervisor: Supervisor) -> None:
+        self.rank = rank
+        self.state = "stopped"
+        self.runner: Runner | None = None
+        self.held: deque[Job] = deque()
+        self.handed: dict[int, Job] = {}
+        self.starts = 0
+        self.status = ""
+        self.progress = (0.0, 0.0)
+        self.cause: WorkerDied | None = None
+        self.stopped_for = ""
+        self.is_settled = True  # nothing is left of its last life
+        self._supervisor = supervisor
+        self._deadline_s: float | None = None
+        self._extended_s = 0.0
+        self._sign_s = 0.0  # when it was last heard of
+        self._is_blamed = self._has_ended_well = self._is_over = self._has_left = False
+        self._failed_while = ""  # its state before
+        self._could_not: Failed | None = None  # why it could not start, or not stop
+        self._watched: set[int] = set()
+
+    @property
+    def is_live(self) -> bool:
+        """It works, or will."""
+        return self.state in ("starting", "ready", "busy")
+
+    @property
+    def is_due(self) -> bool:
+        """More is to be read, though no descriptor says so."""
+        if self.runner is None or self.is_settled or self._is_over or self._supervisor.news.is_full:
+            return False
+        return self.runner.events.pending
+
+    # ---- what happens
+
+    def begin(self, runner: Runner) -> None:
+        """A new life."""
+        self.runner = runner
+        self.starts += 1
+        self.status, self.progress, self.cause, self.stopped_for = "", (0.0, 0.0), None, ""
+        self._is_blamed = self._has_ended_well = self._is_over = self._has_left = self.is_settled = False
+        self._could_not, self._extended_s = None, 0.0
+        self.happen("start")
+        self._supervisor.tell("started", self, pid=runner.pid)
+
+    def happen(self, event: str) -> None:
+        """Something did."""
+        before = self.state
+        self.state, action = states.step(before, event)
+        if self.state == "failed" != before:
+            self._failed_while = before
+        if action:
+            getattr(self, f"_{action}")()
+
+    def _begin(self) -> None:
+        self._sign_s = time.monotonic()
+        self._set_deadline(self._supervisor.limits.ready_timeout_s)
+
+    def _serve(self) -> None:
+        self._deadline_s = None
+        self._supervisor.serve(self)
+
+    def _tell(self) -> None:
+        limit_s = self._supervisor.drain_left_s()
+        self._set_deadline(limit_s)
+        self._post(Shutdown(deadline_s=limit_s))
+        assert self.runner is not None
+        try:
+            self.runner.tasks.post_end()
+        except ChannelError:
+            return  # it is gone: its own end of the channel says so
+
+    def _stop(self) -> None:
+        assert self.runner is not None
+        self._deadline_s = None
+        self._drop_jobs()
+        self.runner.stop()
+
+    def _await(self) -> None:
+        self._set_deadline(_EXIT_S)
+
+    def _blame(self) -> None:
+        """Once for each life."""
+        self._deadline_s = None
+        assert self.runner is not None
+        if not self._is_blamed:
+            self._is_blamed = True
+            self.cause = self._make_cause()
+            self._drop_jobs()
+            self._supervisor.tell("died", self, problem=self.cause)
+            self._supervisor.decide(self)
+        self.runner.stop()
+
+    def _settle(self) -> None:
+        self._deadline_s = None
+        self._drop_jobs()
+        self._unwatch()
+        assert self.runner is not None
+        if self.state == "stopped":
+            self._note_bad_end(self.runner.exit)
+            self._supervisor.tell("stopped", self, pid=self.runner.pid)
+        self._supervisor.try_step(f"closing what is left of rank {self.rank}", self.runner.close)
+        self.is_settled = True
+
+    def _note_bad_end(self, exit_: Exit | None) -> None:
+        """It was told to end, and did not end in order."""
+        if self.stopped_for or (exit_ is not None and exit_.code == 0 and self._has_ended_well):
+            return
+        how = describe_end(exit_) if exit_ is not None else "nothing is known of its end"
+        if self._could_not is not None:
+            how += f": {self._could_not.kind}: {self._could_not.text}"
+        self._supervisor.note_problem(f"rank {self.rank} did not end in order when the crew was closed: {how}")
+
+    def hasten(self, end_s: float) -> None:
+        """The crew is to have ended by then."""
+        if self.state == "stopping" and self._deadline_s is not None:
+            self._deadline_s = min(self._deadline_s, end_s)
+
+    def abandon(self) -> None:
+        """End what is left of it now, whatever state it is in."""
+        assert self.runner is not None
+        self.is_settled = True
+        self.stopped_for = self.stopped_for or "the crew has ended"
+        self._drop_jobs()
+        self._unwatch()
+        self.runner.close()
+        self.state = "stopped"
+
+    # ---- what it does
+
+    def greet(self, hello: Hello) -> None:
+        """The first message."""
+        self._post(hello)
+
+    def hand(self, job: Job) -> None:
+        """Send it something to do."""
+        if not self.handed:
+            self._sign_s = time.monotonic()
+            self._set_deadline(self._supervisor.limits.watchdog_s)
+        self.handed[job.task] = job
+        self.happen("hand")
+        self._post(Task(task=job.task, body=job.body))
+
+    def cancel(self, task: int) -> bool:
+        """Whether it was its own."""
+        for job in self.held:
+            if job.task == task:
+                self.held.remove(job)
+                return True
+        if task in self.handed:
+            self._post(Cancel(task=task))
+            return True
+        return False
+
+    def _post(self, message: Message) -> None:
+        assert self.runner is not None
+        try:
+            self.runner.tasks.post_bytes(encode(message))
+        except ChannelError:
+            return  # it has died: its own end of the channel says how
+
+    def flush(self) -> bool:
+        """Send on what found no room before; whether nothing waits for room."""
+        assert self.runner is not None
+        try:
+            return self.runner.tasks.flush()
+        except ChannelError:
+            return True
+
+    def _finish(self, message: Done | Failed | Cancelled) -> None:
+        job = self.handed.pop(message.task, None)
+        if job is None:
+            return
+        if job.ask is None:
+            self._supervisor.tell_result(self, message)
+        elif not isinstance(message, Cancelled):
+            assert self.runner is not None
+            job.ask.settle((message, self.rank, self.runner.host))
+        if not self.handed:
+            self.happen("idle")
+        elif self.state == "busy":
+            self._supervisor.serve(self)
+
+    def _drop_jobs(self) -> None:
+        """It will do nothing any more: what anybody may do, and was not begun, goes back; the rest fails."""
+        jobs, self.handed = list(self.handed.values()), {}
+        self._supervisor.take_back([job for job in jobs if job.shared and not job.taken])
+        for job in jobs:
+            if not job.shared or job.taken:
+                self._supervisor.fail(job, self, self._why())
+
+    def _why(self) -> WorkerDied:
+        """A new one each time: an exception that is raised twice grows its traceback."""
+        if self.cause is not None:
+            error = WorkerDied(str(self.cause), self.cause.exit)
+            error.__cause__ = self.cause.__cause__
+            return error
+        text = f"rank {self.rank} was stopped: {self.stopped_for or 'the crew was closed'}"
+        return WorkerDied(text, self._exit())
+
+    # ---- what it says
+
+    def turn(self) -> None:
+        """Take what has come, send what is to go."""
+        if self.runner is None or self.is_settled:
+            return
+        self.runner.poll()
+        self._read(_TURN)
+        if not self._is_over:
+            self.flush()
+        if self.runner.exit is not None:
+            self._leave()
+        if self.runner.ended:
+            self.happen("gone")
+
+    def _leave(self) -> None:
+        """Its process has ended: what it said last is in the channel, which a child of its may still hold open."""
+        if not self._has_left:
+            self._has_left = True
+            self._read(_REST)
+            self._is_over = True
+            self.happen("exit")
+
+    def _read(self, most: int) -> None:
+        assert self.runner is not None
+        events = self.runner.events
+        for _ in range(most):
+            if self._is_over or (self._supervisor.news.is_full and self.runner.exit is None):
+                break
+            try:
+                self._take(decode(events.recv_bytes(0.0)))
+            except TimeoutError:
+                break
+            except End:
+                self._has_ended_well = self._is_over = True
+                self.happen("end")
+            except (ChannelError, TypeError, ValueError, KeyError, EOFError):  # the last ones: it is no message
+                self._is_over = True
+                self.happen("break")
+
+    def _take(self, message: Message) -> None:
+        self._sign_s = time.monotonic()
+        if isinstance(message, Taken):
+            if message.task in self.handed:
+                self.handed[message.task].taken = True
+        elif isinstance(message, Emit):
+            self._supervisor.tell("emitted", self, task=message.task, body=message.body)
+        elif isinstance(message, Failed) and message.task == NO_TASK:
+            self._could_not = message
+        elif isinstance(message, (Done, Failed, Cancelled)):
+            self._finish(message)
+        elif isinstance(message, Ready):
+            self._supervisor.tell("ready", self)
+            self.happen("ready")
+        else:
+            self._take_word(message)
+
+    def _take_word(self, message: Message) -> None:
+        if isinstance(message, Status):
+            self.status = message.text
+            self._supervisor.tell("status", self, text=message.text)
+        elif isinstance(message, Progress):
+            self.progress = (message.done, message.of)
+            self._supervisor.tell("progress", self, task=message.task, done=message.done, of=message.of)
+        elif isinstance(message, Extend):
+            self._extended_s = time.monotonic() + message.seconds
+        elif isinstance(message, Log):
+            self._supervisor.log(self, message.body)
+
+    # ---- deadlines
+
+    def _set_deadline(self, limit_s: float) -> None:
+        self._deadline_s = time.monotonic() + limit_s if limit_s else None
+
+    def refresh(self) -> None:
+        """Nobody can have been heard until now: we were stopped ourselves, or did not listen."""
+        self._sign_s = time.monotonic()
+        if self._deadline_s is not None and self.state in ("starting", "busy"):
+            limits = self._supervisor.limits
+            self._set_deadline(limits.ready_timeout_s if self.state == "starting" else limits.watchdog_s)
+
+    def due_s(self) -> float | None:
+        """When there is something to do, whatever can be read."""
+        if self.runner is None or self.is_settled:
+            return None
+        dues = [due for due in (self._deadline_s, self.runner.due_s()) if due is not None]
+        return min(dues, default=None)
+
+    def check_deadline(self, now_s: float) -> None:
+        """Signs of life only put it off; whether there were any is looked up when it has passed."""
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return
+        assert self.runner is not None
+        if self.state == "busy":
+            sign_s = max(self._sign_s, self.runner.pinged_s())
+            self._deadline_s = sign_s + self._supervisor.limits.watchdog_s
+            if self._supervisor.news.is_full:
+                self.refresh()
+        if self.state in ("starting", "busy", "stopping"):
+            self._deadline_s = max(self._deadline_s, self._extended_s)
+        if now_s >= self._deadline_s:
+            self.happen("late")
+
+    # ---- for the loop
+
+    def watch(self) -> None:
+        """Tell the poller what to wait for."""
+        if self.runner is None or self.is_settled:
+            return
+        wanted = dict.fromkeys(self.runner.fds(), READ)
+        if not self._is_over:
+            listens = READ if not self._supervisor.news.is_full else 0
+            talks = 0 if self.flush() else WRITE
+            wanted[self.runner.events.fileno()] = listens | talks
+        for fd in self._watched - wanted.keys():
+            self._supervisor.poller.forget(fd)
+        for fd, mask in wanted.items():
+            self._supervisor.poller.watch(fd, mask, self.turn)
+        self._watched = set(wanted)
+
+    def _unwatch(self) -> None:
+        while self._watched:
+            self._supervisor.poller.forget(self._watched.pop())
+
+    # ---- words
+
+    def _exit(self) -> Exit:
+        assert self.runner is not None
+        if self.runner.exit is not None:
+            return self.runner.exit
+        return Exit(
+            rank=self.rank, local_rank=self.runner.local_rank, host=self.runner.host, pid=self.runner.pid or None
+        )
+
+    def _make_cause(self) -> WorkerDied:
+        exit_ = self._exit()
+        lines = [f"rank {self.rank} on {exit_.host} {self._how(exit_)} (pid {exit_.pid})"]
+        lines += [f"  | {printable(line)}" for line in exit_.last_lines[-_WORDS:]]
+        cause = WorkerDied("\n".join(lines), exit_)
+        if self._could_not is not None:
+            cause.__cause__ = in_words(self._could_not, self.rank, exit_.host)
+        return cause
+
+    def _how(self, exit_: Exit) -> str:
+        if self._could_not is not None:
+            return f"could not start: {self._could_not.kind}: {self._could_not.text}"
+        if exit_.end_s is not None:
+            before = "" if exit_.shell_code else ", without having been told to"
+            return f"died: {describe_end(exit_)}{before}"
+        if self._is_over:
+            return "has closed its channel; stopped"
+        if self._failed_while == "starting":
+            return f"was not ready after {duration_text(time.monotonic() - self._sign_s)}; stopped"
+        return f"hung: no sign of life for {duration_text(time.monotonic() - self._sign_s)}; stopped"

@@ -1,0 +1,227 @@
+"""What a supervisor and its worker say to each other.
+
+A message is one BYTES frame of a channel: the length of a head (u32), the head (marshal: a tuple of plain values, the
+kind first), and then the body, which has the user's objects, pickled. Who passes a message on reads the head at most,
+and never unpickles.
+
+Down: Hello, Task, Cancel, Shutdown. Up: Ready, Taken, Emit, Done, Failed, Cancelled, Log, Status, Progress, Extend,
+Ping. The task of an Emit, a Failed or a Progress is NO_TASK where there is none: while the worker starts or stops.
+"""
+
+from __future__ import annotations
+
+import marshal
+
+from infini_run.record import fields as fields_of
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TypeAlias
+
+    from infini_run.parcel import Buffer
+
+    Message: TypeAlias = (
+        "Hello | Task | Cancel | Shutdown | Ready | Taken | Emit | Done | Failed | Cancelled | Log | Status"
+        " | Progress | Extend | Ping"
+    )
+
+NO_TASK = -1
+_VERSION = 2  # of marshal: what every Python 3 reads and writes alike
+
+
+@record
+class Body:
+    """Something of the user's, pickled (payload.py): a pickle, and what is large beside it, as it lies in memory.
+    Empty: nothing."""
+
+    parts: Sequence[Buffer] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+
+# ---- down
+
+
+@record
+class Hello:
+    """The first one, and the only one that every worker gets. target: what the worker is for: a function or a class
+    that is given the tasks; empty: each task is a call of its own, (function, args, kwargs). path, argv: the
+    supervisor's sys.path and sys.argv. restarts: how often this worker was started before. log_level: of the logging
+    records that it hands up; -1: none. watchdog_s: how long it may be silent in a task; 0: as long as it likes."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    path: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    restarts: int = 0
+    log_level: int = -1
+    watchdog_s: float = 0.0
+    target: Body = Body()
+
+
+@record
+class Task:
+    """Something to do. The worker answers with Taken when it begins, and one of Done, Failed and Cancelled."""
+
+    task: int
+    body: Body
+
+
+@record
+class Cancel:
+    """Nobody wants that task's result any more."""
+
+    task: int
+
+
+@record
+class Shutdown:
+    """The last one: do what came before it, then end, in at most so many seconds."""
+
+    deadline_s: float
+
+
+# ---- up
+
+
+@record
+class Ready:
+    """It has started, and takes tasks."""
+
+
+@record
+class Taken:
+    """It begins with this task."""
+
+    task: int
+
+
+@record
+class Emit:
+    """Something that a task has to say before its end."""
+
+    task: int
+    body: Body
+
+
+@record
+class Done:
+    """A task has ended well; its result."""
+
+    task: int
+    body: Body
+
+
+@record
+class Failed:
+    """A task has raised; NO_TASK: the worker could not start, or not stop. kind, text: the type's name and str() of
+    it. time_s: when, since the epoch. trace: the traceback as Python prints it. body: the exception itself, where it
+    can be pickled."""
+
+    task: int
+    kind: str
+    text: str
+    trace: str
+    time_s: float = 0.0
+    body: Body = Body()
+
+
+@record
+class Cancelled:
+    """A task has ended, because it was cancelled."""
+
+    task: int
+
+
+@record
+class Log:
+    """A logging.LogRecord's fields, pickled."""
+
+    body: Body
+
+
+@record
+class Status:
+    """What it is doing, in words."""
+
+    text: str
+
+
+@record
+class Progress:
+    """How much of a task is done."""
+
+    task: int
+    done: float
+    of: float
+
+
+@record
+class Extend:
+    """Nothing may be heard of it for so many seconds, counted from now: it is not to be taken for hung or late."""
+
+    seconds: float
+
+
+@record
+class Ping:
+    """It lives."""
+
+
+_KINDS: dict[str, type] = {
+    "hello": Hello,
+    "task": Task,
+    "cancel": Cancel,
+    "shutdown": Shutdown,
+    "ready": Ready,
+    "taken": Taken,
+    "emit": Emit,
+    "done": Done,
+    "failed": Failed,
+    "cancelled": Cancelled,
+    "log": Log,
+    "status": Status,
+    "progress": Progress,
+    "extend": Extend,
+    "ping": Ping,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(message: Message) -> list[Buffer]:
+    """A frame in pieces, to be sent one after the other: what is large is not copied."""
+    kind: Any = type(message)
+    fields = dict(vars(message))
+    parts: Sequence[Buffer] = fields.pop(_BODY[kind]).parts if kind in _BODY else ()
+    sizes = tuple(memoryview(part).nbytes for part in parts)
+    head = marshal.dumps((_NAMES[kind], sizes, *(fields[name] for name in _PLAIN[kind])), _VERSION)
+    return [len(head).to_bytes(4, "big") + head, *parts]
+
+
+def decode(frame: Buffer) -> Message:
+    """The message of a frame; its body is a view of it."""
+    view = memoryview(frame).cast("B")
+    at = 4 + int.from_bytes(view[:4], "big")
+    name, sizes, *values = marshal.loads(view[4:at])
+    kind: Any = _KINDS[name]
+    fields = dict(zip(_PLAIN[kind], values, strict=True))
+    if kind in _BODY:
+        parts = []
+        for size in sizes:
+            parts.append(view[at : at + size])
+            at += size
+        fields[_BODY[kind]] = Body(parts=parts)
+    message: Message = kind(**fields)
+    return message
+
+
+_BODY: dict[object, str] = {
+    kind: "target" if kind is Hello else "body" for kind in (Hello, Task, Emit, Done, Failed, Log)
+}
+_PLAIN: dict[object, list[str]] = {
+    kind: [name for name in fields_of(kind) if name != _BODY.get(kind)] for kind in _KINDS.values()
+}

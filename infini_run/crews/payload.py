@@ -1,0 +1,65 @@
+"""The user's objects on their way: pickled where they are made, unpickled where they are used, bytes in between.
+
+In a worker plain pickle comes first, which costs nothing to import; what it cannot do (a lambda, a class of __main__)
+cloudpickle can. In a supervisor cloudpickle always: a function of its __main__ must travel by value, there is no such
+module in the worker.
+"""
+
+from __future__ import annotations
+
+import _pickle
+
+from infini_run.crews.messages import Body
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.parcel import Buffer
+
+_PROTOCOL = 5  # with buffers of their own, for what is large
+_PLAIN = (int, str, bytes, float, bool, type(None))
+
+
+def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
+    """Pickle it. name: what it is, for the error. Raises UnpicklableError."""
+    buffers: list[Buffer] = []
+
+    def keep(buffer: _pickle.PickleBuffer) -> bool:
+        try:
+            buffers.append(buffer.raw())
+        except BufferError:  # not in one piece
+            return True
+        return False
+
+    if in_worker or type(what) in _PLAIN:
+        try:
+            return Body(parts=(_pickle.dumps(what, _PROTOCOL, buffer_callback=keep), *buffers))
+        except Exception:  # whatever an object's own __reduce__ raises: cloudpickle says it better, if it must
+            buffers.clear()
+    from infini_run.crews.by_value import dumps
+
+    return Body(parts=(dumps(what, name, keep), *buffers))
+
+
+def load(body: Body) -> object:
+    """What was pickled. Raises whatever its own __setstate__ or import raises."""
+    first, *buffers = body.parts
+    return _pickle.loads(first, buffers=buffers)
+
+
+def load_task(body: Body) -> object:
+    """In a worker: the same; what is imported meanwhile may know of it."""
+    global _loading
+    _loading = True
+    try:
+        return load(body)
+    finally:
+        _loading = False
+
+
+def is_loading() -> bool:
+    """Whether a task is being unpickled in this process: a module that starts workers when it is imported would do so
+    in each of them, without end."""
+    return _loading
+
+
+_loading = False

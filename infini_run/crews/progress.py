@@ -1,0 +1,98 @@
+"""How far the ranks have come, where the caller wants to see it: rich in a terminal, tqdm in a notebook, else nothing
+is drawn. Both are extras."""
+
+from __future__ import annotations
+
+import sys
+
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Show:
+    """Shows nothing."""
+
+    def progress(self, rank: int, done: float, of: float) -> None:
+        """A rank has done so much of its task."""
+
+    def status(self, rank: int, text: str) -> None:
+        """What it is doing."""
+
+    def close(self) -> None:
+        """Safe twice."""
+
+
+class Bar(Show):
+    """One bar: the mean of all ranks. progress: of rich.progress or tqdm, behind one face."""
+
+    def __init__(self, bar: Any, world_size: int) -> None:
+        self._bar = bar
+        self._parts = [0.0] * world_size
+
+    def progress(self, rank: int, done: float, of: float) -> None:
+        self._parts[rank] = min(1.0, done / of) if of > 0 else 0.0
+        self._bar.show(sum(self._parts) / len(self._parts))
+
+    def status(self, rank: int, text: str) -> None:
+        self._bar.say(f"rank {rank}: {text}")
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Tqdm:
+    def __init__(self, name: str) -> None:
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=100, desc=name, bar_format="{desc} {bar} {percentage:3.0f}% {postfix}")
+
+    def show(self, part: float) -> None:
+        self._bar.update(100 * part - self._bar.n)
+
+    def say(self, text: str) -> None:
+        self._bar.set_postfix_str(text)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Rich:
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(file=sys.stderr), auto_refresh=False)
+        self._name = name
+        self._task = self._progress.add_task(name, total=1.0)
+        self._progress.start()
+
+    def show(self, part: float) -> None:
+        self._progress.update(self._task, completed=part)
+        self._progress.refresh()
+
+    def say(self, text: str) -> None:
+        self._progress.update(self._task, description=f"{self._name} ({text})")
+        self._progress.refresh()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def open_show(progress: object, name: str, world_size: int) -> Show:
+    """progress: False, True (rich in a terminal, tqdm in a notebook, else nothing), "rich" or "tqdm". Raises
+    UsageError: it is none of these, or the extra is not installed."""
+    if progress not in (None, False, True, "rich", "tqdm"):
+        raise UsageError(f"progress={progress!r}: True, False, 'rich' or 'tqdm'")
+    if not progress:
+        return Show()
+    kind = progress if isinstance(progress, str) else "tqdm" if "ipykernel" in sys.modules else "rich"
+    if progress is True and kind == "rich" and not sys.stderr.isatty():
+        return Show()
+    try:
+        return Bar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)
+    except ImportError as error:
+        raise UsageError(f"progress={progress!r} needs {kind}: pip install {kind} ({error})") from None

@@ -1,0 +1,75 @@
+"""Which workers are started again when one has failed, when, and how often. Pure: times come in.
+
+As Erlang's supervisors do it (supervisor(3)): a strategy says who is affected, an intensity how many restarts within
+how long are too many; then the crew itself fails.
+"""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.record import record
+
+TYPE_CHECKING = False
+
+STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
+_DOUBLINGS = 60  # more are beyond any delay
+
+
+@record
+class Restart:
+    """How workers that fail are started again.
+
+    strategy: one_for_one (the one that failed), one_for_all (all of them: the others are stopped first), rest_for_one
+    (it, and those of higher rank). max_restarts: so many within `within_s` seconds; one more failure fails the crew.
+    A failure counts once, however many workers it starts again. delay_s: before the first restart, doubled for each
+    one after it within that time, up to max_delay_s; 0: none.
+    """
+
+    strategy: str = "one_for_one"
+    max_restarts: int = 3
+    within_s: float = 60.0
+    delay_s: float = 0.0
+    max_delay_s: float = 30.0
+
+
+NEVER = Restart(max_restarts=0)
+
+
+def check(restart: Restart) -> Restart:
+    """The same. Raises UsageError: it makes no sense."""
+    if restart.strategy not in STRATEGIES:
+        raise UsageError(f"Restart(strategy={restart.strategy!r}): allowed are {', '.join(STRATEGIES)}")
+    if not isinstance(restart.max_restarts, int) or restart.max_restarts < 0:
+        raise UsageError(f"Restart(max_restarts={restart.max_restarts!r}): give a whole number, 0 for none")
+    if not restart.within_s > 0:
+        raise UsageError(f"Restart(within_s={restart.within_s!r}): give seconds above 0")
+    if not 0 <= restart.delay_s <= restart.max_delay_s:
+        raise UsageError(
+            f"Restart(delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}): give seconds, the second "
+            "not below the first"
+        )
+    return restart
+
+
+class Budget:
+    """How many restarts there were, and whether there may be one more."""
+
+    def __init__(self, restart: Restart) -> None:
+        self._restart = restart
+        self._spent: list[float] = []  # when each was, of those within the time
+
+    def spend(self, now_s: float) -> float | None:
+        """One more restart: how long to wait before it; None: it would be one too many."""
+        restart = self._restart
+        self._spent = [at for at in self._spent if now_s - at < restart.within_s]
+        if len(self._spent) >= restart.max_restarts:
+            return None
+        self._spent.append(now_s)
+        return min(restart.delay_s * 2.0 ** min(len(self._spent) - 1, _DOUBLINGS), restart.max_delay_s)
+
+
+def affected(strategy: str, rank: int, world_size: int) -> range:
+    """The ranks that are started again when this one has failed."""
+    if strategy == "one_for_all":
+        return range(world_size)
+    return range(rank, world_size if strategy == "rest_for_one" else rank + 1)

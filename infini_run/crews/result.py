@@ -1,0 +1,64 @@
+"""What a function returned on every rank."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+
+class LaunchResult:
+    """The results of a launch, by rank: `result.rank(3)`, `result[3]`, `for value in result`, `len(result)`; or by
+    place: `result.index("node1", 0)`. hosts: the names of the hosts, in order; by_host: the results of each."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, values: Sequence[Any], places: Sequence[tuple[str, int]]) -> None:
+        self._values = tuple(values)
+        self._places = tuple(places)
+
+    def rank(self, rank: int) -> Any:
+        """What that rank returned. Raises IndexError: there is no such rank."""
+        if not 0 <= rank < len(self._values):
+            raise IndexError(f"rank {rank}: the ranks are 0 to {len(self._values) - 1}")
+        return self._values[rank]
+
+    def index(self, host: str, local_rank: int) -> Any:
+        """What the rank in that place returned. Raises LookupError: there is none."""
+        if (host, local_rank) in self._places:
+            return self._values[self._places.index((host, local_rank))]
+        if host not in self.hosts:
+            raise KeyError(f"host {host!r}: the hosts are {', '.join(self.hosts)}")
+        count = len(self.by_host[host])
+        raise IndexError(f"local rank {local_rank}: those of {host} are 0 to {count - 1}")
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(host for host, _ in self._places))
+
+    @property
+    def by_host(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for (host, _), value in zip(self._places, self._values, strict=True):
+            found.setdefault(host, []).append(value)
+        return found
+
+    def __getitem__(self, rank: int) -> Any:
+        return self.rank(rank)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not LaunchResult:
+            return NotImplemented
+        return (self._values, self._places) == (other._values, other._places)
+
+    __hash__ = None  # type: ignore[assignment] # what was returned may have none
+
+    def __repr__(self) -> str:
+        return f"LaunchResult({list(self._values)!r})"

@@ -1,0 +1,336 @@
+"""Workers' processes, seen from their supervisor: a Runner is one life of one worker, a Spawner starts them.
+
+The rule: who waits is the caller. A runner says what to wait for (`fds`, `due_s`) and takes what happened without
+blocking (`poll`); its channel is the caller's to read and write, and the runner's to close. Nothing here knows what a
+message means.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from infini_run.channel import connect
+from infini_run.errors import UsageError
+from infini_run.launch import read_flags
+from infini_run.node import NodeRun
+from infini_run.plan import make_plan
+from infini_run.record import replace
+from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
+from infini_run.words import last_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Protocol
+
+    from infini_run.channel import Receiver, Sender
+    from infini_run.group import Event
+    from infini_run.options import Options
+    from infini_run.outcome import Outcome
+    from infini_run.plan import Plan
+    from infini_run.report import Exit, Report
+
+    class Runner(Protocol):
+        """One life of one worker. Runners that were started together may be of one group: then `fds`, `poll`, `stop`
+        and `kill` are the whole group's, and `ended` is too."""
+
+        rank: int
+        local_rank: int
+        host: str
+        pid: int
+        tasks: Sender
+        events: Receiver
+        exit: Exit | None  # how its process ended, as soon as it has; what it left behind may still be there
+
+        @property
+        def ended(self) -> bool:
+            """Nothing is left of it, nor of what it had started."""
+
+        def fds(self) -> Sequence[int]:
+            """`poll` has something to do when one of them can be read. Ask again before each wait."""
+
+        def due_s(self) -> float | None:
+            """`poll` has something to do by then (monotonic), whatever can be read; None: no."""
+
+        def poll(self) -> None:
+            """Take what happened; never blocks."""
+
+        def pinged_s(self) -> float:
+            """When it last said WATCHDOG=1 to its NOTIFY_SOCKET (monotonic); 0: never."""
+
+        def signal(self, number: int) -> int:
+            """Send a signal to its process; how many it reached (0: it is gone)."""
+
+        def stop(self, number: int = 0) -> None:
+            """Begin to stop: this signal (0: the stop signal), SIGKILL after the grace, then what is left behind."""
+
+        def kill(self) -> None:
+            """SIGKILL to everything that is left."""
+
+        def report(self) -> Report:
+            """How its group ended, or how far it has come."""
+
+        def close(self) -> None:
+            """Kill what is left, reap it, close the channel and all else. Safe twice."""
+
+        def forget(self) -> None:
+            """In a forked child: it is our parent's; only our copies of descriptors are closed."""
+
+    class Run(Protocol):
+        """What a gang needs of a NodeRun, or of what stands for one."""
+
+        plan: Plan
+
+        @property
+        def ended(self) -> bool: ...
+        @property
+        def outcome(self) -> Outcome: ...
+        def start(self) -> None: ...
+        def poll(self, timeout_s: float = 0.0) -> list[Event]: ...
+        def fds(self) -> list[int]: ...
+        def due_s(self) -> float | None: ...
+        def pinged_s(self, rank: int) -> float: ...
+        def signal(self, number: int, rank: int | None = None) -> int: ...
+        def stop(self, number: int = 0) -> None: ...
+        def kill(self) -> None: ...
+        def report(self) -> Report: ...
+        def close(self) -> None: ...
+        def forget(self) -> None: ...
+
+    class Spawner(Protocol):
+        """Starts workers. world_size: how many ranks there are."""
+
+        world_size: int
+
+        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[Runner]:
+            """Start these, in order, as one group; apart: each as a group of its own. restarts: how often that was
+            done before. Raises UsageError, ProgramError, StartError: then none is left."""
+
+        def close(self) -> None:
+            """What it holds beside its runners. Safe twice."""
+
+        def forget(self) -> None:
+            """In a forked child."""
+
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
+
+
+def python_command(module: str = "worker") -> list[str]:
+    """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody
+    can import the caller's script by mistake, and this package is found wherever it lies.
+
+    Raises UsageError: there is no Python to start (sys.executable)."""
+    if not sys.executable:
+        raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined] # as multiprocessing does
+
+    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT, module=module)]
+
+
+class ExecSpawner:
+    """Each worker in a Python of its own, on this machine. Ranks that are started together are one NodeRun.
+
+    nproc: workers in all, or auto, gpu, cpu. env: their whole environment (None: ours). cwd: where they start.
+    flags: as for `run`: log_dir, console, grace, gpus_per_proc, keep_going, ... `command`: what is started instead of
+    our own worker, to which descriptor 0 is its channel.
+    """
+
+    def __init__(
+        self,
+        *,
+        nproc: int | str = 1,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        command: Sequence[str] | None = None,
+        **flags: object,
+    ) -> None:
+        words = tuple(command or python_command())
+        self._environ = dict(os.environ if env is None else env)
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        if self._cwd is not None and not os.path.isdir(self._cwd):
+            raise UsageError(f"cwd={self._cwd} is not a directory")
+        flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
+        request = read_flags(flags, words, {})
+        if request.roster is not None:
+            raise UsageError("these workers are of one machine")
+        assert request.options is not None
+        self.options = request.options
+        self._command = find_command(words, self._environ, cwd=self._cwd or "")
+        self._node = survey(self.options, self._environ)
+        self.world_size = self._node.nproc
+        self.notices = self._node.notices
+        self._port = self.options.master_port or free_port()
+
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
+        """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
+        them keeps that of the others."""
+        if restarts and len(ranks) == self.world_size and not self.options.master_port:
+            self._port = free_port()
+        runners: list[ExecRunner] = []
+        try:
+            for group in [[rank] for rank in ranks] if apart else [ranks]:
+                runners += self._gang(self._plan(group, restarts)).runners
+        except BaseException:
+            for runner in runners:
+                runner.close()
+            raise
+        return runners
+
+    def _gang(self, plan: Plan) -> Gang:
+        return Gang(plan, self.options, self._environ, self._cwd)
+
+    def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
+        launch_id = new_launch_id()
+        plan = make_plan(
+            self.options,
+            self._command,
+            [self._node],
+            launch_id=launch_id,
+            master_port=self._port,
+            environ=self._environ,
+            error_dir=error_folder(self.options, launch_id, self._environ),
+        )
+        env = tuple(
+            (name, str(restarts) if name == "TORCHELASTIC_RESTART_COUNT" else value) for name, value in plan.env
+        )
+        return replace(plan, env=env, workers=tuple(plan.workers[rank] for rank in ranks))
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+    def forget(self) -> None:
+        """Nor here."""
+
+
+class Gang:
+    """What was started together: one NodeRun, and a channel for each of its workers."""
+
+    def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
+        import socket
+
+        self.runners: list[ExecRunner] = []
+        theirs: dict[int, socket.socket] = {}
+        self.run: Run | None = None
+        try:
+            for worker in plan.workers:
+                ours, theirs[worker.rank] = socket.socketpair()
+                self.runners.append(
+                    ExecRunner(self, worker.rank, worker.local_rank, plan.nodes[0].host, ours.detach())
+                )
+            stdins = {rank: end.fileno() for rank, end in theirs.items()}
+            self.run = self._make_run(plan, options, environ, cwd, stdins)
+            self.run.start()
+        except BaseException:  # KeyboardInterrupt may come between any two steps
+            for runner in self.runners:
+                runner.close()
+            raise
+        finally:
+            for end in theirs.values():
+                end.close()
+        self.poll()
+
+    def _make_run(
+        self,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+    ) -> Run:
+        return NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
+
+    def poll(self) -> None:
+        """Take what happened to all of them."""
+        if self.run is None or self.run.ended:
+            return
+        if any(event.kind in ("started", "exited", "ended") for event in self.run.poll(0.0)):
+            for runner, exit_ in zip(self.runners, self.run.outcome.exits(), strict=True):
+                runner.note(exit_)
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """What that one wrote last to stderr."""
+        assert isinstance(self.run, NodeRun)
+        for index, worker in enumerate(self.run.plan.workers):
+            if worker.rank == rank:
+                return last_words(self.run.group, index, worker)[1]
+        return ()
+
+    def close_if_last(self) -> None:
+        """Kill and free all, once no runner needs it."""
+        if self.run is not None and all(runner.is_closed for runner in self.runners):
+            self.run.close()
+
+
+class ExecRunner:
+    """A Runner of an ExecSpawner."""
+
+    def __init__(self, gang: Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
+        self._gang = gang
+        self.rank = rank
+        self.local_rank = local_rank
+        self.host = host
+        self.pid = 0
+        self.exit: Exit | None = None
+        self.tasks, self.events = connect(fd)
+        self.is_closed = False
+
+    def note(self, exit_: Exit) -> None:
+        """What its group says of it now."""
+        self.pid = exit_.pid or 0
+        if exit_.end_s is None or self.exit is not None:
+            return
+        if exit_.shell_code and not exit_.last_lines:
+            exit_ = replace(exit_, last_lines=self._gang.last_lines(self.rank))
+        self.exit = exit_
+
+    @property
+    def ended(self) -> bool:
+        run = self._gang.run
+        return run is None or run.ended
+
+    def fds(self) -> Sequence[int]:
+        run = self._gang.run
+        return () if run is None else run.fds()
+
+    def due_s(self) -> float | None:
+        run = self._gang.run
+        return None if run is None else run.due_s()
+
+    def poll(self) -> None:
+        self._gang.poll()
+
+    def pinged_s(self) -> float:
+        run = self._gang.run
+        return 0.0 if run is None or run.ended else run.pinged_s(self.rank)
+
+    def signal(self, number: int) -> int:
+        run = self._gang.run
+        return 0 if run is None else run.signal(number, self.rank)
+
+    def stop(self, number: int = 0) -> None:
+        if self._gang.run is not None:
+            self._gang.run.stop(number)
+
+    def kill(self) -> None:
+        if self._gang.run is not None:
+            self._gang.run.kill()
+
+    def report(self) -> Report:
+        assert self._gang.run is not None
+        return self._gang.run.report()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.tasks.close(0.0)
+        self.events.close()
+        self._gang.close_if_last()
+
+    def forget(self) -> None:
+        self.is_closed = True
+        self.tasks.forget()
+        self.events.forget()
+        if self._gang.run is not None:
+            self._gang.run.forget()

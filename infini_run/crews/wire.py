@@ -1,0 +1,134 @@
+"""Between a launcher and its zygote: whole messages over a socket, descriptors with the first byte of one.
+
+Both sides are ours, of one machine and one start, so messages are pickles. Who sends never waits: what the kernel
+does not take is kept, and sent when there is room.
+"""
+
+from __future__ import annotations
+
+import _pickle
+import array
+import socket
+from collections import deque
+from struct import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_HEAD = Struct(">QI")  # bytes of the message, descriptors that come with it
+_MOST = 200  # descriptors at a time; the kernel takes 253 (SCM_MAX_FD)
+_CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
+
+
+class Wire:
+    """Messages to and fro, without waiting. `has_ended`: the other side is gone; what it said before has been given
+    out."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._in = bytearray()
+        self._out: deque[memoryview] = deque()
+        self.has_ended = False
+
+    def fileno(self) -> int:
+        """Readable when there is something to `take`."""
+        return self._socket.fileno()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether something waits for room: call `flush` when it can be written."""
+        return bool(self._out)
+
+    def send(self, message: object) -> None:
+        """Send, or keep what finds no room now."""
+        data = _pickle.dumps(message, 5)
+        self._out += (memoryview(_HEAD.pack(len(data), 0)), memoryview(data))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was kept, as far as there is room."""
+        while self._out:
+            try:
+                sent = self._socket.send(self._out[0])
+            except BlockingIOError:
+                return
+            except OSError:  # EPIPE, ECONNRESET: nobody reads any more
+                self._out.clear()
+                return
+            if sent == len(self._out[0]):
+                self._out.popleft()
+            else:
+                self._out[0] = self._out[0][sent:]
+
+    def take(self) -> list[object]:
+        """What has come."""
+        while not self.has_ended:
+            try:
+                data = self._socket.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            self._in += data
+            self.has_ended = not data
+        found: list[object] = []
+        while len(self._in) >= _HEAD.size:
+            end = _HEAD.size + _HEAD.unpack_from(self._in)[0]
+            if len(self._in) < end:
+                break
+            found.append(_pickle.loads(bytes(self._in[_HEAD.size : end])))
+            del self._in[:end]
+        return found
+
+    def close(self) -> None:
+        """Safe twice."""
+        self._socket.close()
+
+
+def send_parcel(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
+    """A message with descriptors, over a socket that blocks. Raises OSError: nobody is there."""
+    data = _pickle.dumps(message, 5)
+    sock.sendall(_HEAD.pack(len(data), len(fds)))
+    for at in range(0, len(fds), _MOST):
+        rights = array.array("i", fds[at : at + _MOST])
+        sock.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    sock.sendall(data)
+
+
+def receive_parcel(sock: socket.socket) -> tuple[object, list[int]] | None:
+    """The next one; its descriptors are the caller's to close. None: the other side has ended."""
+    head = _receive(sock, _HEAD.size)
+    if head is None:
+        return None
+    size, count = _HEAD.unpack(head)
+    fds: list[int] = []
+    while len(fds) < count:
+        byte, some, _, _ = socket.recv_fds(sock, 1, min(_MOST, count - len(fds)), _CLOEXEC)
+        fds += some
+        if not byte or not some:  # none came: our own limit of descriptors
+            _close_all(fds)
+            raise OSError(24, f"{count} descriptors could not be received")
+    data = _receive(sock, size)
+    if data is None:
+        _close_all(fds)
+        return None
+    return _pickle.loads(data), fds
+
+
+def _receive(sock: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    import os
+
+    for fd in fds:
+        os.close(fd)

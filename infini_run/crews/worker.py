@@ -1,0 +1,164 @@
+"""A worker: what runs in its process, from the first message to the last.
+
+It is started with its channel as descriptor 0 (`main`), or forked by somebody who has it (`serve`). The user's code
+runs in the main thread, one task after the other; nothing else runs. Whatever it raises in a task is told and
+survived; SystemExit and a signal end it, as they end any program. The channel's end says how it went: with an END it
+was in order, without one it died.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from infini_run.channel import connect
+from infini_run.crews.context import Cancelled, Context, Inbox, set_current
+from infini_run.crews.failure import describe
+from infini_run.crews.messages import NO_TASK, Done, Hello, Taken, decode, encode
+from infini_run.crews.messages import Cancelled as Gone
+from infini_run.crews.payload import dump, load, load_task
+from infini_run.errors import Broken
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+    from infini_run.channel import Receiver, Sender
+    from infini_run.crews.messages import Message, Task
+
+_BAD = 1  # exit code of a worker that could not start or stop; it has said why
+
+
+def main() -> None:
+    """The process of an ExecSpawner."""
+    fd = os.dup(0)  # above 2: the core connects all three; dup(2) of Python's is not inherited
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    leave(serve(fd))
+
+
+def leave(code: int) -> NoReturn:
+    """End as a program ends (threads, atexit, what is not written yet), but for taking every module apart, which with
+    torch takes longer than most functions."""
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
+
+
+def serve(fd: int) -> int:
+    """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
+    code does."""
+    sender, receiver = connect(fd)
+    try:
+        return Worker(sender, receiver).run()
+    except Broken:
+        return _BAD  # the supervisor is gone, and there is nobody to tell
+
+
+class Worker:
+    """One life of a worker."""
+
+    def __init__(self, sender: Sender, receiver: Receiver) -> None:
+        self._sender = sender
+        self._inbox = Inbox(receiver)
+        hello = decode(receiver.recv_bytes())
+        assert isinstance(hello, Hello)
+        sys.path[:] = hello.path or sys.path
+        sys.argv[:] = hello.argv or sys.argv
+        if hello.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
+            os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))
+        self._hello = hello
+        self.context = Context(hello, self._inbox, sender)
+        set_current(self.context)
+
+    def run(self) -> int:
+        """Start, do what comes, stop."""
+        if self._hello.log_level >= 0:
+            from infini_run.crews.logs import send_records
+
+            send_records(self._sender, self._hello.log_level)
+        try:
+            part = _part(self._hello)
+            part.start(self.context)
+        except Exception as error:
+            return self._give_up(error)
+        self.context.ready()
+        self._work(part)
+        try:
+            part.stop(self.context)
+        except Exception as error:
+            return self._give_up(error)
+        self._sender.close()
+        return 0
+
+    def _give_up(self, error: BaseException) -> int:
+        self._send(describe(error, NO_TASK))
+        return _BAD
+
+    def _work(self, part: Part) -> None:
+        inbox = self._inbox
+        while True:
+            inbox.look(0.0 if inbox.tasks else None)
+            if inbox.tasks:
+                self._do(part, inbox.tasks.popleft())
+            elif inbox.has_ended:
+                return
+
+    def _do(self, part: Part, task: Task) -> None:
+        """One task, from Taken to its end."""
+        self.context._task = task.task
+        try:
+            if task.task in self._inbox.cancelled:
+                raise Cancelled
+            self._send(Taken(task=task.task))
+            done = part.task(self.context, load_task(task.body))
+            name = f"the result of rank {self.context.rank}, of {type(done)!r},"
+            self._send(Done(task=task.task, body=dump(done, name, in_worker=True)))
+        except Cancelled:
+            self._send(Gone(task=task.task))
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._send(describe(error, task.task))
+        finally:
+            self.context._task = NO_TASK
+            self._inbox.cancelled.discard(task.task)
+
+    def _send(self, message: Message) -> None:
+        self._sender.send_bytes(encode(message))
+
+
+class Part:
+    """What the worker is for, as three functions."""
+
+    def __init__(self, task: Callable[..., Any], start: Callable[..., Any], stop: Callable[..., Any]) -> None:
+        self.task = task
+        self.start = start
+        self.stop = stop
+
+
+def _part(hello: Hello) -> Part:
+    if not hello.target:
+        return Part(_call, _nothing, _nothing)
+    target: Any = load(hello.target)
+    if not isinstance(target, type):
+        return Part(target, _nothing, _nothing)
+    made = target()
+    return Part(made.task, getattr(made, "start", _nothing), getattr(made, "stop", _nothing))
+
+
+def _call(context: Context, call: Any) -> object:
+    function, args, kwargs = call
+    return function(*args, **kwargs)
+
+
+def _nothing(context: Context) -> None:
+    return None

@@ -1,0 +1,289 @@
+"""A zygote: a process that has imported what workers need, and becomes workers, by fork, on request.
+
+It forks from its main thread, where it is the only one, and where no device was touched: a fork has neither the other
+threads nor a device's context. Else it refuses, and says why. It talks with its launcher over descriptor 0: a launch
+comes with a socket of its own, on which its events go back, and which says by its end that the launch is not wanted
+any more. When the launcher is gone, all of it goes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import socket
+import sys
+import weakref
+
+from infini_run.crews.fork import Birth, Forked, ForkRun
+from infini_run.crews.wire import Wire, receive_parcel, send_parcel
+from infini_run.errors import InfiniRunError
+from infini_run.plan import MARK
+from infini_run.poller import READ, WRITE, Poller
+from infini_run.words import last_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from infini_run.group import Event
+
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NPROC_PER_NODE", "NOTIFY_SOCKET")
+_BLAS = "OPENBLAS_NUM_THREADS"
+
+
+def main() -> None:
+    """The process of a ForkSpawner."""
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    zygote = Zygote(control)
+    try:
+        zygote.run()
+    except Forked as forked:
+        birth = forked.birth
+    else:
+        return
+    zygote.forget()
+    fd = become(birth, zygote.mark)
+    from infini_run.crews.worker import leave, serve
+
+    leave(serve(fd))
+
+
+class Zygote:
+    """The launcher's words in, workers out. mark: where in memory the mark is by which processes are known."""
+
+    def __init__(self, control: socket.socket) -> None:
+        libc = ctypes.CDLL(None)
+        libc.getenv.restype = ctypes.c_void_p
+        self.mark: int = libc.getenv(MARK.encode())
+        self._control = control
+        self._poller = Poller()
+        self._runs: list[_Run] = []
+        self._has_ended = False
+
+    def run(self) -> None:
+        """Until the launcher is gone. Raises Forked in a worker."""
+        hello: Any = receive_parcel(self._control)
+        if hello is None:
+            return
+        (preload, path, argv), _ = hello
+        sys.path[:] = path
+        sys.argv[:] = argv
+        for name in list(os.environ):
+            if name in _OF_A_RANK or name.endswith(("_RANK", "_WORLD_SIZE")):
+                del os.environ[name]
+        answer = _import(preload)
+        send_parcel(self._control, answer)
+        self._poller.watch(self._control.fileno(), READ, self._take)
+        try:
+            while not self._has_ended:
+                self._poller.poll(None)
+        finally:
+            for run in list(self._runs):
+                run.close()
+
+    def _take(self) -> None:
+        parcel: Any = receive_parcel(self._control)
+        if parcel is None:
+            self._has_ended = True
+            return
+        (plan, options, environ, cwd), fds = parcel
+        wire, stdout, stderr, *channels = fds
+        stdins = {worker.rank: fd for worker, fd in zip(plan.workers, channels, strict=True)}
+        fork_run = ForkRun(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=stdout, stderr=stderr)
+        run = _Run(self._poller, self._runs, Wire(socket.socket(fileno=wire)), fork_run)
+        run.start()
+
+    def forget(self) -> None:
+        """In a worker: none of it is ours."""
+        for run in list(self._runs):
+            run.forget()
+        self._poller.close()
+        self._control.close()
+
+
+class _Run:
+    """One launch: its workers, and the wire to whoever asked for it."""
+
+    def __init__(self, poller: Poller, runs: list[_Run], wire: Wire, run: ForkRun) -> None:
+        self._poller = poller
+        self._runs = runs
+        self._wire = wire
+        self._run = run
+        self._watched: list[int] = []
+
+    def start(self) -> None:
+        self._runs.append(self)
+        refusal = find_refusal()
+        try:
+            if refusal:
+                self._wire.send(("refused", refusal))
+            else:
+                self._run.start()
+                self._wire.send(("started", None))
+        except InfiniRunError as error:
+            self._wire.send(("failed", error))
+        if self._run.ended:
+            self.close()
+            return
+        self._poller.watch(self._wire.fileno(), READ, self._hear)
+        self._follow()
+
+    def _follow(self) -> None:
+        """What happened to the workers, to who asked for them."""
+        events = self._run.poll(0.0)
+        if events:
+            self._wire.send(("events", (events, self._words(events))))
+        if self._run.ended:
+            self.close()
+            return
+        for fd in self._run.fds():
+            if fd not in self._watched:
+                self._watched.append(fd)
+                self._poller.watch(fd, READ, self._follow)
+        self._await_room()
+
+    def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...]]]:
+        """The last words of those that ended badly."""
+        workers, group = self._run.plan.workers, self._run.group
+        ended = [e.worker for e in events if e.kind == "exited" and not e.is_plain]
+        return {workers[index].rank: last_words(group, index, workers[index]) for index in ended}
+
+    def _hear(self) -> None:
+        messages: Any = self._wire.take()
+        for kind, value in messages:
+            getattr(self._run, kind)(*value)
+        self._wire.flush()
+        if self._wire.has_ended:
+            self.close()
+        else:
+            self._follow()
+
+    def _await_room(self) -> None:
+        self._poller.watch(self._wire.fileno(), READ | WRITE if self._wire.is_full else READ, self._hear)
+
+    def close(self) -> None:
+        """Kill what is left; the end of the wire says that nothing is."""
+        self._forget_watched()
+        self._runs.remove(self)
+        self._run.close()
+        self._wire.close()
+
+    def _forget_watched(self) -> None:
+        for fd in (*self._watched, self._wire.fileno()):
+            self._poller.forget(fd)
+
+    def forget(self) -> None:
+        """In a worker. What the epoll set watches is shared with the true one: it is only closed."""
+        self._run.forget()
+        self._wire.close()
+
+
+def _import(names: Sequence[str]) -> str:
+    """Import what workers will need; why that cannot be, or "". One thread must be alive: OpenBLAS, in numpy, starts
+    as many as there are cores while it is loaded, but for this variable."""
+    from importlib import import_module
+
+    before = os.environ.get(_BLAS)
+    os.environ[_BLAS] = "1"
+    try:
+        for name in names:
+            import_module(name)
+    except Exception as error:  # whatever the module raises
+        return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
+    finally:
+        if before is None:
+            del os.environ[_BLAS]
+        else:
+            os.environ[_BLAS] = before
+    import gc
+
+    _find_blas()
+    from infini_run.crews import by_value, logs, worker  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # pages that nobody writes to stay shared with the workers
+    return ""
+
+
+def find_refusal() -> str:
+    """Why this process must not be forked, or ""."""
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1:
+        return f"{len(threads)} threads run in it after the imports, and a fork has only one of them"
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(_DEVICES):
+            return f"the imports have opened {target}, and a fork cannot use that"
+    return ""
+
+
+def become(birth: Birth, mark: int) -> int:
+    """In the child: be as a process that was started for this. Returns the channel's descriptor."""
+    ctypes.memmove(mark, birth.mark.encode(), len(birth.mark))  # /proc/PID/environ, of our own forks too
+    os.dup2(birth.stdout, 1)
+    os.dup2(birth.stderr, 2)
+    os.close(birth.stdout)
+    os.close(birth.stderr)
+    os.environ.clear()
+    os.environ.update(birth.env)
+    if birth.cwd:
+        os.chdir(birth.cwd)
+    _disown()
+    _reseed()
+    _set_threads()
+    go = os.read(birth.gate, 1)
+    os.close(birth.gate)
+    if not go:
+        os._exit(1)  # the launch was given up
+    return birth.channel
+
+
+def _disown() -> None:
+    """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker,
+    to what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own
+    logs is done as ever."""
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    for module, name in (("multiprocessing.util", "_exit_function"), ("logging", "shutdown")):
+        if module in sys.modules:
+            atexit.register(getattr(sys.modules[module], name))
+
+
+def _reseed() -> None:
+    """`random` does so itself, torch begins with the same seed in every process anyway."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _set_threads() -> None:
+    """OpenBLAS, in what was loaded already, with the threads that it would have found for itself in a fresh process.
+    OMP_NUM_THREADS was the same at the imports."""
+    asked = os.environ.get(_BLAS) or os.environ.get("OMP_NUM_THREADS") or "0"
+    count = int(asked) if asked.isdigit() else 0
+    count = count or len(os.sched_getaffinity(0))
+    if count > 1:
+        for set_threads in _blas:
+            set_threads(count)
+
+
+_blas: list[Any] = []  # the functions that set its number of threads, one for each copy that was loaded
+
+
+def _find_blas() -> None:
+    names = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
+    with open("/proc/self/maps") as maps:
+        paths = {line.split()[-1] for line in maps if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        _blas.extend(getattr(library, name) for name in names if hasattr(library, name))

@@ -1,0 +1,146 @@
+"""Objects to bytes and back. A parcel is a pickle and, beside it, the large buffers that it speaks of, uncopied.
+
+Protocol 5 puts large arrays out of band (PEP 574); the same is done here for large bytes and bytearrays, which pickle
+would copy into its stream. Functions and classes go by cloudpickle, which is imported when the first one comes: what
+is built of plain types and of our own records needs none of it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import FunctionType
+
+from infini_run.errors import CannotUnpickle, UnpicklableError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
+
+LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a place of its own
+_PROTOCOL = 5
+_ATOMS = frozenset((type(None), bool, int, float, complex, str))
+# opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
+_SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
+_NEXT_BUFFER = b"\x97"
+
+
+class Parcel:
+    """An object as bytes: its pickle, and the buffers that belong to it. It can itself be sent, and whoever passes
+    it on needs to know nothing of what is in it."""
+
+    __slots__ = ("buffers", "head")
+
+    def __init__(self, head: bytes, buffers: Sequence[Buffer] = ()) -> None:
+        self.head = head
+        self.buffers = buffers
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+    def unpack(self) -> object:
+        """The object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
+        return unpack(self.head, self.buffers)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Parcel, (self.head, list(self.buffers))
+
+    def __repr__(self) -> str:
+        return f"<Parcel of {self.size} bytes>"
+
+
+class _Foreign(Exception):
+    """What is being pickled may need cloudpickle."""
+
+
+class _Pickler(pickle.Pickler):
+    """Of plain types and of our own."""
+
+    def reducer_override(self, thing: object) -> Any:
+        if isinstance(thing, (type, FunctionType)):
+            home = thing.__module__
+            if home != "builtins" and not home.startswith("infini_run."):
+                raise _Foreign
+        return NotImplemented
+
+
+class _Chunks(list):  # type: ignore[type-arg]
+    """A file to pickle into, that keeps what is written as it is written."""
+
+    write = list.append
+    seen = 0  # so many have been looked at
+
+
+def pack(thing: object) -> Parcel:
+    """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
+    UnpicklableError, which says what in it does not pickle."""
+    if type(thing) in _ATOMS:
+        return Parcel(pickle.dumps(thing, _PROTOCOL))
+    try:
+        return _pack(thing, _Pickler)
+    except (_Foreign, pickle.PicklingError, TypeError, AttributeError, RecursionError):
+        pass  # by reference it does not go; by value it may
+    import cloudpickle
+
+    try:
+        return _pack(thing, cloudpickle.Pickler)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            raise
+        raise UnpicklableError(f"cannot be pickled: {error}") from error
+
+
+def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
+    chunks = _Chunks()
+    buffers: list[Buffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        is_small = memoryview(buffer).nbytes < LARGE
+        if not is_small:
+            _take_out(chunks, buffers)
+            buffers.append(buffer)
+        return is_small
+
+    pickler(chunks, _PROTOCOL, buffer_callback=keep).dump(thing)
+    _take_out(chunks, buffers)
+    return Parcel(chunks[0] if len(chunks) == 1 else b"".join(chunks), buffers)
+
+
+def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
+    """Large bytes are written as they are, after the chunk that ends with their opcode and length; nothing else
+    comes in one piece so large, but text. Their place becomes that of a buffer out of band."""
+    start, chunks.seen = max(chunks.seen, 1), len(chunks)
+    for at in range(start, len(chunks)):
+        size = len(chunks[at])
+        if size < LARGE:
+            continue
+        before = chunks[at - 1]
+        if before[-5:-4] in _SHORT and int.from_bytes(before[-4:], "little") == size:
+            cut = 5
+        elif before[-9:-8] in _LONG and int.from_bytes(before[-8:], "little") == size:
+            cut = 9
+        else:
+            continue
+        buffers.append(chunks[at])
+        chunks[at - 1], chunks[at] = before[:-cut], _NEXT_BUFFER
+
+
+def unpack(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
+    """The object. Raises CannotUnpickle: the code that it asks for is not there, or fails."""
+    try:
+        return pickle.loads(head, buffers=buffers)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            raise
+        raise CannotUnpickle(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def blank_bytes(size: int) -> tuple[memoryview, io.BytesIO]:
+    """Room to be filled, and whose `getvalue()` is the bytes then, without a copy (io.BytesIO.getbuffer)."""
+    keeper = io.BytesIO(bytes(size))
+    return keeper.getbuffer(), keeper

@@ -1,0 +1,326 @@
+"""Launcher.run: what a function gets, what comes back, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+
+import pytest
+from conftest import marked
+
+import infini_run as ir
+
+WAYS = {"exec": (), "fork": ["fractions"]}
+
+
+@pytest.fixture(params=WAYS)
+def preload(request):
+    """Workers that are started, and workers that are forked."""
+    return WAYS[request.param]
+
+
+@pytest.fixture
+def run(preload):
+    def run(function, *args, nproc=2, **flags):
+        return ir.Launcher(nproc_per_node=nproc, preload=preload, **flags).run(function, *args)
+
+    return run
+
+
+def by_name(word, *, more=""):
+    return f"{word}{more} {os.environ['RANK']}"
+
+
+class Account:
+    def __init__(self, money):
+        self.money = money
+
+    def __eq__(self, other):
+        return self.money == other.money
+
+
+# ---- results
+
+
+def test_each_rank_gets_the_call_and_its_result_comes_back_by_rank(run):
+    result = run(lambda x, y: (int(os.environ["RANK"]), x + y), 2, 3, nproc=3)
+    assert isinstance(result, ir.LaunchResult)
+    assert list(result) == [(0, 5), (1, 5), (2, 5)]
+    assert (len(result), result[1], result.rank(2)) == (3, (1, 5), (2, 5))
+
+
+def test_a_result_is_found_by_host_and_local_rank_and_names_what_there_is(run):
+    result = run(os.getpid)
+    host = os.uname().nodename
+    assert result.hosts == (host,)
+    assert result.index(host, 1) == result.rank(1)
+    assert result.by_host == {host: list(result)}
+    with pytest.raises(IndexError, match="the ranks are 0 to 1"):
+        result.rank(2)
+    with pytest.raises(KeyError, match="the hosts are"):
+        result.index("elsewhere", 0)
+    with pytest.raises(IndexError, match="are 0 to 1"):
+        result.index(host, 2)
+
+
+def test_keyword_arguments_travel():
+    assert ir.Launcher().run(by_name, "a", more="b")[0] == "ab 0"
+
+
+def test_closures_partials_and_classes_of_no_module_travel_by_value(run):
+    class Local:
+        def __init__(self, n):
+            self.n = n
+
+    kept = Local(7)
+    assert run(lambda: Local(kept.n + 1))[0].n == 8
+    assert list(run(functools.partial(by_name, "p"))) == ["p 0", "p 1"]
+
+
+def test_a_rank_sees_what_a_rank_of_a_command_sees(run):
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GLOBAL_PROC_RANK", "NNODES"]
+    names += ["PROC_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "INFINI_RUN_ID"]
+    first, second = run(lambda: {name: os.environ.get(name) for name in names})
+    differing = {name for name in names if first[name] != second[name]}
+    assert differing == {"RANK", "LOCAL_RANK", "GLOBAL_PROC_RANK"}
+    assert [first["RANK"], second["RANK"], first["WORLD_SIZE"]] == ["0", "1", "2"]
+    assert None not in first.values()
+
+
+def test_every_rank_is_a_process_group_of_its_own_with_stdin_from_nowhere(run):
+    found = run(lambda: (os.getpid(), os.getpgid(0), os.readlink("/proc/self/fd/0"), sys.stdin.read()))
+    assert [pid for pid, *_ in found] == [group for _, group, *_ in found]
+    assert {rest for *_, a, b in found for rest in [(a, b)]} == {("/dev/null", "")}
+
+
+def open_files():
+    found = {}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}").split(":")[0]
+        except OSError:
+            continue  # the listing itself
+    return found
+
+
+def test_a_rank_has_no_descriptor_beyond_its_own(run):
+    inherited = [kind for fd, kind in open_files().items() if fd > 2 and os.get_inheritable(fd)]
+    kinds = run(open_files)[1]
+    assert sorted(kinds.values()) == sorted(["/dev/null", "pipe", "pipe", "socket", *inherited])
+
+
+def test_one_worker_is_enough_and_there_may_be_many(run):
+    assert list(run(lambda: os.environ["RANK"], nproc=1)) == ["0"]
+    assert list(run(lambda: int(os.environ["RANK"]), nproc=12)) == list(range(12))
+
+
+def test_large_results_and_arguments_come_whole(run):
+    data = os.urandom(20_000_000)
+    result = run(lambda given: given[::-1], data)
+    assert [value == data[::-1] for value in result] == [True, True]
+
+
+def test_what_a_worker_reads_late_does_not_hold_the_launcher(tmp_path):
+    """Its start fills the pipe of its output before it reads its task, which fills the channel."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.stderr.write('x' * 300_000 + '\\n')")
+    env = {"PYTHONPATH": str(tmp_path)}
+    result = ir.Launcher(env=env, preload=(), log_dir=tmp_path / "logs", console="none").run(len, b"x" * 10_000_000)
+    assert result[0] == 10_000_000
+
+
+def test_two_launches_in_two_threads_are_apart(preload):
+    found = {}
+
+    def work(name):
+        found[name] = list(ir.Launcher(nproc_per_node=2, preload=preload).run(lambda: (name, os.environ["RANK"])))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {name: [(name, "0"), (name, "1")] for name in "ab"}
+
+
+def test_a_worker_may_launch_workers_of_its_own(run):
+    result = run(lambda: list(ir.Launcher(nproc_per_node=2, preload=()).run(lambda: os.environ["WORLD_SIZE"])), nproc=1)
+    assert result[0] == ["2", "2"]
+
+
+def test_random_numbers_differ_between_ranks(run):
+    import random
+
+    assert len(set(run(lambda: random.random(), nproc=4))) == 4
+
+
+# ---- environment, folder, logs
+
+
+def test_variables_are_set_from_a_file_and_by_name(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    (tmp_path / "env").write_text('# a comment\nexport FROM_FILE="a b"\nBOTH=file\n')
+    seen = run(lambda: dict(os.environ), env={"BOTH": "name"}, env_file=tmp_path / "env")[1]
+    assert (seen["OURS"], seen["FROM_FILE"], seen["BOTH"]) == ("1", "a b", "name")
+
+
+def test_only_what_matches_is_copied_where_patterns_are_given(run, monkeypatch):
+    monkeypatch.setenv("KEPT_1", "x")
+    monkeypatch.setenv("DROPPED", "x")
+    patterns = ["KEPT_*", "PATH", "TEST_RUN", "TMPDIR", "LD_LIBRARY_PATH"]
+    seen = run(lambda: dict(os.environ), copy_env=patterns)[0]
+    assert "KEPT_1" in seen
+    assert "DROPPED" not in seen
+
+
+def test_workers_start_where_they_are_told(run, tmp_path):
+    assert run(os.getcwd, cwd=tmp_path)[0] == str(tmp_path)
+
+
+def test_prints_are_prefixed_and_written_to_a_file_for_each_rank(run, tmp_path, capfd):
+    def talk():
+        print("out", os.environ["RANK"])
+        print("err", file=sys.stderr)
+
+    run(talk, log_dir=tmp_path / "logs")
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
+    assert sorted(err.splitlines()) == ["[rank 0 ERROR] err", "[rank 1 ERROR] err"]
+    lines = (tmp_path / "logs" / "rank_1.log").read_text().splitlines()
+    assert sorted(lines) == ["ERROR: err", "out 1"]
+
+
+def test_a_hundred_thousand_lines_of_two_ranks_are_all_there(run, tmp_path):
+    def flood():
+        for number in range(100_000):
+            print(f"line {number}")
+
+    run(flood, log_dir=tmp_path, console="none")
+    for rank in range(2):
+        lines = (tmp_path / f"rank_{rank}.log").read_text().splitlines()
+        assert lines == [f"line {number}" for number in range(100_000)]
+
+
+def test_logging_records_reach_our_handlers_with_rank_and_host_and_are_text(run, caplog):
+    class Odd:
+        def __str__(self):
+            return "odd"
+
+    def log():
+        logger = logging.getLogger("train.deep")
+        logger.info("loss %s of %s", 0.5, Odd())
+        logger.debug("too little")
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            logger.exception("caught")
+
+    with caplog.at_level(logging.INFO):
+        run(log, logging="INFO")
+    records = [record for record in caplog.records if record.name == "train.deep"]
+    assert sorted((r.rank, r.levelname) for r in records) == [(n, level) for n in (0, 1) for level in ("ERROR", "INFO")]
+    assert {record.host for record in records} == {os.uname().nodename}
+    texts = [record.getMessage() for record in records if record.rank == 0]
+    assert texts[0] == "loss 0.5 of odd"
+    assert "ValueError: inner" in texts[1]
+
+
+def test_records_stay_with_the_workers_where_nobody_handles_them_here(run, caplog):
+    run(lambda: logging.getLogger("x").warning("w"), logging=False, console="none")
+    assert [record for record in caplog.records if record.name == "x"] == []
+
+
+def test_a_function_can_say_how_far_it_is():
+    def work():
+        worker = ir.this_worker()
+        worker.progress(1, 2)
+        return worker.rank, worker.world_size
+
+    assert list(ir.Launcher(nproc_per_node=2).run(work)) == [(0, 2), (1, 2)]
+    with pytest.raises(ir.UsageError, match="no worker"):
+        ir.this_worker()
+
+
+# ---- what is refused before anything starts
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    def refuse(*given, **more):
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr("infini_run.node.NodeRun.start", refuse)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+def test_a_call_is_checked_before_anything_starts():
+    launcher = ir.Launcher(nproc_per_node=2)
+    with pytest.raises(ir.UsageError, match="3 is not callable"):
+        launcher.run(3)
+    with pytest.raises(ir.UnpicklableError, match="argument 1, of <class 'generator'>"):
+        launcher.run(print, 1, (n for n in ()))
+    with pytest.raises(ir.UnpicklableError, match="argument lock="):
+        launcher.run(print, lock=threading.Lock())
+    lock = threading.Lock()
+
+    def holds():
+        return lock
+
+    with pytest.raises(ir.UnpicklableError, match=r"the function '.*holds'"):
+        launcher.run(holds)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nproc_per_node": 0}, "--nproc_per_node=0: a whole number from 1"),
+        ({"nproc_per_node": -1}, "--nproc_per_node=-1"),
+        ({"nproc_per_node": True}, "nproc_per_node=True: a number from 1 on"),
+        ({"nproc_per_node": [1, 2]}, "2 numbers for 1 hosts"),
+        ({"nproc_per_node": []}, "nproc_per_node="),
+        ({"hosts": []}, "hosts=.*: give a list of names"),
+        ({"hosts": [""]}, "hosts=.*: give a list of names"),
+        ({"preload": "torch"}, "preload='torch': give a list"),
+        ({"backend": 3}, "backend=3"),
+        ({"timeout_s": 0}, "timeout_s=0: a number of seconds above 0"),
+        ({"agent_timeout_s": "x"}, "agent_timeout_s='x'"),
+        ({"logging": "LOUD"}, "logging='LOUD'"),
+        ({"progress": "line"}, "progress='line'"),
+        ({"cwd": "/nowhere"}, "cwd=/nowhere is not a directory"),
+        ({"env": {"A": 1}}, "names and values are strings"),
+        ({"env": {"A=B": "1"}}, "cannot be a variable"),
+        ({"env_file": "/nowhere"}, "env_file=/nowhere cannot be read"),
+        ({"copy_env": "PATH"}, "copy_env='PATH': give a list"),
+        ({"nope": 1}, "there is no flag --nope"),
+        ({"preload": ["fractions"], "bind": "cores"}, "bind= and preload= do not go together"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_starts")
+def test_what_makes_no_sense_is_refused_before_anything_starts(given, message):
+    with pytest.raises(ir.UsageError, match=message):
+        ir.Launcher(**given).run(os.getpid)
+
+
+def test_a_module_that_cannot_be_preloaded_is_one_error_and_leaves_nothing():
+    with pytest.raises(ir.UsageError, match="preload: no_such_module cannot be imported: ModuleNotFoundError"):
+        ir.Launcher(preload=["no_such_module"]).run(os.getpid)
+    assert marked() == {}
+
+
+def test_a_launch_that_takes_too_long_is_stopped(run, bell):
+    started = time.monotonic()
+    with pytest.raises(ir.LaunchTimeout, match=r"not returned on every rank within 1 s; all ranks were stopped"):
+        run(time.sleep, 600, timeout_s=1)
+    assert time.monotonic() - started < 60
+
+
+def test_workers_that_do_not_come_up_are_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(600)")
+    env = {"PYTHONPATH": str(tmp_path)}
+    with pytest.raises(ir.LaunchTimeout, match=r"rank 0 on .*, rank 1 on .*: not up within 0\.5 s"):
+        ir.Launcher(nproc_per_node=2, env=env, preload=(), agent_timeout_s=0.5).run(os.getpid)
+    with pytest.raises(ir.StartError, match=r"the imports took longer than 0\.5 s"):
+        ir.Launcher(nproc_per_node=2, env=env, preload=["fractions"], agent_timeout_s=0.5).run(os.getpid)
