@@ -113,7 +113,7 @@ class Crew:
         limits = _limits(ready_timeout_s, watchdog_s, drain_s)
         if not isinstance(max_events, int) or max_events < 1:
             raise UsageError(f"max_events={max_events!r}: give a whole number above 0")
-        policy = check(restart or NEVER)
+        policy = check(NEVER if restart is None else restart)
         hello = Hello(
             path=tuple(sys.path),
             argv=tuple(sys.argv),

@@ -37,6 +37,8 @@ NEVER = Restart(max_restarts=0)
 
 def check(restart: Restart) -> Restart:
     """The same. Raises UsageError: it makes no sense."""
+    if not isinstance(restart, Restart):
+        raise UsageError(f"restart={restart!r}: give a Restart, or None for no restarts")
     if restart.strategy not in STRATEGIES:
         raise UsageError(f"Restart(strategy={restart.strategy!r}): allowed are {', '.join(STRATEGIES)}")
     if not isinstance(restart.max_restarts, int) or restart.max_restarts < 0:

@@ -114,6 +114,7 @@ if TYPE_CHECKING:
             """In a forked child."""
 
 
+_MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
 
@@ -153,6 +154,8 @@ class ExecSpawner:
         if self._cwd is not None and not os.path.isdir(self._cwd):
             raise UsageError(f"cwd={self._cwd} is not a directory")
         flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
+        if flags.keys().isdisjoint(_MEETING):
+            flags["standalone"] = True  # a free port: several crews may be up at once
         request = read_flags(flags, words, {})
         if request.roster is not None:
             raise UsageError("these workers are of one machine")

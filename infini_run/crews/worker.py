@@ -56,6 +56,7 @@ def leave(code: int) -> NoReturn:
 def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
     code does."""
+    os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
     sender, receiver = connect(fd)
     try:
         return Worker(sender, receiver).run()

@@ -1,0 +1,567 @@
+"""Crews: tasks and their answers, events, health, from threads and from asyncio; what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import CancelledError, as_completed, wait
+
+import pytest
+from conftest import CHILDREN, LIMIT_S, is_alive, marked, until
+
+import infini_run as ir
+
+sys.path.insert(0, str(CHILDREN))
+from crew_parts import echo, obey
+
+ROOT = os.path.dirname(os.path.dirname(ir.__file__))
+
+
+@pytest.fixture
+def crew():
+    with ir.Crew(obey, nproc=2, grace=1) as crew:
+        yield crew
+
+
+# ---- tasks
+
+
+def test_a_task_is_answered_by_its_worker():
+    with ir.Crew(echo, nproc=2) as crew:
+        assert [crew.worker(rank).ask("x").result() for rank in (1, 0)] == [(1, "x"), (0, "x")]
+
+
+def test_an_ask_of_the_crew_is_answered_by_any_worker():
+    with ir.Crew(echo, nproc=2) as crew:
+        asks = [crew.ask(i) for i in range(100)]
+        assert [ask.result()[1] for ask in asks] == list(range(100))
+
+
+def test_a_closure_and_a_class_of_the_caller_travel_by_value():
+    factor = 3
+
+    class Number:
+        def __init__(self, n):
+            self.n = n
+
+    with ir.Crew(lambda ctx, number: Number(factor * number.n)) as crew:
+        answer = crew.ask(Number(5)).result()
+    assert isinstance(answer, Number)
+    assert answer.n == 15
+
+
+def test_a_class_starts_once_and_stops_last(bell):
+    path = bell.path
+
+    class Counter:
+        def start(self, ctx):
+            self.count = 100
+
+        def task(self, ctx, n):
+            self.count += n
+            return self.count
+
+        def stop(self, ctx):
+            with open(path, "w") as file:
+                print("stopped at", self.count, file=file)
+
+    with ir.Crew(Counter) as crew:
+        assert [crew.ask(n).result() for n in (1, 2)] == [101, 103]
+    assert bell.hear(1) == ["stopped at 103"]
+
+
+def test_what_a_worker_raises_is_raised_here_with_its_traceback_and_place(crew):
+    with pytest.raises(ValueError, match="the last word") as caught:
+        crew.worker(1).ask(("burst and raise", 0)).result()
+    assert caught.value.rank == 1
+    assert caught.value.host == os.uname().nodename
+    (note,) = caught.value.__notes__
+    assert "on rank 1" in note
+    assert "in burst_and_raise" in note
+    assert "crews/worker.py" not in note
+
+
+class Unmakeable(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one}-{two}")
+
+
+def test_an_exception_that_cannot_be_made_again_comes_in_words():
+    def serve(ctx, task):
+        raise Unmakeable(1, 2)
+
+    with ir.Crew(serve) as crew, pytest.raises(ir.RemoteError, match=r"Unmakeable: 1-2") as caught:
+        crew.ask(0).result()
+    assert "raise Unmakeable(1, 2)" in caught.value.trace
+
+
+def test_a_result_that_cannot_be_pickled_is_told_by_name_and_the_worker_lives(crew):
+    with pytest.raises(ir.UnpicklableError, match=r"the result.*generator"):
+        crew.worker(0).ask("unpicklable").result()
+    assert crew.worker(0).ask(("square", 3)).result() == 9
+
+
+def test_large_tasks_and_results_go_both_ways_at_once(crew):
+    data = bytes(20_000_000)
+    asks = [crew.worker(0).ask(("size", data)) for _ in range(3)]
+    more = [crew.worker(0).ask(("bytes", 20_000_000)) for _ in range(3)]
+    assert [ask.result() for ask in asks] == [20_000_000] * 3
+    assert all(ask.result() == data for ask in more)
+
+
+def test_ten_thousand_small_tasks_come_back_in_order(crew):
+    assert list(crew.map(("square", n) for n in range(10_000))) == [n * n for n in range(10_000)]
+
+
+def test_a_map_takes_items_as_there_is_room(crew):
+    taken = []
+
+    def endless():
+        while True:
+            taken.append(1)
+            yield "pid"
+
+    results = crew.map(endless())
+    next(results)
+    assert len(taken) < 500
+    results.close()
+
+
+def test_a_map_fails_as_soon_as_any_item_does(crew, bell, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with pytest.raises(ValueError, match="the last word"):
+        list(crew.map([("be slow", bell.path, str(gate)), ("burst and raise", 0)]))
+    bell.hear(1)
+    with open(gate, "w") as file:
+        file.write("go on")
+
+
+def test_a_map_fails_with_the_death_of_a_worker_and_loses_no_other_task():
+    with ir.Crew(obey, nproc=2, restart=ir.Restart()) as crew:
+        with pytest.raises(ir.WorkerDied, match="SIGKILL"):
+            list(crew.map([*(("square", n) for n in range(100)), "killed", *(("square", n) for n in range(100))]))
+        assert list(crew.map(("square", n) for n in range(100))) == [n * n for n in range(100)]
+
+
+# ---- cancelling
+
+
+def test_a_task_that_has_begun_is_cancelled_at_its_checkpoint(crew, bell):
+    ask = crew.worker(0).ask(("wait for cancel", bell.path))
+    bell.hear(1)
+    assert ask.cancel()
+    with pytest.raises(CancelledError):
+        ask.result()
+    assert crew.worker(0).ask(("square", 2)).result() == 4
+    assert ask.cancelled()
+
+
+def test_a_task_that_waits_is_cancelled_before_it_begins(crew, bell, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    first = crew.worker(0).ask(("be slow", bell.path, str(gate)))
+    bell.hear(1)
+    second = crew.worker(0).ask(("be slow", bell.path, str(gate)))
+    second.cancel()
+    gate.write_text("opened")
+    assert first.result() == "opened"
+    assert crew.worker(0).ask("pid").result() > 0  # nobody rang a second time, nor waits at the gate
+    assert second.cancelled()
+
+
+def test_what_was_sent_is_cancelled_by_its_number(crew, bell):
+    task = crew.worker(0).send(("wait for cancel", bell.path))
+    bell.hear(1)
+    crew.worker(0).cancel(task)
+    kinds = {}
+    while "cancelled" not in kinds:
+        kinds |= {event.kind: event.task for event in crew.events(LIMIT_S)}
+    assert kinds["cancelled"] == task
+
+
+# ---- events
+
+
+def test_events_tell_what_workers_say_in_order():
+    with ir.Crew(obey, nproc=1) as crew:
+        task = crew.worker(0).send(("emit", 3))
+        crew.worker(0).send(("status", "loading"))
+        crew.worker(0).send(("progress", 3, 32))
+        events = []
+        while sum(event.kind == "done" for event in events) < 3:
+            events += crew.events(LIMIT_S)
+    kinds = [event.kind for event in events]
+    assert kinds == [
+        "started",
+        "ready",
+        "emitted",
+        "emitted",
+        "emitted",
+        "done",
+        "status",
+        "done",
+        "progress",
+        "done",
+    ]
+    assert [event.value for event in events[2:6]] == [0, 1, 2, 3]
+    assert {event.task for event in events[2:6]} == {task}
+    assert events[6].text == "loading"
+    assert (events[8].done, events[8].of) == (3, 32)
+    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+
+
+@pytest.mark.parametrize("count", [0, 1, 20, 5000])
+@pytest.mark.parametrize(("how", "last"), [("burst and raise", ValueError), ("burst and die", ir.WorkerDied)])
+def test_a_burst_and_the_error_after_it_all_come(count, how, last):
+    with ir.Crew(obey, restart=ir.Restart()) as crew:
+        crew.worker(0).send((how, count))
+        values, error = [], None
+        while error is None:
+            for event in crew.events(LIMIT_S):
+                if event.kind == "emitted":
+                    values.append(event.value)
+                elif event.kind == "failed":
+                    error = event.error
+    assert values == list(range(count))
+    assert isinstance(error, last)
+
+
+def test_what_was_said_before_a_close_is_still_read():
+    crew = ir.Crew(obey)
+    for _ in range(5):
+        crew.worker(0).send(("emit", 100))
+    assert crew.close().problems == ()
+    values = [event.value for event in crew if event.kind == "emitted"]
+    assert values == list(range(100)) * 5
+
+
+def test_a_worker_s_last_words_are_in_the_error():
+    crew = ir.Crew(obey)
+    with pytest.raises(ir.WorkerDied, match="exit code 7") as caught:
+        crew.ask("say and die").result()
+    assert caught.value.last_lines[-1] == "my last words"
+    assert "  | my last words" in str(caught.value)
+    crew.close()
+
+
+def test_prints_are_prefixed_and_logged(tmp_path, capfd):
+    def serve(ctx, task):
+        print("hello from", ctx.rank)
+
+    with ir.Crew(serve, nproc=2, log_dir=tmp_path) as crew:
+        crew.worker(1).ask(0).result()
+    assert "[rank 1] hello from 1" in capfd.readouterr().out
+    assert "hello from 1" in (tmp_path / "rank_1.log").read_text()
+
+
+def test_logging_records_come_to_our_loggers_with_rank_and_host(caplog):
+    def serve(ctx, task):
+        logging.getLogger("mine").warning("careful, %s", task)
+
+    with caplog.at_level(logging.INFO), ir.Crew(serve, nproc=2, log_level=logging.INFO) as crew:
+        crew.worker(1).ask("you").result()
+    (record,) = [record for record in caplog.records if record.name == "mine"]
+    assert (record.getMessage(), record.rank, record.host) == ("careful, you", 1, os.uname().nodename)
+
+
+# ---- health
+
+
+def test_signs_of_life_keep_the_watchdog_quiet():
+    with ir.Crew(obey, watchdog_s=0.5) as crew:
+        assert crew.ask(("ping", 20, 0.05)).result()
+
+
+def test_silence_is_a_failure():
+    with ir.Crew(obey, watchdog_s=0.2, restart=ir.Restart()) as crew:
+        with pytest.raises(ir.WorkerDied, match="hung: no sign of life for"):
+            crew.ask(("sleep", 600)).result()
+        assert crew.ask(("square", 2)).result() == 4
+
+
+def test_who_asks_for_more_time_gets_it():
+    with ir.Crew(obey, watchdog_s=0.2) as crew:
+        assert crew.ask(("extend", LIMIT_S, 0.6)).result() == "done"
+
+
+def test_a_slow_start_may_ask_for_more_time():
+    class Slow:
+        def start(self, ctx):
+            ctx.extend(60)
+            time.sleep(0.6)
+
+        def task(self, ctx, task):
+            return task
+
+    with ir.Crew(Slow, ready_timeout_s=0.3) as crew:
+        assert crew.ask(1).result() == 1
+
+
+def test_watchdog_says_so_in_the_environment():
+    with ir.Crew(obey, watchdog_s=2.5) as crew:
+        assert crew.ask(("env", "WATCHDOG_USEC")).result() == "2500000"
+
+
+def test_a_ping_to_the_notify_socket_is_a_sign_of_life():
+    def serve(ctx, task):
+        import os
+        import socket
+        import time
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for _ in range(10):
+                sender.sendto(b"WATCHDOG=1", "\0" + os.environ["NOTIFY_SOCKET"][1:])
+                time.sleep(0.1)
+        return "alive"
+
+    with ir.Crew(serve, watchdog_s=0.5) as crew:
+        assert crew.ask(0).result() == "alive"
+
+
+def test_idle_workers_are_not_watched():
+    with ir.Crew(obey, watchdog_s=0.1) as crew:
+        assert crew.ask(("square", 2)).result() == 4
+        assert crew.events(0.5)
+        assert crew.events(0.5) == []
+        assert crew.ask(("square", 3)).result() == 9
+
+
+# ---- threads and asyncio
+
+
+def test_many_threads_ask_at_once(crew):
+    found = []
+
+    def ask(n):
+        found.extend(crew.ask(("square", n * 100 + i)).result() for i in range(50))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted((n * 100 + i) ** 2 for n in range(8) for i in range(50))
+
+
+def test_futures_are_those_of_concurrent_futures(crew):
+    asks = [crew.ask(("square", n)) for n in range(20)]
+    assert {ask.result() for ask in as_completed(asks)} == {n * n for n in range(20)}
+    assert not wait(asks).not_done
+    assert asks[0].exception() is None
+    failed = crew.ask(("burst and raise", 0))
+    assert isinstance(failed.exception(), ValueError)
+
+
+def test_asyncio_awaits_asks_and_events():
+    async def main():
+        async with ir.Crew(obey, nproc=2) as crew:
+            answers = await asyncio.gather(*(crew.ask(("square", n)) for n in range(50)))
+            crew.worker(1).send(("emit", 3))
+            values = []
+            async for event in crew:
+                if event.kind == "emitted":
+                    values.append(event.value)
+                if event.kind == "done":
+                    break
+            with pytest.raises(ValueError, match="the last word"):
+                await crew.ask(("burst and raise", 0))
+            return answers, values
+
+    assert asyncio.run(main()) == ([n * n for n in range(50)], [0, 1, 2])
+
+
+def test_cancelling_a_coroutine_cancels_its_task(crew, bell):
+    async def main():
+        async def ask():
+            await crew.worker(0).ask(("wait for cancel", bell.path))
+
+        task = asyncio.ensure_future(ask())
+        while not select_ready(bell):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert crew.worker(0).ask(("square", 2)).result() == 4
+
+
+def select_ready(bell):
+    import select
+
+    return select.select([bell._fd], [], [], 0)[0]
+
+
+def test_async_iteration_ends_when_the_crew_is_closed():
+    async def main():
+        crew = ir.Crew(obey)
+        closing = asyncio.ensure_future(crew.aclose())
+        kinds = [event.kind async for event in crew]
+        await closing
+        return kinds
+
+    assert asyncio.run(main())[-1] == "stopped"
+
+
+def test_two_crews_at_once_know_nothing_of_each_other():
+    with ir.Crew(echo, nproc=2) as one, ir.Crew(echo, nproc=1) as two:
+        assert two.ask(1).result() == (0, 1)
+        assert one.worker(1).ask(2).result() == (1, 2)
+        two.close()
+        assert one.worker(0).ask(3).result() == (0, 3)
+
+
+def test_a_crew_in_a_worker_works_and_goes_with_it():
+    def serve(ctx, task):
+        import os
+
+        import infini_run as ir
+
+        with ir.Crew(lambda ctx, task: (os.getpid(), task), nproc=2) as inner:
+            answers = [inner.worker(i).ask(i).result() for i in range(2)]
+            if task == "die":
+                os.kill(os.getpid(), 9)
+            return answers
+
+    with ir.Crew(serve, restart=ir.Restart(), grace=1) as crew:
+        assert [answer for _, answer in crew.ask("live").result()] == [0, 1]
+        with pytest.raises(ir.WorkerDied):
+            crew.ask("die").result()
+        assert [answer for _, answer in crew.ask("live").result()] == [0, 1]
+    until(lambda: marked() == {})
+
+
+# ---- what a worker is
+
+
+def test_a_worker_imports_little(crew):
+    modules = crew.ask("modules").result()
+    for heavy in ("argparse", "asyncio", "typing", "cloudpickle", "dataclasses", "subprocess", "infini_run.group"):
+        assert heavy not in modules
+
+
+def test_a_worker_never_sees_the_caller_s_main(crew):
+    assert "obey" not in crew.ask("main").result()
+
+
+def test_a_script_without_a_main_guard_makes_one_crew(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {ROOT!r})\n"
+        "import infini_run as ir\n"
+        "print('main', flush=True)\n"
+        "class Thing: pass\n"
+        "def helper(): return Thing()\n"
+        "def serve(ctx, task): return helper()\n"
+        "with ir.Crew(serve, nproc=2) as crew:\n"
+        "    print(isinstance(crew.ask(0).result(), Thing))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "main\nTrue\n", "")
+
+
+def test_a_worker_s_stdin_is_empty_and_its_argv_ours(crew):
+    def serve(ctx, task):
+        import sys
+
+        return sys.stdin.read(), sys.argv
+
+    with ir.Crew(serve) as crew:
+        assert crew.ask(0).result() == ("", sys.argv)
+
+
+def test_env_is_the_whole_environment(monkeypatch):
+    monkeypatch.setenv("OURS", "1")
+    with ir.Crew(obey, env={"THEIRS": "2"}) as crew:
+        assert crew.ask(("env", "THEIRS")).result() == "2"
+        assert crew.ask(("env", "OURS")).result() is None
+        assert crew.ask(("env", "RANK")).result() == "0"
+
+
+def test_what_a_worker_started_ends_with_it(bell):
+    with ir.Crew(obey, restart=ir.Restart(), grace=0.3) as crew:
+        crew.ask(("children", bell.path)).result()
+        pids = list(map(int, bell.hear(1)[0].split()[1:]))
+        with pytest.raises(ir.WorkerDied):
+            crew.ask("killed").result()
+        assert crew.ask(("restarts",)).result() == 1
+        assert not any(map(is_alive, pids))
+
+
+def test_a_signal_reaches_a_worker(crew):
+    with pytest.raises(ir.UsageError, match="there is no such signal"):
+        crew.signal(9999)
+    assert crew.signal(signal.SIGCONT) == 2
+    assert crew.worker(1).signal(signal.SIGCONT) == 1
+
+
+# ---- what is refused, with nothing started
+
+
+@pytest.mark.parametrize(
+    ("target", "more", "words"),
+    [
+        ("no function", {}, "target='no function': give a function"),
+        (int, {}, "give a function"),
+        (echo, {"nproc": 0}, "nproc_per_node"),
+        (echo, {"watchdog_s": -1}, "watchdog_s=-1: give a number of seconds"),
+        (echo, {"drain_s": float("inf")}, "drain_s=inf"),
+        (echo, {"max_events": 0}, "max_events=0"),
+        (echo, {"restart": ir.Restart(strategy="all")}, "allowed are one_for_one, one_for_all, rest_for_one"),
+        (echo, {"restart": ir.Restart(max_restarts=-1)}, "max_restarts=-1"),
+        (echo, {"restart": ir.Restart(within_s=0)}, "within_s=0"),
+        (echo, {"restart": ir.Restart(delay_s=5, max_delay_s=1)}, "delay_s=5"),
+        (echo, {"restart": "always"}, "restart='always'"),
+        (echo, {"grase": 3}, "grase"),
+        (echo, {"cwd": "/nowhere"}, "cwd=/nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(target, more, words):
+    with pytest.raises(ir.UsageError) as caught:
+        ir.Crew(target, **more)
+    assert words in str(caught.value)
+
+
+def test_a_target_that_cannot_be_pickled_is_refused_by_name():
+    lock = threading.Lock()
+    with pytest.raises(ir.UnpicklableError, match=r"target cannot be pickled.*lock"):
+        ir.Crew(lambda ctx, task: lock)
+
+
+def test_a_task_that_cannot_be_pickled_is_refused_at_the_sender(crew):
+    with pytest.raises(ir.UnpicklableError, match="what was asked cannot be pickled"):
+        crew.ask(i for i in range(3))
+
+
+def test_a_target_that_cannot_be_unpickled_says_so():
+    class Bad:
+        def __reduce__(self):
+            return (__import__, ("no_such_module",))
+
+        def __call__(self, ctx, task):
+            return None
+
+    with pytest.raises(ir.CrewFailed, match=r"could not start.*no_such_module"), ir.Crew(Bad()) as crew:
+        crew.ask(0).result()
+
+
+def test_a_rank_that_is_not_there_is_refused(crew):
+    with pytest.raises(ir.UsageError, match=r"worker\(2\): the ranks are 0 to 1"):
+        crew.worker(2)
+
+
+def test_nothing_is_asked_of_a_closed_crew():
+    crew = ir.Crew(obey)
+    crew.close()
+    for ask in (crew.ask, crew.worker(0).ask, crew.worker(0).send):
+        with pytest.raises(ir.InfiniRunError, match="closed"):
+            ask("pid")
+    assert crew.signal(15) == 0
+    assert [event.kind for event in crew][-1] == "stopped"
