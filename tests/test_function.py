@@ -147,7 +147,9 @@ def test_two_launches_in_two_threads_are_apart(preload):
 
 
 def test_a_worker_may_launch_workers_of_its_own(run):
-    result = run(lambda: list(ir.Launcher(nproc_per_node=2, preload=()).run(lambda: os.environ["WORLD_SIZE"])), nproc=1)
+    result = run(
+        lambda: list(ir.Launcher(nproc_per_node=2, preload=()).run(lambda: os.environ["WORLD_SIZE"])), nproc=1
+    )
     assert result[0] == ["2", "2"]
 
 
@@ -221,7 +223,9 @@ def test_logging_records_reach_our_handlers_with_rank_and_host_and_are_text(run,
     with caplog.at_level(logging.INFO):
         run(log, logging="INFO")
     records = [record for record in caplog.records if record.name == "train.deep"]
-    assert sorted((r.rank, r.levelname) for r in records) == [(n, level) for n in (0, 1) for level in ("ERROR", "INFO")]
+    assert sorted((r.rank, r.levelname) for r in records) == [
+        (n, level) for n in (0, 1) for level in ("ERROR", "INFO")
+    ]
     assert {record.host for record in records} == {os.uname().nodename}
     texts = [record.getMessage() for record in records if record.rank == 0]
     assert texts[0] == "loss 0.5 of odd"

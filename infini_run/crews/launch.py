@@ -202,6 +202,7 @@ class Launch:
         elif isinstance(message, Failed):
             seat.has_failed = True
             self._fail(rebuild(message, runner.rank, runner.host), runner.rank, message.time_s)
+            runner.tasks.close()  # it ends by itself, though it may not hear a signal
         elif isinstance(message, Log):
             from infini_run.crews.logs import take_record
 
@@ -264,13 +265,8 @@ class Launch:
         self._failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error))
 
     def _stop_if_failed(self) -> None:
-        if self._failures and self._stopped_s is None:
-            if self._terms.keep_going:
-                for seat in self._seats:
-                    if seat.has_failed:
-                        seat.runner.tasks.close()
-            else:
-                self._stop_all()
+        if self._failures and not self._terms.keep_going:
+            self._stop_all()
 
     def _stop_all(self) -> None:
         if self._stopped_s is None:

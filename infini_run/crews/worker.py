@@ -57,6 +57,9 @@ def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
     code does."""
     os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
     sender, receiver = connect(fd)
     try:
         return Worker(sender, receiver).run()
