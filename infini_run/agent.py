@@ -124,7 +124,6 @@ class Agent:
         self._lost = False
         self._stop: int | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
-        self._has_stream = False
         self._stream: Stream | None = None  # between the head and what it runs here
 
     def serve(self, token: bytes | None) -> int:
@@ -145,7 +144,6 @@ class Agent:
             self._wire.send(pack_json(frame.NAME, {"node": self._node}))
         spec = unpack_json(self._next(frame.SPEC)[1])
         self._silence_s = float(spec["silence_s"])
-        self._has_stream = bool(spec["has_stream"])
         try:
             options, command, environ = self._prepare(spec)
         except InfiniRunError as error:
@@ -193,6 +191,8 @@ class Agent:
             options = options_of_agents(self._own)
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = survey(options, environ)
+        if spec["has_stream"]:
+            self._stream = Stream(self._poller, self._wire)  # what comes down may come with GO
         self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
@@ -228,8 +228,6 @@ class Agent:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
         self._told_failure = False
-        if self._has_stream:
-            self._stream = Stream(self._poller, self._wire)
         run = NodeRun(
             plan,
             options,

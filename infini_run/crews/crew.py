@@ -19,6 +19,7 @@ from infini_run.crews.ask import Ask
 from infini_run.crews.member import Job
 from infini_run.crews.messages import Hello
 from infini_run.crews.payload import dump
+from infini_run.crews.place import read_hosts, read_nproc
 from infini_run.crews.restart import NEVER, check
 from infini_run.crews.runner import ExecSpawner
 from infini_run.crews.supervisor import Limits, Supervisor
@@ -27,7 +28,7 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Any
 
@@ -75,12 +76,14 @@ class Crew:
     target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, where
     there is something to do, `start(self, ctx)` and `stop(self, ctx)`: each worker makes one object of it. It travels
     by value where it must (__main__, closures); workers never import the caller's script.
-    nproc: workers, or auto, gpu, cpu. restart: what is done when one fails (None: the crew fails). ready_timeout_s:
-    how long `start` may take; watchdog_s: how long a worker may give no sign of life while it has something to do
+    nproc: workers, or auto, gpu, cpu. hosts: where they run, so many on each (or a list of numbers); "auto": the
+    nodes of the allocation that we are in; None: here. restart: what is done when one fails (None: the crew fails);
+    a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no sign of life while it has something to do
     (ctx.emit, status, progress, checkpoint and ping are signs, and WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it
     likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
     waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
-    before workers are made to wait. env: the workers' whole environment (None: ours). log_dir: a file for each.
+    before workers are made to wait. env: the workers' whole environment (None: ours); on other hosts, what is added
+    to that of a login there (None: what jobs commonly need). log_dir: a file for each.
     log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
     flags: as for `run`.
 
@@ -92,7 +95,8 @@ class Crew:
         self,
         target: Callable[..., Any],
         *,
-        nproc: int | str = 1,
+        nproc: int | str | Sequence[int] = 1,
+        hosts: Sequence[str] | str | None = None,
         restart: Restart | None = None,
         ready_timeout_s: float = 0.0,
         watchdog_s: float = 0.0,
@@ -122,7 +126,8 @@ class Crew:
             target=dump(target, "target"),
         )
         if spawner is None:
-            spawner = ExecSpawner(nproc=nproc, env=env, cwd=cwd, grace=grace, log_dir=log_dir, **flags)
+            given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
+            spawner = _make_spawner(read_hosts(hosts), nproc, given)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -323,6 +328,19 @@ class WorkerHandle:
     def status(self) -> WorkerStatus:
         """How it is now."""
         return self._crew.status().workers[self.rank]
+
+
+def _make_spawner(hosts: Sequence[str], nproc: int | str | Sequence[int], given: dict[str, Any]) -> Spawner:
+    count = read_nproc(nproc, hosts)
+    if not hosts:
+        assert isinstance(count, (int, str))
+        return ExecSpawner(nproc=count, **given)
+    from infini_run.crews.environment import COPIED, make_environ
+    from infini_run.crews.nodes import NodeSpawner
+
+    if given["env"] is None:
+        given["env"] = make_environ(os.environ, COPIED, None, None)
+    return NodeSpawner(hosts, nproc=count, **given)
 
 
 def _limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:
