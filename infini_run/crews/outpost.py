@@ -204,9 +204,10 @@ class Outpost:
     # ---- what happens here
 
     def _follow(self) -> None:
+        for life in self._lives.values():
+            life.runner.poll()  # all of them first: what one of a group takes in is the others', too
         for life in list(self._lives.values()):
             runner = life.runner
-            runner.poll()
             pinged_s = runner.pinged_s()
             if pinged_s - life.pinged_s >= _PING_S:
                 life.pinged_s = pinged_s
