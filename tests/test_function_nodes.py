@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -123,64 +122,18 @@ def test_large_arguments_come_whole_to_every_rank(launcher):
     assert set(launcher().run(check, data)) == {hashlib.sha256(data).hexdigest()}
 
 
-def test_arguments_cross_the_link_once_for_each_node(launcher):
-    """What ssh writes is what has crossed: not more than two nodes' copies, for eight ranks."""
+def test_arguments_cross_the_link_once_for_each_node(bed):
+    """What ssh has written is what has crossed: two nodes' copies, for eight ranks."""
     size = 16 << 20
-    data = os.urandom(size)
-
-    def hold(data, path):
-        with open(path, "w"):
-            pass
-        with open(path + ".go") as file:
-            return len(data), file.read()
-
-    def sent():
-        return sum(_written(pid) for pid, name in children().items() if name.split()[0] == "ssh")
-
-    made = launcher(nproc=4)
-    with _bells(8) as (paths, go):
-        handle = made.start(lambda data: hold(data, paths[int(os.environ["RANK"])]), data)
-        until(lambda: all(os.path.exists(path) for path in paths), LIMIT_S)
-        crossed = sent()
-        go()
-        assert [length for length, _ in handle.result(LIMIT_S)] == [size] * 8
-        handle.close()
+    with ir.Pool(["host1", "host2"], 4, engine="ssh", ssh_config=str(bed.config)) as pool:
+        assert list(pool.run(len, os.urandom(size))) == [size] * 8
+        crossed = sum(_written(pid) for pid, name in children().items() if name.split()[0] == "ssh")
     assert 2 * size <= crossed < 3 * size
 
 
 def _written(pid):
     with open(f"/proc/{pid}/io") as file:
         return int(next(line.split()[1] for line in file if line.startswith("wchar:")))
-
-
-class _bells:  # noqa: N801
-    """A path for each rank to make, and a FIFO beside each that it reads until `go`."""
-
-    def __init__(self, count):
-        import tempfile
-
-        self._folder = tempfile.mkdtemp()
-        self._paths = [f"{self._folder}/{rank}" for rank in range(count)]
-
-    def __enter__(self):
-        for path in self._paths:
-            os.mkfifo(path + ".go")
-        self._fds = [os.open(path + ".go", os.O_RDWR | os.O_CLOEXEC) for path in self._paths]
-        return self._paths, self.go
-
-    def go(self):
-        readers = [open(path + ".go", "w") for path in self._paths]  # noqa: SIM115
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
-        for reader in readers:
-            reader.write("go")
-            reader.close()
-
-    def __exit__(self, *_):
-        for fd in self._fds:
-            os.close(fd)
-        shutil.rmtree(self._folder)
 
 
 def test_output_is_labelled_with_host_and_rank(launcher, capfd):
@@ -232,9 +185,7 @@ def test_a_pool_holds_its_hosts_for_several_launches(bed):
         held = sorted(outposts())
         results = [list(pool.run(lambda i: (os.environ["RANK"], i, os.environ["MASTER_PORT"]), i)) for i in range(3)]
         assert sorted(outposts()) == held
-    assert [[(rank, i) for rank, i, _ in each] for each in results] == [
-        [("0", i), ("1", i)] for i in range(3)
-    ]
+    assert [[(rank, i) for rank, i, _ in each] for each in results] == [[("0", i), ("1", i)] for i in range(3)]
     assert len({port for each in results for _, _, port in each}) == 3
     with pytest.raises(ir.UsageError, match="closed"):
         pool.run(os.getpid)
