@@ -125,7 +125,7 @@ class Outpost:
                 return
             del self._out[:sent]
 
-    def _say(self, kind: str, **value: object) -> None:
+    def _say(self, kind: str, /, **value: object) -> None:
         self._lanes.say({"now": time.time(), kind: value})
 
     # ---- what the other side says
