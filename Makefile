@@ -48,7 +48,7 @@ $(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 torch-env: $(TORCH)/made
 
 torch: torch-env
-	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch tests/test_torch.py $(PYTEST_ARGS)
+	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch tests/test_torch.py tests/test_function_torch.py $(PYTEST_ARGS)
 
 lint: $(VENV)/made
 	$(BIN)/ruff check .

@@ -36,6 +36,18 @@ BARS = {
     "dead": Bar("≤ 200 ms", lambda value, _: value <= 200),
     "joined": Bar("≤ 3000 ms", lambda value, _: value <= 3000),
     "head": Bar("≤ 100 MB", lambda value, _: value <= 100),
+    "functions_torchrunx_1": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
+    "functions_torchrunx_4": Bar("≥ 5x", lambda _, ratio: ratio >= 5),
+    "functions_spawn": Bar("≥ 1x", lambda _, ratio: ratio >= 1),
+    "functions_warm_1": Bar("≤ 20 ms", lambda value, _: value <= 20),
+    "functions_warm_8": Bar("≤ 100 ms", lambda value, _: value <= 100),
+    "functions_loky": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
+    "functions_failure": Bar("≤ 100 ms", lambda value, _: value <= 100),
+    "functions_large": Bar("≤ 1.5 s", lambda value, _: value <= 1.5),
+    "functions_peak": Bar("≤ 2.5x", lambda value, _: value <= 2.5),
+    "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
+    "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
+    "told": Bar("≤ 20 ms", lambda value, _: value <= 20),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 

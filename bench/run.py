@@ -16,7 +16,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import channel
 import core
+import crew
 import ddp
 import engines
 import idle
@@ -40,6 +42,8 @@ FIGURES = {
     "ddp": ddp.measure,
     "many": many.measure,
     "engines": engines.measure,
+    "channel": channel.measure,
+    "crew": crew.measure,
 }
 
 

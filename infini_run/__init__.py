@@ -12,7 +12,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
-    from infini_run.channel import Receiver, Sender
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
     from infini_run.crews.handle import LaunchHandle
@@ -46,7 +45,9 @@ if TYPE_CHECKING:
     from infini_run.group import Event
     from infini_run.launch import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.look import Look
+    from infini_run.receiver import Receiver
     from infini_run.report import Exit, Report
+    from infini_run.sender import Sender
 
 __all__ = [
     "Broken",
@@ -95,7 +96,7 @@ __all__ = [
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
-_HOMES |= {"Receiver": "channel", "Sender": "channel"}
+_HOMES |= {"Receiver": "receiver", "Sender": "sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}

@@ -11,16 +11,18 @@ the message that is being handed over, and never the place in the stream.
 from __future__ import annotations
 
 from bisect import bisect_right
+from io import BytesIO
 from struct import Struct
 
 from infini_run.errors import Broken, MessageTooLong
-from infini_run.parcel import blank_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from io import BytesIO
+    from collections.abc import Callable
 
     Payload = bytes | list[bytes | bytearray]
+    Message = tuple[int, Payload]
+    _State = tuple[int, int, "_Large | None", int, list[int]]
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
@@ -28,22 +30,20 @@ PICKLE, BYTES, PARTS, END = 1, 2, 3, 4
 VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
+_HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
+_NO_LENGTH = (0,)
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
 class Inbox:
-    """Messages of a stream. Read into `room()`, and put into `counts` how many bytes came; then `take()`."""
+    """Messages of a stream: `pull()` bytes, then `take()` what has become whole."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._memory = bytearray(ROOM)
         self._view = memoryview(self._memory)
         # what is in memory: start and stop; the large frame and how much of it is there; what came since
-        self._state: tuple[int, int, _Large | None, int, list[int]] = (0, 0, None, 0, [])
-
-    @property
-    def counts(self) -> list[int]:
-        return self._state[4]
+        self._state: _State = (0, 0, None, 0, [])
 
     @property
     def is_empty(self) -> bool:
@@ -51,48 +51,65 @@ class Inbox:
         start, stop, large, _, _ = self._settle()
         return start == stop and large is None
 
-    def room(self) -> tuple[memoryview, bool]:
-        """Where the next bytes belong, and whether all of it is of one frame."""
+    def pull(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
+        """One read, to where its bytes belong; how many came. What `recv_into` raises is raised, and nothing came."""
+        _, stop, large, _, counts = self._state
+        room = self._view
+        if stop or counts or large is not None:
+            room, is_of_large = self._room()
+            counts = self._state[4]
+            if is_of_large:
+                flags = flags_of_large
+        try:  # one call in C: no interrupt comes between what is received and its count
+            counts.extend(map(recv_into, (room,), _NO_LENGTH, (flags,)))
+        finally:
+            del room  # a traceback would keep it, and with it the memory of a large frame from being let go of
+        return counts[-1]
+
+    def _room(self) -> tuple[memoryview, bool]:
+        """Where the next bytes belong, and whether all of it is of one large frame."""
         start, stop, large, filled, counts = self._settle()
         if large is not None and filled < large.size:
             return large.room(filled), True
         if start == stop:
-            if stop:
-                self._state = 0, 0, large, filled, counts
+            self._state = 0, 0, large, filled, counts
             return self._view, False
         if stop > ROOM // 2 and stop - start <= start:  # to where it does not overlap
             self._view[: stop - start] = self._view[start:stop]
             self._state = start, stop, large, filled, counts = 0, stop - start, large, filled, counts
         return self._view[stop:], False
 
-    def take(self) -> tuple[int, Payload] | None:
+    def take(self) -> Message | None:
         """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
         while True:
-            start, stop, large, filled, counts = self._settle()
+            start, stop, large, _, counts = self._state
             if large is not None:
-                if filled < large.size or start == stop:
+                end = self._end_large(large)
+                if end is None:
                     return None
-                counts_so = self._memory[start] == VALID[0]
-                self._state = start + 1, stop, None, 0, counts
-                if counts_so:
+                if end:
                     return large.kind, large.payload(self._limit)
                 continue
-            if stop - start < HEAD.size:
+            if counts:
+                stop += sum(counts)
+            body = start + _HEAD_SIZE
+            if stop < body:
                 return None
-            kind, count, size = HEAD.unpack_from(self._memory, start)
-            end = start + HEAD.size + size
-            if kind != PARTS and end < stop:
-                payload = bytes(self._view[start + HEAD.size : end])
-                counts_so = self._memory[end] == VALID[0]
-                self._state = end + 1, stop, None, 0, counts
-                if counts_so:
+            kind, count, size = _unpack_head(self._memory, start)
+            end = body + size
+            if end < stop and kind != PARTS:
+                payload = bytes(self._view[body:end])
+                is_valid = self._memory[end]
+                end += 1
+                self._state = (0, 0, None, 0, []) if end == stop else (end, stop, None, 0, [])
+                if is_valid:
                     return kind, payload
-            elif kind == PARTS or size >= _DIRECT:
+            elif size >= _DIRECT or kind == PARTS:
                 self._begin(_Large(kind, count, size, self._limit))
             else:
                 return None
 
-    def _settle(self) -> tuple[int, int, _Large | None, int, list[int]]:
+    def _settle(self) -> _State:
         start, stop, large, filled, counts = self._state
         if counts:
             if large is not None and filled < large.size:
@@ -104,8 +121,8 @@ class Inbox:
 
     def _begin(self, large: _Large) -> None:
         """A large frame: what of it is in memory goes to its own."""
-        start, stop, _, _, counts = self._state
-        start += HEAD.size
+        start, stop, _, _, counts = self._settle()
+        start += _HEAD_SIZE
         filled = 0
         while start < stop and filled < large.size:
             room = large.room(filled)
@@ -113,6 +130,14 @@ class Inbox:
             room[:size] = self._view[start : start + size]
             start, filled = start + size, filled + size
         self._state = start, stop, large, filled, counts
+
+    def _end_large(self, large: _Large) -> bool | None:
+        """Whether the large frame counts, which then is done with; None: it has not come whole."""
+        start, stop, _, filled, counts = self._settle()
+        if filled < large.size or start == stop:
+            return None
+        self._state = start + 1, stop, None, 0, counts
+        return bool(self._memory[start])
 
 
 class _Large:
@@ -123,7 +148,6 @@ class _Large:
         self.size = size
         self._table = bytearray(count * SIZE.size)
         self._starts: list[int] = []
-        self._views: list[memoryview] = []
         self._keepers: list[BytesIO | bytearray] = []
         self._is_over = size - len(self._table) > limit
         if kind != PARTS and not self._is_over:
@@ -135,10 +159,12 @@ class _Large:
             return memoryview(bytearray(min(self.size - filled, 1 << 20)))
         if filled < len(self._table):
             return memoryview(self._table)[filled:]
-        if not self._views:
+        if not self._keepers:
             self._open_parts()
         at = bisect_right(self._starts, filled) - 1
-        return self._views[at][filled - self._starts[at] :]
+        keeper = self._keepers[at]
+        view = memoryview(keeper) if isinstance(keeper, bytearray) else keeper.getbuffer()
+        return view[filled - self._starts[at] :]
 
     def _open_parts(self) -> None:
         start = len(self._table)
@@ -149,21 +175,13 @@ class _Large:
             raise Broken("what came over the channel is not what infini-run sends")
 
     def _open(self, start: int, size: int) -> None:
-        keeper: BytesIO | bytearray
-        if size & WRITABLE:
-            keeper = bytearray(size & ~WRITABLE)
-            view = memoryview(keeper)
-        else:
-            view, keeper = blank_bytes(size)
+        """A part. Bytes are read to where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
         self._starts.append(start)
-        self._views.append(view)
-        self._keepers.append(keeper)
+        self._keepers.append(bytearray(size & ~WRITABLE) if size & WRITABLE else BytesIO(bytes(size)))
 
     def payload(self, limit: int) -> Payload:
         """What came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
         if self._is_over:
             raise MessageTooLong(self.size - len(self._table), limit)
-        for view in self._views:
-            view.release()
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])

@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
     from infini_run.parcel import Buffer, Parcel
 
-END_FRAME = HEAD.pack(END, 0, 0) + VALID
 _JOINED = 1 << 15  # bytes of a payload up to which one copy is cheaper than three pieces
+_pack_head, _OVERHEAD = HEAD.pack, HEAD.size + 1
 _PIECES = 512  # of one sendmsg (IOV_MAX is 1024)
 _ZEROS = memoryview(bytes(1 << 16))
 
 
 class Outgoing:
-    """A frame on its way. Put into `counts` how many bytes of it were written."""
+    """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written."""
 
     __slots__ = ("counts", "is_filler", "is_live", "pieces", "size")
 
-    def __init__(self, pieces: list[Buffer], *, is_filler: bool = False, is_live: bool = False) -> None:
+    def __init__(self, pieces: Sequence[Buffer], size: int, is_filler: bool = False) -> None:
         self.pieces = pieces
-        self.size = sum(map(_size_of, pieces))
-        self.counts: list[int] = []
+        self.size = size
         self.is_filler = is_filler
-        self.is_live = is_live  # somebody waits for it: it is to be finished and not given up
+        self.is_live = False  # somebody waits for it: it is to be finished and not given up
+        self.counts: list[int] = []
 
     @property
     def written(self) -> int:
@@ -37,7 +37,7 @@ class Outgoing:
     def is_done(self) -> bool:
         return self.written == self.size
 
-    def rest(self) -> list[Buffer]:
+    def rest(self) -> Sequence[Buffer]:
         """The next pieces to write."""
         skip = self.written
         if not skip and len(self.pieces) <= _PIECES:
@@ -58,44 +58,57 @@ class Outgoing:
         """What makes this frame a void one, if a part of it has been written: its head and table as they are, nothing
         for its payload, and the word that it does not count."""
         written = self.written
-        if not 0 < written < self.size or self.is_filler:
-            return None if written in (0, self.size) else self
+        left = self.size - written
+        if self.is_filler:
+            return self if left else None
+        if not written or not left:
+            return None
         first = bytes(self.pieces[0])
         if len(self.pieces) == 1:
-            return Outgoing([first[written:-1] + VOID], is_filler=True)
+            return Outgoing([first[written:-1] + VOID], left, True)
         pieces: list[Buffer] = [first[written:]] if written < len(first) else []
         blank = self.size - 1 - max(written, len(first))
         pieces += [_ZEROS] * (blank // len(_ZEROS))
         pieces += [_ZEROS[: blank % len(_ZEROS)], VOID]
-        return Outgoing(pieces, is_filler=True)
+        return Outgoing(pieces, left, True)
 
 
 def _size_of(piece: Buffer) -> int:
     return len(piece) if type(piece) is bytes else memoryview(piece).nbytes
 
 
-def bytes_frame(data: Buffer | Sequence[Buffer], limit: int) -> list[Buffer]:
-    """The pieces of a frame: bytes, or several that are one. Raises MessageTooLong."""
-    pieces = data if type(data) is list else [data]
-    size = sum(map(_size_of, pieces))
-    _check(size, limit)
-    head = HEAD.pack(BYTES, 0, size)
-    return [b"".join((head, *pieces, VALID))] if size <= _JOINED else [head, *pieces, VALID]
+def end_frame() -> Outgoing:
+    """The last one."""
+    return _frame(END, (), 0)
 
 
-def parcel_frame(parcel: Parcel, limit: int) -> list[Buffer]:
-    """The pieces of a frame. Raises MessageTooLong."""
+def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Outgoing:
+    """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
+    if type(data) is list:
+        size = sum(map(_size_of, data))
+        pieces = tuple(data)
+    else:
+        size = _size_of(data)  # type: ignore[arg-type]
+        pieces = (data,)  # type: ignore[assignment]
+    if size > limit:
+        raise MessageTooLong(size, limit)
+    return _frame(BYTES, pieces, size)
+
+
+def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
+    """Raises MessageTooLong."""
     size = parcel.size
-    _check(size, limit)
+    if size > limit:
+        raise MessageTooLong(size, limit)
     if not parcel.buffers:
-        head = HEAD.pack(PICKLE, 0, size)
-        return [b"".join((head, parcel.head, VALID))] if size <= _JOINED else [head, parcel.head, VALID]
+        return _frame(PICKLE, (parcel.head,), size)
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     sizes = [len(parcel.head), *(view.nbytes | (0 if view.readonly else WRITABLE) for view in views)]
     table = b"".join(map(SIZE.pack, sizes))
-    return [HEAD.pack(PARTS, len(sizes), len(table) + size) + table, parcel.head, *views, VALID]
+    head = HEAD.pack(PARTS, len(sizes), len(table) + size) + table
+    return Outgoing([head, parcel.head, *views, VALID], len(head) + size + 1)
 
 
-def _check(size: int, limit: int) -> None:
-    if size > limit:
-        raise MessageTooLong(size, limit)
+def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> Outgoing:
+    pieces = (_pack_head(kind, 0, size), *data, VALID)
+    return Outgoing((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)

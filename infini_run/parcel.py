@@ -7,7 +7,6 @@ is built of plain types and of our own records needs none of it.
 
 from __future__ import annotations
 
-import io
 import pickle
 from types import FunctionType
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a place of its own
 _PROTOCOL = 5
-_ATOMS = frozenset((type(None), bool, int, float, complex, str))
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
 _NEXT_BUFFER = b"\x97"
@@ -41,7 +40,10 @@ class Parcel:
     @property
     def size(self) -> int:
         """How many bytes it has."""
-        return len(self.head) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        size = len(self.head)
+        for buffer in self.buffers:
+            size += memoryview(buffer).nbytes
+        return size
 
     def unpack(self) -> object:
         """The object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
@@ -76,23 +78,61 @@ class _Chunks(list):  # type: ignore[type-arg]
     seen = 0  # so many have been looked at
 
 
-def pack(thing: object) -> Parcel:
+def pack(thing: object, name: str = "message") -> Parcel:
     """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
-    UnpicklableError, which says what in it does not pickle."""
-    if type(thing) in _ATOMS:
-        return Parcel(pickle.dumps(thing, _PROTOCOL))
+    UnpicklableError, which says what in it does not pickle; `name` is what it is called there."""
+    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
+        head = pickle.dumps(thing, _PROTOCOL)
+        if len(head) < LARGE:
+            return Parcel(head)
     try:
         return _pack(thing, _Pickler)
-    except (_Foreign, pickle.PicklingError, TypeError, AttributeError, RecursionError):
-        pass  # by reference it does not go; by value it may
+    except BaseException as error:
+        if isinstance(error, Exception):  # as it is, it does not go; by value it may
+            return _pack_by_value(thing, name)
+        raise
+
+
+def _pack_by_value(thing: object, name: str) -> Parcel:
     import cloudpickle
 
     try:
         return _pack(thing, cloudpickle.Pickler)
     except BaseException as error:
-        if not isinstance(error, Exception):
-            raise
-        raise UnpicklableError(f"cannot be pickled: {error}") from error
+        if isinstance(error, Exception):
+            raise unpicklable(thing, name, error) from error
+        raise
+
+
+def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
+    """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
+    if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
+        return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
+    from infini_run.culprit import find_culprit
+
+    path, culprit = find_culprit(thing, name, _fault_of)
+    kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
+    why = _fault_of(culprit) or error
+    return UnpicklableError(f"{path} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})", path)
+
+
+def _fault_of(thing: object) -> Exception | None:
+    import cloudpickle
+
+    try:
+        cloudpickle.Pickler(_Nowhere(), _PROTOCOL, buffer_callback=bool).dump(thing)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            return error
+        raise
+    return None
+
+
+class _Nowhere:
+    """A file to pickle into, that keeps nothing."""
+
+    def write(self, data: bytes) -> int:
+        return len(data)
 
 
 def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
@@ -138,9 +178,3 @@ def unpack(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
         if not isinstance(error, Exception):
             raise
         raise CannotUnpickle(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
-
-
-def blank_bytes(size: int) -> tuple[memoryview, io.BytesIO]:
-    """Room to be filled, and whose `getvalue()` is the bytes then, without a copy (io.BytesIO.getbuffer)."""
-    keeper = io.BytesIO(bytes(size))
-    return keeper.getbuffer(), keeper

@@ -238,6 +238,14 @@ def gate() -> Iterator[Callable[[], Gate]]:
         one.close()
 
 
+@pytest.fixture
+def shut(tmp_path: Path) -> str:
+    """A FIFO that nobody opens for writing: who reads it waits."""
+    path = str(tmp_path / "shut")
+    os.mkfifo(path)
+    return path
+
+
 class Command:
     """A running `infini-run`, or any other program, of a test; it is always ended and reaped."""
 

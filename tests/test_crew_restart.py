@@ -70,10 +70,10 @@ def test_one_for_one_starts_the_failed_one_alone():
 
 
 @pytest.mark.parametrize(("strategy", "first"), [("one_for_all", 0), ("rest_for_one", 1)])
-def test_the_others_are_stopped_and_started_with_it(strategy, first, bell, tmp_path):
+def test_the_others_are_stopped_and_started_with_it(strategy, first, bell, shut):
     with ir.Crew(obey, nproc=3, restart=ir.Restart(strategy=strategy), grace=1) as crew:
         before = pids_of(crew)
-        busy = crew.worker(2).ask(("be slow", bell.path, str(tmp_path)))
+        busy = crew.worker(2).ask(("be slow", bell.path, shut))
         bell.hear(1)
         with pytest.raises(ir.WorkerDied):
             crew.worker(1).ask("killed").result()
@@ -141,9 +141,9 @@ def test_too_many_failures_fail_the_crew_with_all_causes():
     assert (crew.close().phase, crew.failure.rank) == ("CLOSED", 0)
 
 
-def test_the_first_failure_fails_a_crew_without_a_policy(bell, tmp_path):
+def test_the_first_failure_fails_a_crew_without_a_policy(bell, shut):
     crew = ir.Crew(obey, nproc=2, grace=1)
-    other = crew.worker(1).ask(("be slow", bell.path, str(tmp_path)))
+    other = crew.worker(1).ask(("be slow", bell.path, shut))
     bell.hear(1)
     with pytest.raises(ir.WorkerDied, match=r"rank 0 .* SIGSEGV"):
         crew.worker(0).ask("segv").result()

@@ -186,7 +186,7 @@ def test_a_signal_reaches_one_rank_or_all(preload, bell):
         until(lambda: handle.exits[1] is not None)
         assert handle.exits[1].signal == signal.SIGUSR1
         assert handle.signal(signal.SIGUSR2) == 1
-        with pytest.raises(ir.WorkerDied, match="rank 1 .* killed by SIGUSR1"):
+        with pytest.raises(ir.WorkerDied, match=r"rank 1 .* killed by SIGUSR1"):
             handle.result(LIMIT_S)
     assert handle.signal(signal.SIGUSR1) == 0
 

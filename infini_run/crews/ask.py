@@ -9,6 +9,7 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.failure import rebuild
 from infini_run.crews.messages import Done, Failed
 from infini_run.crews.payload import load
@@ -53,10 +54,12 @@ class Ask(Future):  # type: ignore[type-arg]
 
     def cancel(self) -> bool:
         """Nobody wants it any more: at once here; the worker, if it has begun with it, is told. False: it is done."""
-        if not super().cancel():
-            return False
-        if self.set_running_or_notify_cancel():
-            raise AssertionError("a cancelled future cannot run")
+        with self._opening:
+            if self.cancelled():
+                return True
+            if not super().cancel():
+                return False
+            self.set_running_or_notify_cancel()  # it is: who waits for several of them is told by this
         self._on_cancel(self.task)
         return True
 
@@ -86,7 +89,4 @@ class Ask(Future):  # type: ignore[type-arg]
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
         return None, rebuild(message, rank, host)
-    try:
-        return load(message.body), None
-    except Exception as error:  # whatever its class does, or its module, which is not here
-        return None, error
+    return attempt(load, message.body)

@@ -43,6 +43,7 @@ class Inbox:
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self.tasks: deque[Task] = deque()
+        self.current = NO_TASK
         self.cancelled: set[int] = set()
         self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
         self.has_ended = False
@@ -62,7 +63,8 @@ class Inbox:
         if isinstance(message, Task):
             self.tasks.append(message)
         elif isinstance(message, Cancel):
-            self.cancelled.add(message.task)
+            if message.task == self.current or any(message.task == task.task for task in self.tasks):
+                self.cancelled.add(message.task)  # it has not ended meanwhile
         elif isinstance(message, Shutdown):
             self.deadline_s = time.monotonic() + message.deadline_s
 
@@ -77,7 +79,6 @@ class Context:
         self.restarts = hello.restarts
         self._inbox = inbox
         self._sender = sender
-        self._task = NO_TASK
         self._is_ready = False
         self._sign_s = hello.watchdog_s / _SIGNS if hello.watchdog_s else float("inf")
         self._signed_s = time.monotonic()
@@ -87,7 +88,7 @@ class Context:
     def emit(self, what: object) -> None:
         """Send an object up: an event of the crew, with this rank and the task that it belongs to. Waits while the
         supervisor has no room for it. Raises UnpicklableError."""
-        self._send(Emit(task=self._task, body=dump(what, "what was emitted", in_worker=True)))
+        self._send(Emit(task=self._inbox.current, body=dump(what, "what was emitted", in_worker=True)))
 
     def status(self, text: str) -> None:
         """Say what it is doing."""
@@ -95,7 +96,7 @@ class Context:
 
     def progress(self, done: float, of: float) -> None:
         """Say how much of the task is done."""
-        self._send(Progress(task=self._task, done=float(done), of=float(of)))
+        self._send(Progress(task=self._inbox.current, done=float(done), of=float(of)))
 
     def extend(self, seconds: float) -> None:
         """Nothing will be heard from here for so many seconds: a model that loads slowly. As EXTEND_TIMEOUT_USEC of
@@ -124,7 +125,7 @@ class Context:
     def cancelled(self) -> bool:
         """Whether nobody wants this task's result any more."""
         self._look()
-        return self._task in self._inbox.cancelled
+        return self._inbox.current in self._inbox.cancelled
 
     @property
     def stopping(self) -> bool:

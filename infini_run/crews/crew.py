@@ -79,12 +79,13 @@ class Crew:
     nproc: workers, or auto, gpu, cpu. hosts: where they run, so many on each (or a list of numbers); "auto": the
     nodes of the allocation that we are in; None: here. restart: what is done when one fails (None: the crew fails);
     a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
-    sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it
-    likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
+    sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
+    WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
     waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
     before workers are made to wait. env: the workers' whole environment (None: ours); on other hosts, what is added
-    to that of a login there (None: what jobs commonly need). log_dir: a file for each.
-    log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
+    to that of a login there (None: what jobs commonly need). log_dir: a file for each. log_level: logging records of
+    at least this level come to our loggers, with `rank` and `host`. preload: modules that a small process imports
+    once; workers are forked from it, and there again in milliseconds after a restart.
     flags: as for `run`.
 
     Leaving the `with` block closes it; by an exception, without waiting for what is not done. Raises UsageError,
@@ -107,6 +108,7 @@ class Crew:
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         log_level: int | None = None,
+        preload: Sequence[str] = (),
         spawner: Spawner | None = None,
         **flags: Any,
     ) -> None:
@@ -126,8 +128,9 @@ class Crew:
             target=dump(target, "target"),
         )
         if spawner is None:
+            flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
-            spawner = _make_spawner(read_hosts(hosts), nproc, given)
+            spawner = _make_spawner(read_hosts(hosts), preload, nproc, given)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -246,7 +249,8 @@ class Crew:
         wait for them, stop what is left, free everything. How it ended; `problems` has what did not go as it should.
 
         Bounded by drain_s and the grace, where no worker asked for more time (ctx.extend). Safe twice, from several
-        threads, and again where an exception (Ctrl-C) came while it waited."""
+        threads, and again where an exception (Ctrl-C) came while it waited. In a callback of an Ask it does not
+        wait."""
         self._ask_end(drain)
         self._supervisor.join()
         _live.discard(self)
@@ -330,17 +334,25 @@ class WorkerHandle:
         return self._crew.status().workers[self.rank]
 
 
-def _make_spawner(hosts: Sequence[str], nproc: int | str | Sequence[int], given: dict[str, Any]) -> Spawner:
+def _make_spawner(
+    hosts: Sequence[str], preload: Sequence[str], nproc: int | str | Sequence[int], given: dict[str, Any]
+) -> Spawner:
+    if isinstance(preload, str):
+        raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     count = read_nproc(nproc, hosts)
-    if not hosts:
-        assert isinstance(count, (int, str))
-        return ExecSpawner(nproc=count, **given)
-    from infini_run.crews.environment import COPIED, make_environ
-    from infini_run.crews.nodes import NodeSpawner
+    if hosts:
+        from infini_run.crews.environment import COPIED, make_environ
+        from infini_run.crews.nodes import NodeSpawner
 
-    if given["env"] is None:
-        given["env"] = make_environ(os.environ, COPIED, None, None)
-    return NodeSpawner(hosts, nproc=count, **given)
+        if given["env"] is None:
+            given["env"] = make_environ(os.environ, COPIED, None, None)
+        return NodeSpawner(hosts, nproc=count, preload=preload, **given)
+    assert isinstance(count, (int, str))
+    if not preload:
+        return ExecSpawner(nproc=count, **given)
+    from infini_run.crews.forked import ForkSpawner
+
+    return ForkSpawner(preload, nproc=count, **given)
 
 
 def _limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:

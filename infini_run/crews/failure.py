@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body, Failed
 from infini_run.crews.payload import dump, load
 from infini_run.errors import RemoteError
@@ -19,9 +20,8 @@ def describe(error: BaseException, task: int) -> Failed:
     """In the worker. Whatever its exception class does wrong, there is always something to send."""
     time_s = time.time()
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    try:
-        text = str(error)
-    except Exception as unsayable:  # its own __str__ raises
+    text, unsayable = attempt(str, error)
+    if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
     return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
 
@@ -33,34 +33,27 @@ def _trace(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and "/infini_run/crews/" in trace.tb_frame.f_code.co_filename and trace.tb_next:
         trace = trace.tb_next
-    try:
-        return "".join(TracebackException(type(error), error, trace).format())
-    except Exception as broken:  # what it looks at may raise as well (bpo-43605)
-        return f"no traceback: {type(broken).__name__} while it was made\n"
+    text, broken = attempt(lambda: "".join(TracebackException(type(error), error, trace).format()))
+    return f"no traceback: {type(broken).__name__} while it was made\n" if text is None else text
 
 
 def _body(error: BaseException) -> Body:
-    try:
-        body = dump(error, "the exception", in_worker=True)
-        made = load(body)  # many classes cannot be made again from what pickle keeps of them: seen only here
-    except Exception:  # whatever its __reduce__ and __init__ raise: the words are enough
+    """Many classes cannot be made again from what pickle keeps of them: that is seen only here. Then the words are
+    enough."""
+    body, _ = attempt(lambda: dump(error, "the exception", in_worker=True))
+    if body is None:
         return Body()
+    made, _ = attempt(load, body)
     return body if type(made) is type(error) else Body()
 
 
 def rebuild(failed: Failed, rank: int, host: str) -> BaseException:
     """Beside the caller: what to raise."""
-    error: BaseException | None = None
-    if failed.body:
-        try:
-            made = load(failed.body)
-        except Exception:  # its module is not here, say
-            made = None
-        error = made if isinstance(made, BaseException) else None
-    if error is None:
+    made, _ = attempt(load, failed.body) if failed.body else (None, None)
+    if not isinstance(made, BaseException):  # its module is not here, say
         return in_words(failed, rank, host)
-    _mark(error, failed, rank, host)
-    return error
+    attempt(_mark, made, failed, rank, host)
+    return made
 
 
 def in_words(failed: Failed, rank: int, host: str) -> RemoteError:
@@ -71,12 +64,9 @@ def in_words(failed: Failed, rank: int, host: str) -> RemoteError:
 
 
 def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
-    """add_note (PEP 678) is of 3.11; what it does is this."""
+    """add_note (PEP 678) is of 3.11; what it does is this. A class may forbid any of it."""
     note = f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"
-    try:
-        error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
-        error.rank, error.host = rank, host  # type: ignore[attr-defined]
-        if not isinstance(error, RemoteError):
-            error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
-    except Exception:  # a class that forbids it: it is raised all the same
-        return
+    error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+    error.rank, error.host = rank, host  # type: ignore[attr-defined]
+    if not isinstance(error, RemoteError):
+        error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)

@@ -48,8 +48,8 @@ class ForkSpawner(ExecSpawner):
     """Workers as forks of one process that has imported `preload`: milliseconds each. Else as an ExecSpawner, which
     it is where the zygote must not be forked: that is warned of once (RuntimeWarning), with the reason.
 
-    preload: names of modules. start_timeout_s: for the imports; None: no limit. is_silent: it is not warned. Other
-    arguments: an ExecSpawner's.
+    preload: names of modules. start_timeout_s: for the imports; None: no limit. is_silent: it is not warned. stays:
+    many launches are to come. Other arguments: an ExecSpawner's.
     Raises UsageError: a module cannot be imported.
     """
 
@@ -59,6 +59,7 @@ class ForkSpawner(ExecSpawner):
         *,
         start_timeout_s: float | None = _START_S,
         is_silent: bool = False,
+        stays: bool = False,
         **given: Any,
     ) -> None:
         super().__init__(**given)
@@ -69,6 +70,7 @@ class ForkSpawner(ExecSpawner):
         self._preload = tuple(preload)
         self._start_timeout_s = start_timeout_s
         self._is_silent = is_silent
+        self._stays = stays
         self._zygote: ZygoteProcess | None = None
         self._lock = RLock()
         self.refusal = ""  # why nobody is forked
@@ -79,7 +81,7 @@ class ForkSpawner(ExecSpawner):
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
                 try:
-                    zygote.prepare(self._preload, self._start_timeout_s)
+                    zygote.prepare(self._preload, self._start_timeout_s, self._stays)
                 except BaseException:
                     zygote.close()
                     raise
@@ -136,11 +138,11 @@ class ZygoteProcess:
         finally:
             theirs.close()
 
-    def prepare(self, preload: Sequence[str], timeout_s: float | None) -> None:
+    def prepare(self, preload: Sequence[str], timeout_s: float | None, stays: bool) -> None:
         """Have it import. Raises UsageError: it cannot; StartError: it has ended, or takes too long."""
         try:
             self._control.settimeout(timeout_s)
-            send_parcel(self._control, (tuple(preload), list(sys.path), list(sys.argv)))
+            send_parcel(self._control, (tuple(preload), list(sys.path), list(sys.argv), stays))
             answer: Any = receive_parcel(self._control)
             self._control.settimeout(None)
         except TimeoutError:

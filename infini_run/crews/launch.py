@@ -11,6 +11,7 @@ import time
 from _thread import RLock, get_ident
 from weakref import WeakSet
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.failure import rebuild
 from infini_run.crews.messages import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.payload import load
@@ -217,10 +218,11 @@ class Launch:
     def _keep(self, seat: Seat, done: Done) -> None:
         """Its result. It has nothing more to do."""
         runner = seat.runner
-        try:
-            self._values[runner.rank] = load(done.body)
+        value, error = attempt(load, done.body)
+        if error is None:
+            self._values[runner.rank] = value
             seat.has_result = True
-        except Exception as error:  # whatever its __setstate__ or the import of its module raises
+        else:
             text = f"the result of rank {runner.rank} on {runner.host} cannot be unpickled here: "
             failure = RemoteError(
                 f"{text}{type(error).__name__}: {error}",
@@ -396,10 +398,7 @@ def _with_notes(failures: Sequence[Failure]) -> BaseException:
         notes.append(f"later: {kind}{words}")
     if len(failures) > 9:
         notes.append(f"later: {len(failures) - 9} more failed")
-    try:
-        error.__notes__ = [*getattr(error, "__notes__", []), *notes]  # type: ignore[attr-defined]
-    except Exception:  # a class that forbids it
-        return error
+    attempt(setattr, error, "__notes__", [*getattr(error, "__notes__", []), *notes])  # a class may forbid it
     return error
 
 

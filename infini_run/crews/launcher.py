@@ -162,7 +162,7 @@ class Launcher:
             _blame(function, args, kwargs)
             raise
 
-    def _make_spawner(self, function: Callable[..., Any] | None) -> Spawner:
+    def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
         given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
         if self.hosts:
             return self._make_node_spawner(function, given)
@@ -180,7 +180,7 @@ class Launcher:
 
         is_silent = self.preload is None
         timeout_s = self.agent_timeout_s
-        return ForkSpawner(preload, is_silent=is_silent, start_timeout_s=timeout_s, nproc=nproc, **given)
+        return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
     def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> NodeSpawner:
         from infini_run.crews.nodes import NodeSpawner
@@ -205,7 +205,7 @@ class Pool(Launcher):
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
         super().__init__(*given, preload=preload or (), **more)
-        self._spawner: Spawner | None = self._make_spawner(None)
+        self._spawner: Spawner | None = self._make_spawner(None, stays=True)
         _pools.add(self)
         try:
             if self.preload or self.hosts:

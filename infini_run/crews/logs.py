@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from infini_run.channel import Sender
+from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Log, encode
 from infini_run.crews.payload import dump, load
 from infini_run.errors import ChannelError
@@ -24,16 +25,15 @@ class _Up(logging.Handler):
         self._sender = sender
 
     def emit(self, record: logging.LogRecord) -> None:
+        text, error = attempt(self.format, record)
+        if error is not None:  # as every handler of logging's: its arguments do not fit its words
+            text = f"{record.msg!r}, with arguments that do not fit: {type(error).__name__}: {error}"
+        fields = dict(vars(record), msg=text, message="", args=None, exc_info=None, exc_text=None)
+        plain = {name: value for name, value in fields.items() if isinstance(value, (str, int, float, type(None)))}
         try:
-            fields = dict(vars(record), msg=self.format(record), message="", args=None, exc_info=None, exc_text=None)
-            fields = {
-                name: value for name, value in fields.items() if isinstance(value, (str, int, float, type(None)))
-            }
-            self._sender.send_bytes(encode(Log(body=dump(fields, "a logging record", in_worker=True))))
+            self._sender.send_bytes(encode(Log(body=dump(plain, "a logging record", in_worker=True))))
         except ChannelError:
             return  # the supervisor is gone, or we have ended: nobody reads what is logged now
-        except Exception:
-            self.handleError(record)
 
 
 def send_records(sender: Sender, level: int) -> None:

@@ -5,6 +5,7 @@ What it does with what happens is states.py's; here is how. It is turned by the 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 
@@ -34,6 +35,8 @@ from infini_run.report import Exit, describe_end, duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.crews.ask import Ask
     from infini_run.crews.messages import Body, Hello, Message
     from infini_run.crews.runner import Runner
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
 _TURN = 64  # messages that are taken at a time: then the others get their turn
 _REST = 1 << 16  # messages of one that has ended: more than its socket holds
-_EXIT_S = 0.1  # from the end of a channel to the exit of its process, where it is ending
+_EXIT_S = 2.0  # from the end of a channel to the exit of its process, where it is ending: an interpreter may be slow
 _WORDS = 5  # last lines that an error shows
 
 
@@ -82,6 +85,7 @@ class Member:
         self._failed_while = ""  # its state before
         self._could_not: Failed | None = None  # why it could not start, or not stop
         self._watched: set[int] = set()
+        self._copies: dict[int, int] = {}
 
     @property
     def is_live(self) -> bool:
@@ -371,7 +375,9 @@ class Member:
         """Tell the poller what to wait for."""
         if self.runner is None or self.is_settled:
             return
-        wanted = dict.fromkeys(self.runner.fds(), READ)
+        first, *more = self.runner.fds() or (-1,)
+        wanted = dict.fromkeys([first] if first >= 0 else [], READ)
+        wanted |= dict.fromkeys(self._copy(more), READ)
         if not self._is_over:
             listens = READ if not self._supervisor.news.is_full else 0
             talks = 0 if self.flush() else WRITE
@@ -382,7 +388,20 @@ class Member:
             self._supervisor.poller.watch(fd, mask, self.turn)
         self._watched = set(wanted)
 
+    def _copy(self, fds: Sequence[int]) -> list[int]:
+        """What comes and goes while it is looked at why it hangs: closed by others, at any time, so we watch copies
+        (epoll(7), Q6)."""
+        for fd in self._copies.keys() - set(fds):
+            copy = self._copies.pop(fd)
+            self._watched.discard(copy)
+            self._supervisor.poller.forget(copy)
+            os.close(copy)
+        for fd in set(fds) - self._copies.keys():
+            self._copies[fd] = os.dup(fd)
+        return list(self._copies.values())
+
     def _unwatch(self) -> None:
+        self._copy(())
         while self._watched:
             self._supervisor.poller.forget(self._watched.pop())
 
@@ -412,6 +431,8 @@ class Member:
             return f"could not start: {self._could_not.kind}: {self._could_not.text}"
         if self.runner is not None and self.runner.problem is not None:
             return f"is gone: {self.runner.problem}"
+        if exit_.verdict:
+            return exit_.verdict
         if exit_.end_s is not None:
             before = "" if exit_.shell_code else ", without having been told to"
             return f"died: {describe_end(exit_)}{before}"

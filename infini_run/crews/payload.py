@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import _pickle
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
+from infini_run.errors import MessageTooLong
+from infini_run.half import LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.parcel import Buffer
 
 _PROTOCOL = 5  # with buffers of their own, for what is large
+_HEAD = 1 << 16  # bytes of a message beside its body, at most
 _PLAIN = (int, str, bytes, float, bool, type(None))
 
 
 def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
-    """Pickle it. name: what it is, for the error. Raises UnpicklableError."""
+    """Pickle it. name: what it is, for the error. Raises UnpicklableError; MessageTooLong: no channel takes it."""
     buffers: list[Buffer] = []
 
     def keep(buffer: _pickle.PickleBuffer) -> bool:
@@ -31,19 +35,27 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
         return False
 
     if in_worker or type(what) in _PLAIN:
-        try:
-            return Body(parts=(_pickle.dumps(what, _PROTOCOL, buffer_callback=keep), *buffers))
-        except Exception:  # whatever an object's own __reduce__ raises: cloudpickle says it better, if it must
-            buffers.clear()
+        data, _ = attempt(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
+        if data is not None:
+            return _fitting(data, *buffers)
+        buffers.clear()  # cloudpickle can, or says better why not
     from infini_run.crews.by_value import dumps
 
-    return Body(parts=(dumps(what, name, keep), *buffers))
+    return _fitting(dumps(what, name, keep), *buffers)
+
+
+def _fitting(*parts: Buffer) -> Body:
+    size = sum(memoryview(part).nbytes for part in parts) + _HEAD
+    if size > LIMIT:
+        raise MessageTooLong(size, LIMIT)
+    return Body(parts=parts)
 
 
 def load(body: Body) -> object:
-    """What was pickled. Raises whatever its own __setstate__ or import raises."""
+    """What was pickled; what is large in it (an array, say) in memory of its own, that can be written to. Raises
+    whatever its own __setstate__ or import raises."""
     first, *buffers = body.parts
-    return _pickle.loads(first, buffers=buffers)
+    return _pickle.loads(first, buffers=map(bytearray, buffers))
 
 
 def load_task(body: Body) -> object:

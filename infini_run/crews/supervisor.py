@@ -12,8 +12,9 @@ import os
 import time
 from _thread import RLock
 from collections import deque
-from threading import Thread
+from threading import Thread, current_thread
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.member import Member
 from infini_run.crews.messages import Done, Failed
 from infini_run.crews.news import CrewEvent, News
@@ -118,7 +119,10 @@ class Supervisor:
                 os.eventfd_write(self._bell, 1)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for its end; whether it has come. In a callback of a future, which runs in its thread, it is not
+        waited for."""
+        if self._thread is current_thread():
+            return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -138,16 +142,19 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            while self.phase != "CLOSED":
-                self._wait()
-                self._do_calls()
-                self._turn_members()
-                self._revive()
-                self._advance()
-        except BaseException as error:  # a mistake of ours, or no memory: nobody is to wait for ever
-            self._fail([error])
+            _, error = attempt(self._loop)
+            if error is not None:  # a mistake of ours, or no memory: nobody is to wait for ever
+                self._fail([error])
         finally:
             self._end_all()
+
+    def _loop(self) -> None:
+        while self.phase != "CLOSED":
+            self._wait()
+            self._do_calls()
+            self._turn_members()
+            self._revive()
+            self._advance()
 
     def _wait(self) -> None:
         due_s = self._due_s()
@@ -175,9 +182,9 @@ class Supervisor:
             self._calls.popleft()()
 
     def _turn_members(self) -> None:
-        now_s = time.monotonic()
         for member in self.members:
             due_s = member.due_s()
+            now_s = time.monotonic()  # not before: what is due at once is due now
             if member.is_due or (due_s is not None and now_s >= due_s):
                 member.turn()
             member.check_deadline(now_s)
@@ -284,9 +291,8 @@ class Supervisor:
 
     def try_step(self, name: str, step: Callable[[], None]) -> None:
         """One step of cleaning up: that it fails is noted, and keeps nobody from the next."""
-        try:
-            step()
-        except Exception as error:  # any: what follows must be done
+        _, error = attempt(step)
+        if error is not None:
             self.note_problem(f"{name}: {type(error).__name__}: {error}")
 
     # ---- failures

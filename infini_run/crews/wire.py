@@ -105,7 +105,7 @@ def receive_parcel(sock: socket.socket) -> tuple[object, list[int]] | None:
     size, count = _HEAD.unpack(head)
     fds: list[int] = []
     while len(fds) < count:
-        byte, some, _, _ = socket.recv_fds(sock, 1, min(_MOST, count - len(fds)), _CLOEXEC)
+        byte, some = _receive_some(sock, min(_MOST, count - len(fds)))
         fds += some
         if not byte or not some:  # none came: our own limit of descriptors
             _close_all(fds)
@@ -115,6 +115,15 @@ def receive_parcel(sock: socket.socket) -> tuple[object, list[int]] | None:
         _close_all(fds)
         return None
     return _pickle.loads(data), fds
+
+
+def _receive_some(sock: socket.socket, count: int) -> tuple[bytes, list[int]]:
+    """Not by socket.recv_fds, which forgets its flags (3.9 to 3.13)."""
+    fds = array.array("i")
+    byte, rights, _, _ = sock.recvmsg(1, socket.CMSG_LEN(count * fds.itemsize), _CLOEXEC)
+    for _, _, data in rights:
+        fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return byte, list(fds)
 
 
 def _receive(sock: socket.socket, size: int) -> bytes | None:

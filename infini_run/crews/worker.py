@@ -13,6 +13,7 @@ import os
 import sys
 
 from infini_run.channel import connect
+from infini_run.crews.attempt import attempt
 from infini_run.crews.context import Cancelled, Context, Inbox, set_current
 from infini_run.crews.failure import describe
 from infini_run.crews.messages import NO_TASK, Done, Hello, Taken, decode, encode
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.messages import Message, Task
+    from infini_run.crews.messages import Body, Message, Task
 
+_kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
 
 
@@ -54,17 +56,26 @@ def leave(code: int) -> NoReturn:
 
 
 def serve(fd: int) -> int:
-    """Be a worker over this socket; its exit code. Raises SystemExit and KeyboardInterrupt as the user's
-    code does."""
-    os.dup(fd)  # for good: without END the channel ends when the process does, and not while it still unwinds
+    """Be a worker over this socket; its exit code. Raises KeyboardInterrupt as the user's code does."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
     sender, receiver = connect(fd)
+    _kept.append(receiver)
     try:
         return Worker(sender, receiver).run()
     except Broken:
         return _BAD  # the supervisor is gone, and there is nobody to tell
+    except SystemExit as leaving:
+        return _code_of(leaving)
+
+
+def _code_of(leaving: SystemExit) -> int:
+    """As Python understands it."""
+    if leaving.code is None or isinstance(leaving.code, int):
+        return (leaving.code or 0) & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
 
 
 class Worker:
@@ -89,21 +100,19 @@ class Worker:
             from infini_run.crews.logs import send_records
 
             send_records(self._sender, self._hello.log_level)
-        try:
-            part = _part(self._hello)
-            part.start(self.context)
-        except Exception as error:
+        part, error = attempt(_start, self._hello, self.context)
+        if part is None:
             return self._give_up(error)
         self.context.ready()
         self._work(part)
-        try:
-            part.stop(self.context)
-        except Exception as error:
+        _, error = attempt(part.stop, self.context)
+        if error is not None:
             return self._give_up(error)
         self._sender.close()
         return 0
 
-    def _give_up(self, error: BaseException) -> int:
+    def _give_up(self, error: BaseException | None) -> int:
+        assert error is not None
         self._send(describe(error, NO_TASK))
         return _BAD
 
@@ -118,23 +127,25 @@ class Worker:
 
     def _do(self, part: Part, task: Task) -> None:
         """One task, from Taken to its end."""
-        self.context._task = task.task
-        try:
-            if task.task in self._inbox.cancelled:
-                raise Cancelled
-            self._send(Taken(task=task.task))
-            done = part.task(self.context, load_task(task.body))
-            name = f"the result of rank {self.context.rank}, of {type(done)!r},"
-            self._send(Done(task=task.task, body=dump(done, name, in_worker=True)))
-        except Cancelled:
+        self._inbox.current = task.task
+        if task.task in self._inbox.cancelled:
             self._send(Gone(task=task.task))
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self._send(describe(error, task.task))
-        finally:
-            self.context._task = NO_TASK
-            self._inbox.cancelled.discard(task.task)
+        else:
+            self._send(Taken(task=task.task))
+            body, error = attempt(self._result, part, task)
+            if body is not None:
+                self._send(Done(task=task.task, body=body))
+            elif isinstance(error, Cancelled):
+                self._send(Gone(task=task.task))
+            else:
+                assert error is not None
+                self._send(describe(error, task.task))
+        self._inbox.current = NO_TASK
+        self._inbox.cancelled.discard(task.task)
+
+    def _result(self, part: Part, task: Task) -> Body:
+        done = part.task(self.context, load_task(task.body))
+        return dump(done, f"the result of rank {self.context.rank}, of {type(done)!r},", in_worker=True)
 
     def _send(self, message: Message) -> None:
         self._sender.send_bytes(encode(message))
@@ -147,6 +158,12 @@ class Part:
         self.task = task
         self.start = start
         self.stop = stop
+
+
+def _start(hello: Hello, context: Context) -> Part:
+    part = _part(hello)
+    part.start(context)
+    return part
 
 
 def _part(hello: Hello) -> Part:

@@ -1,0 +1,93 @@
+"""Which part of an object does not pickle, and where in it that is: `message["model"].hooks[2]`.
+
+Only looked for once pickling has failed. Each part is tried by itself; the first one that fails is gone into, until
+none of its own parts fails.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_DEPTH = 100  # of the path; what is nested deeper is the fault itself
+_OF_CLASSES = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__")
+_Part = tuple[str, object]
+
+
+def find_culprit(thing: object, name: str, fault_of: Callable[[object], Exception | None]) -> tuple[str, object]:
+    """The path of what does not pickle in `thing`, which is called `name`, and that itself. `fault_of` says why a
+    thing does not pickle; None: it does."""
+    seen = {id(thing)}
+    for _ in range(_DEPTH):
+        for step, part in _parts(thing):
+            if id(part) not in seen and fault_of(part) is not None:
+                name, thing = name + step, part
+                seen.add(id(part))
+                break
+        else:
+            break
+    return name, thing
+
+
+def _parts(thing: object) -> Iterator[_Part]:
+    """What pickling `thing` would go into, as far as it has a name in it."""
+    if isinstance(thing, dict):
+        for key, value in thing.items():
+            yield f"'s key {key!r:.80}", key
+            yield f"[{key!r:.80}]", value
+    elif isinstance(thing, (list, tuple)):
+        yield from ((f"[{index}]", part) for index, part in enumerate(thing))
+        yield from _fields(thing)
+    elif isinstance(thing, (set, frozenset)):
+        yield from ((f"'s element {part!r:.80}", part) for part in thing)
+    elif isinstance(thing, FunctionType):
+        yield from _parts_of_function(thing)
+    elif isinstance(thing, (MethodType, BuiltinMethodType)):
+        yield ".__self__", thing.__self__
+        yield ".__func__", getattr(thing, "__func__", None)
+    elif isinstance(thing, partial):
+        yield ".func", thing.func
+        yield from ((f".args[{index}]", part) for index, part in enumerate(thing.args))
+        yield from ((f".keywords[{key!r}]", part) for key, part in thing.keywords.items())
+    elif isinstance(thing, type):
+        yield from ((f".{key}", part) for key, part in vars(thing).items() if key not in _OF_CLASSES)
+    else:
+        yield from _fields(thing)
+
+
+def _fields(thing: object) -> Iterator[_Part]:
+    """The attributes that an object's own __getstate__ keeps, or all that it has."""
+    for key, part in getattr(thing, "__dict__", {}).items():
+        yield f".{key}", part
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for key in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(thing, key) and key not in ("__dict__", "__weakref__"):
+                yield f".{key}", getattr(thing, key)
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[_Part]:
+    """What cloudpickle takes with a function: what it closes over, its defaults, the globals that it names."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f"'s variable {name}", cell.cell_contents
+        except ValueError:  # it has none yet
+            continue
+    for index, part in enumerate(function.__defaults__ or ()):
+        yield f"'s default {index}", part
+    for name, part in (function.__kwdefaults__ or {}).items():
+        yield f"'s default {name}", part
+    for name in _names(function.__code__):
+        if name in function.__globals__:
+            yield f"'s global {name}", function.__globals__[name]
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -1,0 +1,239 @@
+"""One end of one direction of a channel: who may use it, how one waits for it, how one lets go of it.
+
+Threads take turns by a lock, which who blocks in the kernel keeps: nobody else could do anything meanwhile. A
+coroutine never waits for the lock: it tries, and waits for the socket, or for whoever has the lock to let go of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from functools import partial
+from threading import get_ident
+
+from infini_run.errors import ChannelError, Closed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+    _Act = Callable[[Any, float | None], Any]
+
+LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
+
+
+class Line:
+    """A socket that two halves share; it is closed when both have let go of it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.lock = threading.Lock()
+        self._holders = 0
+
+    def hold(self) -> None:
+        with self.lock:
+            self._holders += 1
+
+    def let_go(self) -> None:
+        with self.lock:
+            self._holders -= 1
+            if not self._holders:
+                self.sock.close()
+
+
+class Half:
+    """What a Sender and a Receiver have in common."""
+
+    _too_late = ""
+
+    def __init__(self, line: Line, limit: int) -> None:
+        self._line = line
+        self._fd = line.sock.fileno()
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._owner = 0  # the thread that has it: a signal handler of its own must not wait for it
+        self._closed = False
+        self._is_finished = False  # and what was under way then has ended, too
+        self._afterwards: set[Callable[[], object]] = set()  # to call whenever the lock is let go of
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        line.hold()
+        _halves.add(self)
+
+    def fileno(self) -> int:
+        """The socket, to wait on; the other half of this side has the same one. -1 when closed."""
+        return -1 if self._closed else self._fd
+
+    @property
+    def closed(self) -> bool:
+        """Whether we have closed it, or forgotten it."""
+        return self._closed
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that one message may have."""
+        return self._limit
+
+    def forget(self) -> None:
+        """Let go of our copy of the socket without a word to the other side: another process has it. Safe twice."""
+        if self._begin_to_close():
+            self._is_finished = True
+            self._drop()
+
+    def _finish(self) -> None:
+        """Let go of the socket once nobody uses it; who does has been woken. If that is the code that was interrupted
+        for this, it is left to it."""
+        self._is_finished = True
+        if self._owner == get_ident():
+            self._afterwards.add(self._drop)
+            return
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._afterwards.discard(self._drop)
+        self._line.let_go()
+        self._call_afterwards()
+
+    def _begin_to_close(self) -> bool:
+        """Whether it is upon us to close it."""
+        with self._line.lock:
+            was_closed, self._closed = self._closed, True
+        return not was_closed
+
+    def _closed_error(self) -> Closed:
+        return Closed(f"this {type(self).__name__} has been closed")
+
+    def _abandon(self) -> None:
+        """In a forked child, where locks may be held by threads that are not there."""
+        self._closed = True
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._afterwards.clear()
+        self._line.sock.close()
+
+    def _locked(self, timeout_s: float | None, act: _Act, thing: object) -> Any:
+        """act(thing, when it must be done on the monotonic clock), while the lock is ours. Raises TimeoutError."""
+        ident = get_ident()
+        if self._owner == ident:
+            raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
+        if timeout_s is not None:
+            return self._locked_by(time.monotonic() + timeout_s, act, thing)
+        try:
+            with self._lock:  # no interrupt finds a place between this and what follows
+                self._owner = ident
+                try:
+                    return act(thing, None)
+                finally:
+                    self._owner = 0
+        finally:
+            if self._afterwards:
+                self._call_afterwards()
+
+    def _locked_by(self, end_s: float, act: _Act, thing: object) -> Any:
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._lock.acquire, (True,), (max(0.0, end_s - time.monotonic()),)))
+            if not taken[0]:
+                raise TimeoutError(self._too_late)
+            self._owner = get_ident()
+            return act(thing, end_s)
+        finally:
+            if any(taken):
+                self._leave()
+
+    def _leave(self) -> None:
+        """Let go of the lock, and tell coroutines."""
+        self._owner = 0
+        self._lock.release()
+        if self._afterwards:
+            self._call_afterwards()
+
+    def _wait(self, events: int, end_s: float | None, bell: int = -1) -> None:
+        """Wait for the socket, or for the bell. Raises TimeoutError; at once, if `end_s` is 0."""
+        left_s = None if end_s is None else end_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError(self._too_late)
+        poller = select.poll()
+        poller.register(self._fd, events)
+        if bell >= 0:
+            poller.register(bell, select.POLLIN)
+        if not poller.poll(None if left_s is None else left_s * 1000):
+            raise TimeoutError(self._too_late)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
+        """Whose turn it is among the coroutines of a loop: first come, first served."""
+        import asyncio
+
+        if self._turns is None:
+            self._turns = weakref.WeakKeyDictionary()
+        return self._turns.setdefault(loop, asyncio.Lock())
+
+    async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the lock, which somebody in a thread may hold."""
+        while not self._lock.acquire(False):
+            future = loop.create_future()
+            tell = partial(_tell, loop, future)
+            self._afterwards.add(tell)
+            try:
+                if self._lock.acquire(False):  # it was let go of before we were among those who are told
+                    break
+                await future
+            finally:
+                self._afterwards.discard(tell)
+        self._owner = get_ident()
+
+    async def _until_ready(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        watch: Callable[..., Any],
+        unwatch: Callable[[int], Any],
+    ) -> None:
+        """Wait for the socket, or for whoever lets go of the lock, or closes."""
+        future = loop.create_future()
+        tell = partial(_tell, loop, future)
+        self._line.hold()  # the number is not to be another descriptor's before it is unwatched
+        self._afterwards.add(tell)
+        try:
+            if not self._is_finished:
+                watch(self._fd, _ring, future)
+                await future
+        finally:
+            self._afterwards.discard(tell)
+            unwatch(self._fd)
+            self._line.let_go()
+
+    def _call_afterwards(self) -> None:
+        for act in list(self._afterwards):
+            act()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {'closed' if self._closed else f'fd {self._fd}'}>"
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_ring, future)
+
+
+def _ring(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+_halves: weakref.WeakSet[Half] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    """A forked child owns no end: the parent does. With a copy of the socket in every child of a worker's, its other
+    side would not see the worker die."""
+    for half in list(_halves):
+        half._abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

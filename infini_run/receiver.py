@@ -1,0 +1,155 @@
+"""The end of a channel that messages come out of, up to the End."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+from infini_run.errors import Broken, ChannelError, End
+from infini_run.half import LIMIT, Half
+from infini_run.inbox import BYTES, END, PICKLE, Inbox
+from infini_run.parcel import unpack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from infini_run.half import Line
+    from infini_run.inbox import Message
+
+_NOW, _ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
+
+
+class Receiver(Half):
+    """The end that messages come out of. Iterating, by `for` or `async for`, gives them all, up to the End."""
+
+    _too_late = "no message came in time"
+
+    def __init__(self, line: Line, limit: int = LIMIT) -> None:
+        super().__init__(line, limit)
+        self._recv_into = line.sock.recv_into
+        self._inbox = Inbox(limit)
+        self._kept: Message | None = None  # a message that was seen and not taken
+        self._over: tuple[type[ChannelError], str] | None = None
+
+    def recv(self, timeout_s: float | None = None) -> Any:
+        """The next message.
+
+        Raises:
+            End: the other side closed, and all has been received.
+            Broken: it died; what it had sent whole has been received.
+            Closed: we have closed.
+            TimeoutError: no whole message came within `timeout_s` seconds (0: none is here); what came of it is kept.
+            CannotUnpickle, MessageTooLong: this message is lost; the channel goes on.
+        """
+        return _open(self._locked(timeout_s, self._next, 0))
+
+    def recv_bytes(self, timeout_s: float | None = None) -> bytes:
+        """The next message, which is bytes. Raises TypeError if it is not: recv() has it then."""
+        return self._locked(timeout_s, self._next, BYTES)[1]  # type: ignore[no-any-return]
+
+    async def arecv(self) -> Any:
+        """`recv` in a coroutine. Where it is cancelled, no message is lost."""
+        return _open(await self._areceive(0))
+
+    async def arecv_bytes(self) -> bytes:
+        """`recv_bytes` in a coroutine."""
+        return (await self._areceive(BYTES))[1]  # type: ignore[return-value]
+
+    @property
+    def pending(self) -> bool:
+        """Whether recv() has an answer without reading: nothing more may come then that makes `fileno()` readable."""
+        if self._kept is None and not self._closed and self._over is None and self._lock.acquire(False):
+            try:
+                self._kept = self._inbox.take()
+            finally:
+                self._leave()
+        return self._kept is not None or self._over is not None or self._closed
+
+    async def _areceive(self, must_be: int) -> Message:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        async with self._turn(loop):
+            while True:
+                await self._until_free(loop)
+                try:
+                    return self._next(must_be, 0.0)
+                except TimeoutError:
+                    pass  # it is not here yet
+                finally:
+                    self._leave()
+                await self._until_ready(loop, loop.add_reader, loop.remove_reader)
+
+    def _next(self, must_be: int, end_s: float | None) -> Message:
+        """The next message. The lock is ours."""
+        while not self._closed:
+            message = self._kept or self._inbox.take()
+            if message is None:
+                if self._over is not None:
+                    raise self._over[0](self._over[1])
+                self._read(end_s)
+            elif message[0] == END:
+                self._kept = None
+                self._over = End, "the other side has closed; everything has been received"
+            elif must_be and message[0] != must_be:
+                self._kept = message
+                raise TypeError("the next message is an object and not bytes: recv() takes it")
+            else:
+                self._kept = None
+                return message
+        raise self._closed_error()
+
+    def _read(self, end_s: float | None) -> None:
+        try:
+            if end_s is None:
+                count = self._inbox.pull(self._recv_into, 0, _ALL)
+            else:
+                count = self._inbox.pull(self._recv_into, _NOW, _NOW)
+        except BlockingIOError:
+            self._wait(select.POLLIN, end_s)
+            return
+        except ConnectionResetError:  # it has gone with messages of ours unread
+            count = 0
+        if not count:
+            where = "" if self._inbox.is_empty else " in the middle of a message"
+            self._over = Broken, f"the other side has died{where}: its stream ends without END"
+
+    def close(self) -> None:
+        """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""
+        if self._begin_to_close():
+            self._line.sock.shutdown(socket.SHUT_RD)  # wakes who waits for a message
+            self._finish()
+
+    def __iter__(self) -> Receiver:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.recv()
+        except End:
+            raise StopIteration from None
+
+    def __aiter__(self) -> Receiver:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return await self.arecv()
+        except End:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(message: Message) -> object:
+    kind, payload = message
+    if kind == BYTES:
+        return payload
+    if kind == PICKLE:
+        return unpack(payload)  # type: ignore[arg-type]
+    return unpack(payload[0], payload[1:])  # type: ignore[arg-type]

@@ -1,0 +1,261 @@
+"""The end of a channel that messages go into.
+
+A message is sent whole or not at all: one that is given up in its middle is made void by whatever is sent next.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from threading import get_ident
+
+from infini_run.errors import Broken, ChannelError
+from infini_run.half import LIMIT, Half
+from infini_run.outbox import Outgoing, bytes_frame, end_frame, parcel_frame
+from infini_run.parcel import pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from infini_run.half import Line
+    from infini_run.parcel import Buffer
+
+LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
+_QUIET = int(socket.MSG_NOSIGNAL)
+_QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+
+class Sender(Half):
+    """The end that messages go into. Threads and coroutines take turns."""
+
+    _too_late = "nobody made room for the message in time"
+
+    def __init__(self, line: Line, limit: int = LIMIT) -> None:
+        super().__init__(line, limit)
+        self._sock_send, self._sock_sendmsg = line.sock.send, line.sock.sendmsg
+        self._out: Outgoing | None = None  # what is being sent, or was given up in its middle
+        self._posted: deque[Outgoing] = deque()  # what is to be sent when there is room
+        self._ends = False  # END is the last of them
+        self._broken = ""
+        self._last: Outgoing | None = None  # END, once we close
+        self._is_widened = False
+        self._bell = -1  # wakes who waits for room when we close; there from the first such wait on
+
+    def send(self, thing: object, timeout_s: float | None = None) -> None:
+        """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
+
+        Large buffers in it (bytes, arrays) are not copied: leave them alone meanwhile.
+
+        Raises:
+            TimeoutError: no room for it within `timeout_s` seconds (0: at once). It will not be delivered.
+            Closed, Broken, UnpicklableError, MessageTooLong: it will not be delivered.
+        """
+        if type(thing) is bytes:
+            self._locked(timeout_s, self._start, bytes_frame(thing, self._limit))
+        else:
+            self._locked(timeout_s, self._start, parcel_frame(pack(thing), self._limit))
+
+    def send_bytes(self, data: Buffer | list[Buffer], timeout_s: float | None = None) -> None:
+        """Send the bytes of any contiguous buffer, or of a list of them as one message. Raises as `send` does."""
+        self._locked(timeout_s, self._start, bytes_frame(data, self._limit))
+
+    def post_bytes(self, data: Buffer | list[Buffer]) -> bool:
+        """For a caller with a loop of its own: send, or keep what finds no room now, for `flush`. Order is kept.
+        Whether all has gone. Raises Closed, Broken, MessageTooLong."""
+        return self._post(bytes_frame(data, self._limit))
+
+    def post_end(self) -> bool:
+        """The same for END: nothing may follow it."""
+        self._last = end_frame()
+        is_sent = self._post(self._last)
+        self._ends = True
+        return is_sent and self.flush()
+
+    def flush(self) -> bool:
+        """Send on what was posted, as far as there is room: whether all of it has gone. Raises Closed, Broken."""
+        try:
+            self._locked(0.0, self._flush, None)
+        except TimeoutError:
+            return False
+        return True
+
+    def _post(self, out: Outgoing) -> bool:
+        if self._closed or self._ends:
+            raise self._closed_error()
+        out.is_live = True
+        self._posted.append(out)
+        return self.flush()
+
+    def _flush(self, _: None, end_s: float | None) -> None:
+        if self._closed:
+            raise self._closed_error()
+        if self._broken:
+            raise Broken(self._broken)
+        self._settle(end_s)
+        if self._ends:
+            self._line.sock.shutdown(socket.SHUT_WR)
+
+    async def asend(self, thing: object) -> None:
+        """`send` in a coroutine. Where it is cancelled, the message will not be delivered."""
+        if type(thing) is bytes:
+            await self._asend(bytes_frame(thing, self._limit))
+        else:
+            await self._asend(parcel_frame(pack(thing), self._limit))
+
+    async def asend_bytes(self, data: Buffer) -> None:
+        """`send_bytes` in a coroutine."""
+        await self._asend(bytes_frame(data, self._limit))
+
+    async def _asend(self, out: Outgoing) -> None:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        out.is_live = True
+        try:
+            async with self._turn(loop):
+                while not await self._try(loop, out):
+                    await self._until_ready(loop, loop.add_writer, loop.remove_writer)
+        except BaseException:
+            out.is_live = False
+            raise
+
+    async def _try(self, loop: AbstractEventLoop, out: Outgoing) -> bool:
+        """Whether all of it has been sent, be it by us."""
+        await self._until_free(loop)
+        try:
+            if not out.is_done:
+                if self._is_finished:
+                    raise self._closed_error()
+                if self._out is out:
+                    self._push(out, 0.0)
+                else:
+                    self._start(out, 0.0)
+        except TimeoutError:
+            return False
+        finally:
+            self._leave()
+        return True
+
+    def _start(self, out: Outgoing, end_s: float | None) -> None:
+        """Send a frame, after what is left of the one before. The lock is ours."""
+        if (self._closed or self._ends) and out is not self._last:
+            raise self._closed_error()
+        if self._broken:
+            raise Broken(self._broken)
+        if self._out is not None or self._posted:
+            self._settle(end_s)
+        self._out = out
+        self._push(out, end_s)
+
+    def _settle(self, end_s: float | None) -> None:
+        """Finish what somebody waits for; make void what was given up."""
+        if self._out is not None and not self._out.is_live:
+            self._out = self._out.filler()
+        while self._out is not None or self._posted:
+            if self._out is None:
+                self._out = self._posted.popleft()
+            self._push(self._out, end_s)
+
+    def _push(self, out: Outgoing, end_s: float | None) -> None:
+        flags = _QUIET if end_s is None else _QUIET_NOW
+        counts, pieces = out.counts, out.pieces
+        while sum(counts) != out.size:
+            if counts or len(pieces) > 1:
+                pieces = out.rest()
+            try:  # one call in C: no interrupt comes between what is sent and its count
+                if len(pieces) == 1:
+                    counts.extend(map(self._sock_send, pieces, (flags,)))
+                else:
+                    counts.extend(map(self._sock_sendmsg, (pieces,), ((),), (flags,)))
+            except BlockingIOError:
+                self._wait_for_room(out, end_s)
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._gone() from None
+        self._out = None
+
+    def _wait_for_room(self, out: Outgoing, end_s: float | None) -> None:
+        if out is self._last and not self._is_widened:
+            self._is_widened = True  # END finds room however full it is: twice as much, within the kernel's limit
+            sock = self._line.sock
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+            return
+        if end_s and self._bell < 0:
+            self._bell = os.eventfd(0)
+        try:
+            self._wait(select.POLLOUT, end_s, self._bell)
+        except TimeoutError:
+            if not out.is_live:
+                self._out = out.filler()
+            raise
+
+    def _gone(self) -> ChannelError:
+        self._out = None
+        if self._closed:
+            return self._closed_error()
+        self._broken = "the other side takes no more: it has died, or closed its receiver"
+        return Broken(self._broken)
+
+    def close(self, linger_s: float = LINGER_S) -> None:
+        """Say END and end this direction; what was sent can still be received. Safe twice, and in any state.
+
+        Waits only where a message is half sent, or no room can be made for END, and at most `linger_s` seconds: then
+        the other side gets Broken instead of End.
+        """
+        if not self._begin_to_close():
+            return
+        self._last = end_frame()
+        end_s = time.monotonic() + linger_s
+        is_free = self._owner != get_ident() and self._lock.acquire(timeout=max(0.0, linger_s))
+        try:
+            if is_free and not self._broken:
+                self._start(self._last, end_s)
+        except (TimeoutError, ChannelError):
+            pass  # nobody reads: that the stream ends without END is all there is to say
+        finally:
+            if is_free:
+                self._lock.release()
+            self._finish()
+
+    async def aclose(self, linger_s: float = LINGER_S) -> None:
+        """`close` in a coroutine."""
+        import asyncio
+
+        if linger_s <= 0:
+            self.close(linger_s)
+        elif self._begin_to_close():
+            self._last = end_frame()
+            try:
+                await asyncio.wait_for(self._asend(self._last), linger_s)
+            except (asyncio.TimeoutError, ChannelError):
+                pass  # as in close()
+            finally:
+                self._finish()
+
+    def _finish(self) -> None:
+        self._is_finished = True
+        self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
+        super()._finish()
+
+    def _drop(self) -> None:
+        super()._drop()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+
+    def __enter__(self) -> Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Sender:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

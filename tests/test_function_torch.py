@@ -1,0 +1,107 @@
+"""Functions with the real PyTorch: process groups, what is loaded where, and forks that have it already."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import marked
+
+import infini_run as ir
+
+IS_MISSING = importlib.util.find_spec("torch") is None and os.environ.get("TEST_TORCH") != "required"
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(IS_MISSING, reason="torch is not installed: make torch")]
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LIMIT_S = 300.0
+
+
+def total():
+    import torch
+    import torch.distributed as dist
+
+    value = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(value)
+    return value.item(), dist.get_backend(), torch.get_num_threads()
+
+
+@pytest.mark.parametrize("preload", [(), ["torch"]], ids=["exec", "fork"])
+def test_a_backend_gives_the_function_a_process_group(preload, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    result = ir.Launcher(nproc_per_node=3, backend="gloo", preload=preload).run(total)
+    assert list(result) == [(6.0, "gloo", 2)] * 3
+
+
+def test_a_rank_that_raises_is_told_and_not_the_timeout_of_the_others():
+    def work():
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            raise ValueError("the cause")
+        dist.barrier()
+
+    with pytest.raises(ValueError, match="the cause"):
+        ir.Launcher(nproc_per_node=2, backend="gloo").run(work)
+
+
+def test_the_launcher_never_imports_torch():
+    code = """
+        import sys, infini_run as ir
+        def work():
+            import torch
+            return torch.ones(2).sum().item()
+        print(list(ir.Launcher(nproc_per_node=2, backend="gloo").run(work)), "torch" in sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", __import__("textwrap").dedent(code)], capture_output=True, text=True)
+    assert done.stdout == "[2.0, 2.0] False\n", done.stderr
+
+
+def test_tensors_and_arrays_come_back_and_can_be_written_to():
+    def work():
+        import numpy
+        import torch
+
+        return torch.arange(1000.0), numpy.arange(1_000_000.0)
+
+    tensor, array = ir.Launcher(preload=()).run(work)[0]
+    tensor += 1
+    array += 1
+    assert (float(tensor[-1]), float(array[-1])) == (1000.0, 1_000_000.0)
+
+
+def test_random_numbers_of_numpy_differ_and_blas_has_its_threads():
+    def work():
+        import numpy
+
+        return float(numpy.random.rand()), len(os.listdir("/proc/self/task"))
+
+    with ir.Pool(nproc_per_node=2, preload=["torch", "numpy.random"], omp_num_threads=2) as pool:
+        seen = list(pool.run(work))
+        assert len({number for number, _ in seen} | {number for number, _ in pool.run(work)}) == 4
+        assert {threads for _, threads in seen} == {2}
+
+
+def test_several_workers_that_need_torch_are_forks_of_one_that_has_it():
+    def work():
+        import torch
+
+        return bool(torch.__version__), os.getppid()
+
+    launcher = ir.Launcher(nproc_per_node=2)
+    assert {parent for _, parent in launcher.run(work)} != {os.getpid()}
+    assert {parent for _, parent in ir.Launcher(nproc_per_node=2, preload=()).run(work)} == {os.getpid()}
+    assert {parent for _, parent in ir.Launcher(nproc_per_node=1).run(work)} == {os.getpid()}
+
+
+@pytest.mark.parametrize("name", ["function_ddp.py", "function_accelerate.py", "function_lightning.py"])
+def test_the_examples_train(name, capfd):
+    needs = {"function_accelerate.py": "accelerate", "function_lightning.py": "lightning"}
+    if name in needs and importlib.util.find_spec(needs[name]) is None:
+        pytest.skip(f"{needs[name]} is not installed: make torch")
+    done = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("loss "), done.stdout
+    assert marked() == {}

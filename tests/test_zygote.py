@@ -1,0 +1,249 @@
+"""The zygote: what it refuses, what its forks are like, and what its spawner does then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import textwrap
+import threading
+import warnings
+
+import pytest
+from conftest import is_alive, marked, processes, until
+
+import infini_run as ir
+from infini_run.crews.forked import ForkSpawner
+from infini_run.crews.wire import Wire, receive_parcel, send_parcel
+from infini_run.errors import StartError, UsageError
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Make a module of this code that workers can import."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(code):
+        (tmp_path / "made.py").write_text(textwrap.dedent(code))
+        return ["made"]
+
+    return make
+
+
+def parent():
+    return os.getppid()
+
+
+# ---- what it refuses
+
+
+def test_where_a_thread_runs_after_the_imports_workers_are_started_afresh_with_a_word(module):
+    preload = module("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    with pytest.warns(RuntimeWarning, match="started afresh and not forked: 2 threads run in it after the imports"):
+        result = ir.Launcher(nproc_per_node=2, preload=preload).run(parent)
+    assert set(result) == {os.getpid()}
+
+
+def test_where_a_device_was_opened_too(module):
+    """None is here: /dev/dri/... by its name alone."""
+    preload = module("import os; os.readlink = lambda path: '/dev/nvidia0'")
+    with pytest.warns(RuntimeWarning, match="the imports have opened /dev/nvidia0, and a fork cannot use that"):
+        assert set(ir.Launcher(nproc_per_node=2, preload=preload).run(parent)) == {os.getpid()}
+
+
+def test_a_pool_that_was_refused_says_so_once(module):
+    preload = module("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    with ir.Pool(nproc_per_node=1, preload=preload) as pool:
+        with pytest.warns(RuntimeWarning):
+            pool.run(parent)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert pool.run(parent)[0] == os.getpid()
+
+
+def test_what_the_imports_raise_is_one_error(module):
+    preload = module("raise OSError('no weights')")
+    with pytest.raises(UsageError, match="preload: made cannot be imported: OSError: no weights"):
+        ir.Pool(preload=preload)
+    assert marked() == {}
+
+
+def test_imports_that_end_the_process_are_one_error(module):
+    with pytest.raises(StartError, match="is gone: exit code 3"):
+        ir.Pool(preload=module("import os; os._exit(3)"))
+    assert marked() == {}
+
+
+# ---- what its forks are like
+
+
+def status(name):
+    with open("/proc/self/status") as file:
+        return next(line.split()[1] for line in file if line.startswith(f"{name}:"))
+
+
+def test_a_fork_has_fresh_signals_one_thread_and_dies_with_the_zygote():
+    def look():
+        import ctypes
+
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+        return number.value, signal.getsignal(signal.SIGINT), status("SigBlk"), status("Threads"), os.getsid(0)
+
+    with ir.Pool(nproc_per_node=1, preload=["fractions"]) as pool:
+        death, handler, blocked, threads, session = pool.run(look)[0]
+    assert (death, handler, int(blocked, 16), threads) == (signal.SIGKILL, signal.default_int_handler, 0, "1")
+    assert session == os.getsid(0)
+
+
+def test_its_number_of_threads_for_openmp_is_the_workers(module, monkeypatch):
+    preload = module("import os; SEEN = os.environ.get('OMP_NUM_THREADS')")
+
+    def look():
+        import made
+
+        return made.SEEN, os.environ.get("OMP_NUM_THREADS")
+
+    with ir.Pool(nproc_per_node=64, preload=preload) as pool:
+        assert pool.run(look)[0] == ("1", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        assert pool.run(look)[0] == ("5", "5")
+
+
+def test_what_an_import_left_for_the_end_is_done_once_by_the_zygote(module, tmp_path):
+    preload = module(
+        f"""
+        import atexit, os, weakref
+        class Thing: pass
+        thing = Thing()
+        def note(word):
+            with open({str(tmp_path / "noted")!r}, "a") as file:
+                file.write(f"{{word}} {{os.getpid()}}\\n")
+        atexit.register(note, "atexit")
+        weakref.finalize(thing, note, "finalize")
+        """
+    )
+    with ir.Pool(nproc_per_node=3, preload=preload) as pool:
+        (zygote,) = set(pool.run(parent))
+    lines = (tmp_path / "noted").read_text().split("\n")
+    assert sorted(line for line in lines if line) == [f"atexit {zygote}", f"finalize {zygote}"]
+
+
+def test_workers_are_known_by_the_mark_of_their_own_launch(bell):
+    def work(bell):
+        with open(bell, "w") as file:
+            file.write(f"{os.getpid()} {os.environ['INFINI_RUN_ID']}\n")
+        signal.pause()
+
+    with ir.Pool(preload=["fractions"]) as pool, pool.start(work, bell.path):
+        pid, mark = bell.hear(1)[0].split()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            assert f"INFINI_RUN_ID={mark}".encode() in file.read().split(b"\0")
+
+
+def test_a_worker_that_is_killed_at_its_gate_or_before_is_told(monkeypatch):
+    """The zygote is stopped meanwhile: the launch waits, and goes on with it."""
+    with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool:
+        zygote = set(pool.run(parent)).pop()
+        os.kill(zygote, signal.SIGSTOP)
+        until(lambda: processes()[zygote][1] == "T")
+        found = []
+        thread = threading.Thread(target=lambda: found.append(list(pool.run(parent))))
+        thread.start()
+        os.kill(zygote, signal.SIGCONT)
+        thread.join()
+        assert found == [[zygote, zygote]]
+
+
+def test_more_ranks_than_descriptors_in_one_message():
+    with ir.Pool(nproc_per_node=210, preload=["fractions"], console="none") as pool:
+        assert list(pool.run(lambda: int(os.environ["RANK"]))) == list(range(210))
+
+
+def test_forks_serve_a_crew_too():
+    spawner = ForkSpawner(["fractions"], nproc=2)
+    try:
+        with ir.Crew(lambda ctx, task: (task, os.getppid()), spawner=spawner) as crew:
+            answers = [crew.worker(rank).ask(rank).result() for rank in range(2)]
+        assert [task for task, _ in answers] == [0, 1]
+        assert len({pid for _, pid in answers} - {os.getpid()}) == 1
+    finally:
+        spawner.close()
+
+
+def test_when_it_is_killed_its_forks_are_gone(bell):
+    def work(bell):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with open(bell, "w") as file:
+            file.write(f"{os.getpid()} {os.getppid()}\n")
+        while True:
+            signal.pause()
+
+    with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool, pool.start(work, bell.path) as handle:
+        lines = [list(map(int, line.split())) for line in bell.hear(2)]
+        os.kill(lines[0][1], signal.SIGKILL)
+        handle.wait()
+        until(lambda: not any(is_alive(pid) for pid, _ in lines))
+
+
+# ---- the wire
+
+
+@pytest.fixture
+def wires():
+    one, other = socket.socketpair()
+    made = Wire(one), Wire(other)
+    yield made
+    for wire in made:
+        wire.close()
+
+
+def test_messages_arrive_whole_in_order_and_before_the_end(wires):
+    one, other = wires
+    messages = [("a", 1), ("b", "x" * 1000), ("c", None)]
+    for message in messages:
+        one.send(message)
+    one.close()
+    assert other.take() == messages
+    assert other.has_ended
+
+
+def test_what_finds_no_room_is_kept_and_sent_later(wires):
+    one, other = wires
+    big = b"x" * 3_000_000
+    one.send(big)
+    assert one.is_full
+    found = []
+    while not found:
+        found = other.take()
+        one.flush()
+    assert found == [big]
+    assert not one.is_full
+    assert not other.has_ended
+
+
+def test_a_side_that_is_gone_takes_no_more_and_raises_nothing(wires):
+    one, other = wires
+    other.close()
+    one.send("x" * 1_000_000)
+    assert not one.is_full
+    assert one.take() == []
+    assert one.has_ended
+
+
+def test_a_parcel_brings_its_descriptors():
+    one, other = socket.socketpair()
+    with one, other:
+        reader, writer = os.pipe()
+        send_parcel(one, {"a": 1}, [writer])
+        os.close(writer)
+        message, (fd,) = receive_parcel(other)
+        assert message == {"a": 1}
+        assert not os.get_inheritable(fd)
+        os.write(fd, b"hello")
+        os.close(fd)
+        assert os.read(reader, 10) == b"hello"
+        os.close(reader)
+        one.close()
+        assert receive_parcel(other) is None
