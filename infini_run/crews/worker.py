@@ -9,6 +9,7 @@ was in order, without one it died.
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import sys
 
@@ -58,8 +59,8 @@ def leave(code: int) -> NoReturn:
 def serve(fd: int) -> int:
     """Be a worker over this socket; its exit code. Raises KeyboardInterrupt as the user's code does."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # so that a crash takes no line with it
+        if isinstance(stream, io.TextIOWrapper):  # an import may have put something else there
+            stream.reconfigure(line_buffering=True)  # so that a crash takes no line with it
     sender, receiver = connect(fd)
     _kept.append(receiver)
     try:
