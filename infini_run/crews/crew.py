@@ -80,8 +80,8 @@ class Crew:
     nodes of the allocation that we are in; None: here. restart: what is done when one fails (None: the crew fails);
     a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
     sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
-    WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
-    waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
+    WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop
+    signal and SIGKILL. drain_s: how long `close` waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
     before workers are made to wait. env: the workers' whole environment (None: ours); on other hosts, what is added
     to that of a login there (None: what jobs commonly need). log_dir: a file for each. log_level: logging records of
     at least this level come to our loggers, with `rank` and `host`. preload: modules that a small process imports

@@ -214,7 +214,7 @@ class NodeSpawner:
         """As Spawner.spread: once to each node."""
         lives = [runner for runner in runners if isinstance(runner, NodeRunner)]
         if self._bridge is not None and lives:
-            self._bridge.spread(self._number(), lives, bytes_frame(frame, _LIMIT))
+            self._bridge.spread(self._number(), lives, bytes_frame(frame, _LIMIT).pieces)
 
     # ---- the end
 
