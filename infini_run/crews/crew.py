@@ -81,11 +81,12 @@ class Crew:
     a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
     sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
     WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop
-    signal and SIGKILL. drain_s: how long `close` waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
-    before workers are made to wait. env: the workers' whole environment (None: ours); on other hosts, what is added
-    to that of a login there (None: what jobs commonly need). log_dir: a file for each. log_level: logging records of
-    at least this level come to our loggers, with `rank` and `host`. preload: modules that a small process imports
-    once; workers are forked from it, and there again in milliseconds after a restart.
+    signal and SIGKILL. drain_s: how long `close` waits for what was accepted. max_events: how many emitted objects
+    and results of `send` are kept for `events` before workers are made to wait. env: the workers' whole environment
+    (None: ours); on other hosts, what is added to that of a login there (None: what jobs commonly need). log_dir: a
+    file for each. log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
+    preload: modules that a small process imports once; workers are forked from it, and there again in milliseconds
+    after a restart.
     flags: as for `run`.
 
     Leaving the `with` block closes it; by an exception, without waiting for what is not done. Raises UsageError,
