@@ -7,48 +7,29 @@ that is lost ends all others: a launch raises NodeLost, a crew fails with it.
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
-import socket
 import sys
-import time
 from _functools import partial
 from _thread import RLock
 from itertools import accumulate
 from weakref import WeakSet
 
-from infini_run.channel import connect
 from infini_run.crews.bridge import Bridge
-from infini_run.crews.runner import MEETING, python_command
+from infini_run.crews.node_runner import NodeRunner
+from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.launch import read_flags
 from infini_run.muster import meeting
 from infini_run.outbox import bytes_frame
-from infini_run.record import replace
-from infini_run.report import Exit, Report
-from infini_run.roster import ENGINES
-from infini_run.site import BATCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from infini_run.crews.bridge import Outpost
     from infini_run.crews.runner import Runner
-    from infini_run.options import Options
     from infini_run.parcel import Buffer
-    from infini_run.roster import Roster
 
-# What is said to the head; all other flags are the workers'.
-_REACH = (
-    *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
-    *("join_timeout", "node_timeout", "link_port", *MEETING),
-)
 _LIMIT = 1 << 34  # bytes of a frame, as a channel has it
-_SPARE_S = 5.0  # that an outpost has beyond its workers' grace
-_END_S = 15.0  # that a node may take to end a worker by SIGKILL; the core gives up after 5
 
 
 class NodeSpawner:
@@ -73,13 +54,13 @@ class NodeSpawner:
         start_timeout_s: float | None = None,
         **flags: object,
     ) -> None:
-        given = {name: _plain(value) for name, value in flags.items() if value is not None}
-        reach = {name: value for name, value in given.items() if name in _REACH}
-        self._flags = {name: value for name, value in given.items() if name not in _REACH}
+        given = {name: plain_flag(value) for name, value in flags.items() if value is not None}
+        reach = {name: value for name, value in given.items() if reaches(name)}
+        self._flags = {name: value for name, value in given.items() if not reaches(name)}
         if hosts:
             reach["hosts"] = ",".join(hosts)
-        self._options, self._roster = _read_reach(reach, self._flags, nproc)
-        self._nprocs = _read_counts(nproc, self._roster)
+        self._options, self._roster = read_reach(reach, self._flags, nproc)
+        self._nprocs = read_counts(nproc, self._roster)
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._setup = {
             "path": list(sys.path),
@@ -235,161 +216,7 @@ class NodeSpawner:
             bridge.forget()
 
 
-class NodeRunner:
-    """A Runner of a NodeSpawner. number: what it is known by on both sides."""
-
-    def __init__(self, bridge: Bridge, node: Outpost, number: int, rank: int, local_rank: int) -> None:
-        self._bridge = bridge
-        self.node = node
-        self.number = number
-        self.rank = rank
-        self.local_rank = local_rank
-        self.host = node.name
-        self.pid = 0
-        self.exit: Exit | None = None
-        self.problem: InfiniRunError | None = None
-        self.ended = False
-        self._is_gone = False  # the bridge knows that it has ended, and it need not be told to
-        self._told: list[tuple[str, Any]] = []
-        self._pinged_s = 0.0
-        self._start_s = time.time()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        ours, theirs = socket.socketpair()
-        self.tasks, self.events = connect(ours.detach())
-        bridge.call(partial(self._begin, theirs))
-
-    def _begin(self, theirs: socket.socket) -> None:
-        """In the bridge's thread."""
-        if self.node.problem is not None:
-            theirs.close()
-            self.tell("lost", self.node.problem)
-            return
-        self.node.lives[self.number] = self
-        self.node.lanes.add(self.number, theirs)
-
-    @property
-    def clock_s(self) -> float:
-        return self.node.clock_s
-
-    # ---- from the bridge's thread
-
-    def tell(self, kind: str, value: object) -> None:
-        """Something happened to it; `poll` takes it in."""
-        if kind == "pid" and isinstance(value, int):
-            self.pid = value
-        elif kind == "pinged":
-            self._pinged_s = time.monotonic()
-        else:
-            self._told.append((kind, value))
-            self._is_gone = self._is_gone or kind in ("ended", "lost")
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
-
-    # ---- as a Runner
-
-    def fds(self) -> Sequence[int]:
-        return () if self.ended else (self._bell,)
-
-    def due_s(self) -> float | None:
-        return None
-
-    def poll(self) -> None:
-        if self.ended or self._bell < 0:
-            return
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return
-        while self._told:
-            kind, value = self._told.pop(0)
-            if kind == "exit":
-                self.exit = value
-            elif kind == "lost":
-                self.problem = value
-                self.exit = self.exit or self._unknown()
-            self.ended = self.ended or kind in ("ended", "lost")
-
-    def _unknown(self) -> Exit:
-        """Its node is gone, and with it how it ended."""
-        return Exit(
-            rank=self.rank,
-            local_rank=self.local_rank,
-            host=self.host,
-            pid=self.pid or None,
-            status_lost=True,
-            start_s=self._start_s,
-            end_s=time.time(),
-        )
-
-    def pinged_s(self) -> float:
-        return self._pinged_s
-
-    def signal(self, number: int) -> int:
-        """One whose end is just on its way to us counts as reached."""
-        if number and number not in signal.valid_signals():
-            raise OSError(22, f"there is no signal {number}")
-        if self.exit is not None:
-            return 0
-        self._say("signal", number=number)
-        return 1
-
-    def stop(self, number: int = 0) -> None:
-        self._say("stop", number=number)
-
-    def kill(self) -> None:
-        self._say("kill")
-
-    def _say(self, kind: str, **value: object) -> None:
-        self._bridge.call(lambda: self.node.say({kind: {"life": self.number, **value}}))
-
-    def report(self) -> Report:
-        """Of this one alone."""
-        exit_ = self.exit or Exit(rank=self.rank, local_rank=self.local_rank, host=self.host, pid=self.pid or None)
-        return Report(
-            launch_id=self._bridge.head.launch_id,
-            run_id="",
-            host=self.host,
-            world_size=1,
-            start_s=self._start_s,
-            end_s=exit_.end_s or time.time(),
-            exits=(exit_,),
-            first_failure=exit_ if exit_.is_failure else None,
-        )
-
-    def close(self) -> None:
-        if self._bell < 0:
-            return
-        self.tasks.close(0.0)
-        self.events.close()
-        if not self._is_gone:
-            self._say("close")
-            if not self._bridge.wait(lambda: self._is_gone, _END_S) and not self._bridge.is_over:
-                self._bridge.kill()  # the node does not do what it is told
-                self._bridge.join()
-        self._bridge.call(partial(self.node.lanes.drop, self.number))
-        self.ended = True
-        self._close_bell()
-
-    def _close_bell(self) -> None:
-        bell, self._bell = self._bell, -1
-        os.close(bell)
-
-    def forget(self) -> None:
-        self.tasks.forget()
-        self.events.forget()
-        self.ended = True
-        if self._bell >= 0:
-            self._close_bell()
-
-
 _live: WeakSet[NodeSpawner] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A program that just ends: what it holds on other hosts ends with it."""
-    for spawner in list(_live):
-        spawner.close()
 
 
 def _forget_all() -> None:
@@ -398,59 +225,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def _read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: object) -> tuple[Options, Roster]:
-    """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
-    count = nproc if isinstance(nproc, (int, str)) else 1
-    read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
-    words = python_command("outpost")
-    words[0] = str(reach.get("remote_python") or words[0])
-    reach = {**reach, "engine": _engine(reach), "nproc_per_node": count}
-    if "grace" in flags:
-        reach["grace"] = flags["grace"]
-    request = read_flags(reach, tuple(words), os.environ)
-    if request.roster is None:
-        raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
-    assert request.options is not None
-    options = replace(request.options, nproc_per_node=1, grace_s=request.options.grace_s + _SPARE_S)
-    return options, request.roster
-
-
-def _engine(reach: Mapping[str, Any]) -> str:
-    """As asked; auto, or nothing: the allocation's own, where the hosts are in one, else ssh."""
-    asked = str(reach.get("engine") or "auto")
-    if asked != "auto":
-        return asked
-    from infini_run.auto import read_file
-    from infini_run.hostlist import parse_hosts
-    from infini_run.sites import detect
-
-    site = detect(os.environ, read_file)
-    if site is None or site.engine not in ENGINES or site.form != BATCH:
-        return "ssh"
-    hosts = parse_hosts(reach["hosts"], "hosts") if reach.get("hosts") else ()
-    return site.engine if {host.name for host in hosts} <= {host.name for host in site.hosts} else "ssh"
-
-
-def _read_counts(nproc: int | str | Sequence[int], roster: Roster) -> list[int | str]:
-    """For each host. Raises UsageError: one has no room for so many."""
-    hosts = roster.hosts
-    counts: list[int | str] = [nproc] * len(hosts) if isinstance(nproc, (int, str)) else list(nproc)
-    if len(counts) != len(hosts):
-        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {len(hosts)} hosts")
-    for host, count in zip(hosts, counts, strict=True):
-        if host.slots and isinstance(count, int) and count > host.slots:
-            raise UsageError(f"nproc_per_node={nproc!r}, but hosts has room for {host.slots} on {host.name}")
-    return counts
-
-
-def _plain(value: object) -> Any:
-    """A flag as it can be said to another host."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [_plain(item) for item in value]
-    return value
