@@ -22,6 +22,7 @@ from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 from infini_run.roster import options_of_agents
+from infini_run.streams import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class Agent:
         self._lost = False
         self._stop: int | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
+        self._stream: Stream | None = None  # between the head and what it runs here
 
     def serve(self, token: bytes | None) -> int:
         """Our exit code. Raises LinkError: the head has gone, or is none of ours."""
@@ -216,6 +218,8 @@ class Agent:
             options = options_of_agents(self._own)
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = survey(options, environ)
+        if spec["has_stream"]:
+            self._stream = Stream(self._poller, self._wire)  # what comes down may come with GO
         self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
@@ -264,8 +268,11 @@ class Agent:
             say=_say,
             has_head=True,
             heading=str(go["heading"]),
+            stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.theirs.fileno()},
         )
         run.start()
+        if self._stream is not None:
+            self._stream.theirs.close()
         self._run = run
         settle_entry()
         if self._stop is not None:
@@ -277,6 +284,8 @@ class Agent:
             self._turn(0)
         run.close()
         self._carry_rest()
+        if self._stream is not None:
+            self._stream.finish()
         if self._lost:
             raise LinkError("the head has gone")
         from infini_run.survey import free_port
@@ -382,6 +391,8 @@ class Agent:
             watch(carrier.err_fd, read, partial(self._carry, carrier.err_fd, frame.ERR))
             if carrier.in_fd >= 0:
                 watch(carrier.in_fd, WRITE if carrier.pending else 0, carrier.write)
+        if self._stream is not None:
+            self._stream.watch(has_room=wire.waiting < _HELD)
 
     def _meet(self) -> None:
         """The link is one descriptor for both ways."""
@@ -407,6 +418,8 @@ class Agent:
             self._wire.send(pack(frame.BEAT))
         elif kind == frame.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
+        elif kind == frame.DOWN and self._stream is not None:
+            self._stream.feed(payload)
         elif kind == frame.STOP:
             self._stop = int(unpack_json(payload)["signal"])
             if run is not None:

@@ -221,6 +221,12 @@ class Clients:
         for running in list(self._running):
             self._close(running)
 
+    def forget(self) -> None:
+        """In a forked child: they are our parent's."""
+        for running in self._running:
+            running.group.forget()
+        self._running.clear()
+
 
 def _find(name: str, path: str) -> str:
     """The program's file, as execvp(3) finds it; "" where there is none."""

@@ -20,13 +20,13 @@ LIMIT = 64 << 20  # bytes of one payload; output comes in pieces far below it
 _HEAD = Struct(">cI")
 
 # head to agent
-SPEC, GO, STOP, KILL, SIGNAL, INPUT, BYE = b"S", b"G", b"T", b"K", b"N", b"I", b"Q"
+SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
 # agent to head
-NAME, HELLO, EVENT, OUT, ERR, DONE = b"M", b"A", b"E", b"o", b"e", b"D"
+NAME, HELLO, EVENT, OUT, ERR, UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
 # both ways
 CHALLENGE, PROOF, BEAT = b"C", b"P", b"H"
 KINDS = frozenset(
-    (SPEC, GO, STOP, KILL, SIGNAL, INPUT, BYE, NAME, HELLO, EVENT, OUT, ERR, DONE, CHALLENGE, PROOF, BEAT)
+    (SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE, NAME, HELLO, EVENT, OUT, ERR, UP, DONE, CHALLENGE, PROOF, BEAT)
 )
 
 

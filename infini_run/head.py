@@ -51,13 +51,15 @@ _READER_S = 1.0  # after a stop from outside, for who does not read
 _SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
 _INT, _QUIT = 2, 3
 _DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
+_DUE[frame.UP] = ("running",)
 
 
 class Head:
     """A launch on many nodes: start, `step` until `ended`, `close`; then `report` and `error` tell how it went.
 
     environ: ours, of which the nodes get what --export names. cwd: where the ranks start (None: here), on every node.
-    say: gets lines for the user.
+    say: gets lines for the user. hear: gets what each node's one rank writes to its descriptor 0, which is a socket
+    then, and to which `send_down` writes (streams.py); its output is labelled by itself.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Head:
         environ: Mapping[str, str],
         say: Callable[[str], None],
         cwd: str | None = None,
+        hear: Callable[[Peer, bytes], None] | None = None,
     ) -> None:
         self._options = options
         self._roster = roster
+        self._hear = hear
         self._engine = engine = find_engine(roster.engine)
         self._environ = environ
         self._say = say
@@ -145,13 +149,17 @@ class Head:
         self._fleet.send(peer, self._spec)
 
     def _make_spec(self) -> bytes:
+        options = options_of_agents(self._options)
+        if self._hear is not None:
+            options = replace(options, console="inherit")
         content = {
             "version": VERSION,
             "is_by_hand": self._roster.engine == HAND,
             "silence_s": self._options.node_timeout_s,
             "cwd": self._cwd,
             "environ": exported(self._options.export, self._environ),
-            "options": to_plain(options_of_agents(self._options)),
+            "options": to_plain(options),
+            "has_stream": self._hear is not None,
         }
         return pack_json(frame.SPEC, content)
 
@@ -217,6 +225,8 @@ class Head:
             self._greet(peer, unpack_json(payload))
         elif kind == frame.EVENT:
             self._note(peer, unpack_json(payload))
+        elif kind == frame.UP and self._hear is not None:
+            self._hear(peer, payload)
         elif kind == frame.DONE:
             self._finish(peer, unpack_json(payload))
 
@@ -333,6 +343,11 @@ class Head:
     def signal(self, number: int) -> None:
         """Pass a signal on to every rank."""
         self._fleet.send_all(pack_json(frame.SIGNAL, {"signal": number}), "running")
+
+    def send_down(self, peer: Peer, data: bytes) -> None:
+        """To descriptor 0 of what runs there; empty: no more comes."""
+        if peer.state == "running":
+            self._fleet.send(peer, pack(frame.DOWN, data))
 
     def tell(self, number: int, by: str = "") -> None:
         """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not. A
@@ -526,6 +541,16 @@ class Head:
         self._clients.close()
         self._outlets.close()
         self._poller.close()
+
+    def forget(self) -> None:
+        """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
+        self._poller.close()
+        self._fleet.close()
+        if self._lobby is not None:
+            self._lobby.forget()
+        self._clients.forget()
+        self._outlets.close()
+        self.ended = True
 
 
 def _nothing() -> None:

@@ -153,6 +153,11 @@ class Lobby:
         self._poller.forget(wire.fileno())
         wire.close()
 
+    def forget(self) -> None:
+        """In a forked child: the file with the token stays."""
+        self._token_file = ""
+        self.close()
+
     def close(self) -> None:
         """Safe twice."""
         self.remove_token()

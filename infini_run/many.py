@@ -11,6 +11,7 @@ from infini_run.hostlist import Host
 from infini_run.link import TOKEN, TOKEN_FILE
 from infini_run.record import replace
 from infini_run.roster import HAND, Roster
+from infini_run.told import STOPS, Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,42 +20,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.report import Report
 
-_LEFT_ALONE = {
-    signal.SIGKILL,
-    signal.SIGSTOP,
-    signal.SIGCHLD,
-    signal.SIGPIPE,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGURG,
-}
-_STOPS = {
-    signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS,
-    signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ,
-}  # fmt: skip
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
-
-
-class Signals:
-    """What the process is told, as a descriptor: each byte read from it is a signal's number."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in signal.valid_signals() - _LEFT_ALONE:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a shell ignores in the background
-                signal.signal(number, _nothing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-
-    def read(self) -> bytes:
-        try:
-            return os.read(self.fd, 256)
-        except BlockingIOError:
-            return b""
-
-
-def _nothing(number: int, frame: object) -> None:
-    """The number is in the pipe already."""
 
 
 def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
@@ -157,7 +123,7 @@ def obey(head: Head, number: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         head.resume()
         head.signal(signal.SIGCONT)
-    elif number in _STOPS:
+    elif number in STOPS:
         head.tell(number)
     else:
         head.signal(number)

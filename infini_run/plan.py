@@ -56,6 +56,14 @@ class Task:
 
 
 @record
+class Span:
+    """The ranks of one node, where nodes differ in how many they have. first: the lowest of them."""
+
+    first: int
+    world_size: int
+
+
+@record
 class Output:
     """Where one stream of a worker goes. Neither: nowhere. `piped`: through us, so that it can be labelled,
     logged, or its last words kept."""
@@ -124,14 +132,16 @@ def make_plan(
     stdin_is_terminal: bool = False,
     lends_terminal: bool = True,
     task: Task | None = None,
+    span: Span | None = None,
 ) -> Plan:
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
     leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it.
-    `task`: the plan is for this one alone.
+    `task`: the plan is for this one alone. `span`: of the one node that there is, where that does not follow from its
+    node rank.
 
     Raises UsageError: ranks that cannot be."""
     nproc = nodes[0].nproc
-    world_size = task.world_size if task else options.nnodes * nproc
+    world_size = task.world_size if task else span.world_size if span else options.nnodes * nproc
     _check_world(options, nproc, world_size)
     threads = _omp_threads(options, nodes[0], environ)
     common = _common_env(options, nodes[0], world_size, master_port, launch_id, threads)
@@ -140,6 +150,8 @@ def make_plan(
     places = [
         (node, node.index * node.nproc + local_rank, local_rank) for node in nodes for local_rank in range(node.nproc)
     ]
+    if span:
+        places = [(nodes[0], span.first + local_rank, local_rank) for local_rank in range(nproc)]
     if task:
         places = [(nodes[0], task.rank, task.local_rank)]
     workers = tuple(

@@ -19,6 +19,7 @@ from infini_run.crews.ask import Ask
 from infini_run.crews.member import Job
 from infini_run.crews.messages import Hello
 from infini_run.crews.payload import dump
+from infini_run.crews.place import read_hosts, read_nproc
 from infini_run.crews.restart import NEVER, check
 from infini_run.crews.runner import ExecSpawner
 from infini_run.crews.supervisor import Limits, Supervisor
@@ -75,14 +76,17 @@ class Crew:
     target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, where
     there is something to do, `start(self, ctx)` and `stop(self, ctx)`: each worker makes one object of it. It travels
     by value where it must (__main__, closures); workers never import the caller's script.
-    nproc: workers, or auto, gpu, cpu. restart: what is done when one fails (None: the crew fails). ready_timeout_s:
-    how long `start` may take; watchdog_s: how long a worker may give no sign of life while it has something to do
-    (ctx.emit, status, progress, checkpoint and ping are signs, and WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it
-    likes; ctx.extend puts both off. grace: seconds between the stop signal and SIGKILL. drain_s: how long `close`
-    waits for what was accepted. max_events: how many emitted objects and results of `send` are kept for `events`
-    before workers are made to wait. env: the workers' whole environment (None: ours). log_dir: a file for each.
-    log_level: logging records of at least this level come to our loggers, with `rank` and `host`. preload: modules
-    that a small process imports once; workers are forked from it, and there again in milliseconds after a restart.
+    nproc: workers, or auto, gpu, cpu. hosts: where they run, so many on each (or a list of numbers); "auto": the
+    nodes of the allocation that we are in; None: here. restart: what is done when one fails (None: the crew fails);
+    a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
+    sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
+    WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop
+    signal and SIGKILL. drain_s: how long `close` waits for what was accepted. max_events: how many emitted objects
+    and results of `send` are kept for `events` before workers are made to wait. env: the workers' whole environment
+    (None: ours); on other hosts, what is added to that of a login there (None: what jobs commonly need). log_dir: a
+    file for each. log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
+    preload: modules that a small process imports once; workers are forked from it, and there again in milliseconds
+    after a restart.
     flags: as for `run`.
 
     Leaving the `with` block closes it; by an exception, without waiting for what is not done. Raises UsageError,
@@ -93,7 +97,8 @@ class Crew:
         self,
         target: Callable[..., Any],
         *,
-        nproc: int | str = 1,
+        nproc: int | str | Sequence[int] = 1,
+        hosts: Sequence[str] | str | None = None,
         restart: Restart | None = None,
         ready_timeout_s: float = 0.0,
         watchdog_s: float = 0.0,
@@ -125,7 +130,8 @@ class Crew:
         )
         if spawner is None:
             flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
-            spawner = _spawner(preload, nproc=nproc, env=env, cwd=cwd, grace=grace, log_dir=log_dir, **flags)
+            given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
+            spawner = _make_spawner(read_hosts(hosts), preload, nproc, given)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -329,14 +335,25 @@ class WorkerHandle:
         return self._crew.status().workers[self.rank]
 
 
-def _spawner(preload: Sequence[str], **given: Any) -> Spawner:
-    if not preload:
-        return ExecSpawner(**given)
+def _make_spawner(
+    hosts: Sequence[str], preload: Sequence[str], nproc: int | str | Sequence[int], given: dict[str, Any]
+) -> Spawner:
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
+    count = read_nproc(nproc, hosts)
+    if hosts:
+        from infini_run.crews.environment import COPIED, make_environ
+        from infini_run.crews.nodes import NodeSpawner
+
+        if given["env"] is None:
+            given["env"] = make_environ(os.environ, COPIED, None, None)
+        return NodeSpawner(hosts, nproc=count, preload=preload, **given)
+    assert isinstance(count, (int, str))
+    if not preload:
+        return ExecSpawner(nproc=count, **given)
     from infini_run.crews.forked import ForkSpawner
 
-    return ForkSpawner(preload, **given)
+    return ForkSpawner(preload, nproc=count, **given)
 
 
 def _limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:

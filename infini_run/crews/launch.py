@@ -119,6 +119,7 @@ class Launch:
     def _hand_out(self) -> None:
         task = encode(Task(task=_TASK, body=self._body))
         self._body = type(self._body)()
+        greeted = []
         for seat in self._seats:
             runner = seat.runner
             hello = Hello(
@@ -131,9 +132,10 @@ class Launch:
             )
             try:
                 runner.tasks.send_bytes(encode(hello))
-                runner.tasks.send_bytes(task)
             except ChannelError:
                 continue  # it has died, or was closed: seen where its end is
+            greeted.append(runner)
+        self._spawner.spread(greeted, task)
 
     # ---- following
 
@@ -202,7 +204,7 @@ class Launch:
             self._keep(seat, message)
         elif isinstance(message, Failed):
             seat.has_failed = True
-            self._fail(rebuild(message, runner.rank, runner.host), runner.rank, message.time_s)
+            self._fail(rebuild(message, runner.rank, runner.host), runner.rank, message.time_s + runner.clock_s)
             runner.tasks.close()  # it ends by itself, though it may not hear a signal
         elif isinstance(message, Log):
             from infini_run.crews.logs import take_record
@@ -248,7 +250,8 @@ class Launch:
             return
         before_stop = self._stopped_s is None or min(end_s, seat.ended_s or end_s) < self._stopped_s
         if exit_.is_failure or (not exit_.stopped and not seat.has_result and before_stop):
-            self._fail(_died(exit_, seat.has_result), seat.runner.rank, min(end_s, seat.ended_s or end_s))
+            error = seat.runner.problem or _died(exit_, seat.has_result)
+            self._fail(error, seat.runner.rank, min(end_s, seat.ended_s or end_s))
 
     def _check_time(self) -> None:
         if self._stopped_s is not None or time.monotonic() < self._next_due_s():
@@ -264,6 +267,8 @@ class Launch:
         self._stop_all()
 
     def _fail(self, error: BaseException, rank: int, time_s: float = 0.0) -> None:
+        if any(failure.error is error for failure in self._failures):
+            return  # a node is lost once, with all its ranks
         self._failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error))
 
     def _stop_if_failed(self) -> None:

@@ -14,6 +14,7 @@ from infini_run.crews.environment import COPIED, make_environ
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.launch import Launch, Terms, close_all, forget_all
 from infini_run.crews.need import slow_modules
+from infini_run.crews.place import read_hosts, read_nproc
 from infini_run.crews.progress import open_show
 from infini_run.crews.runner import ExecSpawner
 from infini_run.errors import UsageError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.crews.messages import Body
+    from infini_run.crews.nodes import NodeSpawner
     from infini_run.crews.result import LaunchResult
     from infini_run.crews.runner import Spawner
 
@@ -77,8 +79,8 @@ class Launcher:
         progress: bool | str = False,
         **flags: object,
     ) -> None:
-        self.hosts = _hosts(hosts)
-        self.nproc_per_node = _nproc(nproc_per_node, self.hosts)
+        self.hosts = read_hosts(hosts)
+        self.nproc_per_node = read_nproc(nproc_per_node, self.hosts)
         self.preload = None if preload is None else _preload(preload)
         if backend is not None and not isinstance(backend, str):
             raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")
@@ -163,7 +165,7 @@ class Launcher:
     def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
         given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
         if self.hosts:
-            return _node_spawner(self.hosts, nproc=self.nproc_per_node, preload=self.preload or (), **given)
+            return self._make_node_spawner(function, given)
         preload, nproc = self.preload, self.nproc_per_node
         assert isinstance(nproc, (int, str))
         if preload is None and function is not None and nproc != 1:
@@ -180,6 +182,22 @@ class Launcher:
         timeout_s = self.agent_timeout_s
         return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
+    def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> NodeSpawner:
+        from infini_run.crews.nodes import NodeSpawner
+
+        preload = self.preload or ()
+        if self.preload is None and function is not None:
+            preload = slow_modules(function) or (("torch",) if self.backend else ())
+        limits = [limit for limit in (self.agent_timeout_s, self.timeout_s) if limit is not None]
+        return NodeSpawner(
+            self.hosts,
+            nproc=self.nproc_per_node,
+            preload=preload,
+            is_silent=self.preload is None,
+            start_timeout_s=self.agent_timeout_s,
+            **({"join_timeout": min(limits)} if limits else {}) | given,
+        )
+
 
 class Pool(Launcher):
     """A Launcher whose `preload` is imported already, and stays so: a launch takes milliseconds. Arguments as for
@@ -190,7 +208,7 @@ class Pool(Launcher):
         self._spawner: Spawner | None = self._make_spawner(None, stays=True)
         _pools.add(self)
         try:
-            if self.preload:
+            if self.preload or self.hosts:
                 self._spawner.open()  # type: ignore[attr-defined]
         except BaseException:
             self.close()
@@ -256,34 +274,6 @@ def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         payload.dump(value, f"argument {name}=, of {type(value)!r},")
 
 
-def _hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...] | str:
-    if hosts is None or hosts == "":
-        return ()
-    if hosts == "auto":
-        from infini_run.auto import read_file
-        from infini_run.sites import detect
-
-        site = detect(os.environ, read_file)
-        return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
-    if isinstance(hosts, str):
-        return (hosts,)
-    found = tuple(hosts)
-    if not found or not all(isinstance(host, str) and host for host in found):
-        raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
-    return found
-
-
-def _nproc(nproc: int | str | Sequence[int], hosts: Sequence[str]) -> int | str | tuple[int, ...]:
-    if isinstance(nproc, (str, int)) and not isinstance(nproc, bool):
-        return nproc
-    counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
-    if not counts or not all(type(count) is int and count > 0 for count in counts):
-        raise UsageError(f"nproc_per_node={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
-    if len(counts) != max(1, len(hosts)):
-        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
-    return counts if hosts else counts[0]
-
-
 def _preload(preload: Sequence[str]) -> tuple[str, ...]:
     if isinstance(preload, str) or not all(isinstance(name, str) and name for name in preload):
         raise UsageError(f"preload={preload!r}: give a list of names of modules")
@@ -310,12 +300,3 @@ def _level(asked: int | str | bool | None) -> int:
     if not isinstance(level, int):
         raise UsageError(f"logging={asked!r}: a level ('INFO', 20), True, False or None")
     return level
-
-
-def _node_spawner(hosts: Sequence[str], **given: Any) -> Spawner:
-    try:
-        from infini_run.crews.nodes import NodeSpawner  # type: ignore[import-not-found,unused-ignore]
-    except ModuleNotFoundError:
-        raise UsageError("hosts=: functions on other hosts are not there yet in this version") from None
-    spawner: Spawner = NodeSpawner(hosts, **given)
-    return spawner

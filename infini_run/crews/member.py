@@ -422,11 +422,15 @@ class Member:
         cause = WorkerDied("\n".join(lines), exit_)
         if self._could_not is not None:
             cause.__cause__ = in_words(self._could_not, self.rank, exit_.host)
+        elif self.runner is not None and self.runner.problem is not None:
+            cause.__cause__ = self.runner.problem
         return cause
 
     def _how(self, exit_: Exit) -> str:
         if self._could_not is not None:
             return f"could not start: {self._could_not.kind}: {self._could_not.text}"
+        if self.runner is not None and self.runner.problem is not None:
+            return f"is gone: {self.runner.problem}"
         if exit_.verdict:
             return exit_.verdict
         if exit_.end_s is not None:

@@ -11,7 +11,7 @@ import os
 import sys
 
 from infini_run.channel import connect
-from infini_run.errors import UsageError
+from infini_run.errors import ChannelError, UsageError
 from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.channel import Receiver, Sender
+    from infini_run.errors import InfiniRunError
     from infini_run.group import Event
     from infini_run.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan
+    from infini_run.parcel import Buffer
+    from infini_run.plan import Plan, Span
     from infini_run.report import Exit, Report
 
     class Runner(Protocol):
@@ -42,10 +44,15 @@ if TYPE_CHECKING:
         tasks: Sender
         events: Receiver
         exit: Exit | None  # how its process ended, as soon as it has; what it left behind may still be there
+        problem: InfiniRunError | None  # why that is not known: its node was lost
 
         @property
         def ended(self) -> bool:
             """Nothing is left of it, nor of what it had started."""
+
+        @property
+        def clock_s(self) -> float:
+            """What makes times of its host's clock times of ours."""
 
         def fds(self) -> Sequence[int]:
             """`poll` has something to do when one of them can be read. Ask again before each wait."""
@@ -99,13 +106,19 @@ if TYPE_CHECKING:
         def forget(self) -> None: ...
 
     class Spawner(Protocol):
-        """Starts workers. world_size: how many ranks there are."""
+        """Starts workers."""
 
-        world_size: int
+        @property
+        def world_size(self) -> int:
+            """How many ranks there are."""
 
         def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[Runner]:
             """Start these, in order, as one group; apart: each as a group of its own. restarts: how often that was
             done before. Raises UsageError, ProgramError, StartError: then none is left."""
+
+        def spread(self, runners: Sequence[Runner], frame: list[Buffer]) -> None:
+            """Send the same message to all of them, over what lies between once; those that are gone get nothing.
+            Returns when it cannot be overtaken by what is sent after it."""
 
         def close(self) -> None:
             """What it holds beside its runners. Safe twice."""
@@ -114,7 +127,7 @@ if TYPE_CHECKING:
             """In a forked child."""
 
 
-_MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
+MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
 
@@ -154,7 +167,7 @@ class ExecSpawner:
         if self._cwd is not None and not os.path.isdir(self._cwd):
             raise UsageError(f"cwd={self._cwd} is not a directory")
         flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
-        if flags.keys().isdisjoint(_MEETING):
+        if flags.keys().isdisjoint(MEETING):
             flags["standalone"] = True  # a free port: several crews may be up at once
         request = read_flags(flags, words, {})
         if request.roster is not None:
@@ -166,11 +179,18 @@ class ExecSpawner:
         self.world_size = self._node.nproc
         self.notices = self._node.notices
         self._port = self.options.master_port or free_port()
+        self._span: Span | None = None
+
+    def join(self, node: int, nnodes: int, host: str, span: Span, meeting: tuple[str, int]) -> None:
+        """Be one node of several: what is started from now on is a part of theirs. meeting: where rank 0 listens."""
+        self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=meeting[0])
+        self._node = replace(self._node, index=node, host=host)
+        self._span, self._port = span, meeting[1]
 
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
-        them keeps that of the others."""
-        if restarts and len(ranks) == self.world_size and not self.options.master_port:
+        them keeps that of the others. Of one node of several, that is not for it to say."""
+        if restarts and len(ranks) == self.world_size and not self.options.master_port and self._span is None:
             self._port = free_port()
         runners: list[ExecRunner] = []
         try:
@@ -195,11 +215,21 @@ class ExecSpawner:
             master_port=self._port,
             environ=self._environ,
             error_dir=error_folder(self.options, launch_id, self._environ),
+            span=self._span,
         )
         env = tuple(
             (name, str(restarts) if name == "TORCHELASTIC_RESTART_COUNT" else value) for name, value in plan.env
         )
-        return replace(plan, env=env, workers=tuple(plan.workers[rank] for rank in ranks))
+        workers = {worker.rank: worker for worker in plan.workers}
+        return replace(plan, env=env, workers=tuple(workers[rank] for rank in ranks))
+
+    def spread(self, runners: Sequence[Runner], frame: list[Buffer]) -> None:
+        """As Spawner.spread: nothing lies between."""
+        for runner in runners:
+            try:
+                runner.tasks.send_bytes(frame)
+            except ChannelError:
+                continue  # it has died, or was closed: seen where its end is
 
     def close(self) -> None:
         """Nothing of its own is open."""
@@ -277,6 +307,8 @@ class ExecRunner:
         self.host = host
         self.pid = 0
         self.exit: Exit | None = None
+        self.problem: InfiniRunError | None = None
+        self.clock_s = 0.0
         self.tasks, self.events = connect(fd)
         self.is_closed = False
 

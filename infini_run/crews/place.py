@@ -1,0 +1,118 @@
+"""Where workers are to run, as the caller said it."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.crews.runner import MEETING, python_command
+from infini_run.errors import UsageError
+from infini_run.launch import read_flags
+from infini_run.record import replace
+from infini_run.roster import ENGINES
+from infini_run.site import BATCH
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.options import Options
+    from infini_run.roster import Roster
+
+# What is said to the head; all other flags are the workers'.
+_REACH = (
+    *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
+    *("join_timeout", "node_timeout", "link_port", *MEETING),
+)
+_SPARE_S = 5.0  # that an outpost has beyond its workers' grace
+
+
+def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
+    """Their names; none: this machine. Raises UsageError."""
+    if hosts is None or hosts == "":
+        return ()
+    if hosts == "auto":
+        from infini_run.auto import read_file
+        from infini_run.sites import detect
+
+        site = detect(os.environ, read_file)
+        return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
+    if isinstance(hosts, str):
+        return (hosts,)
+    found = tuple(hosts)
+    if not found or not all(isinstance(host, str) and host for host in found):
+        raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
+    return found
+
+
+def read_nproc(nproc: int | str | Sequence[int], hosts: Sequence[str]) -> int | str | tuple[int, ...]:
+    """Of a list, one for each host; of one machine its only number. Raises UsageError."""
+    if isinstance(nproc, (str, int)) and not isinstance(nproc, bool):
+        return nproc
+    counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
+    if not counts or not all(type(count) is int and count > 0 for count in counts):
+        raise UsageError(f"nproc_per_node={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
+    if len(counts) != max(1, len(hosts)):
+        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
+    return counts if hosts else counts[0]
+
+
+def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: object) -> tuple[Options, Roster]:
+    """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
+    count = nproc if isinstance(nproc, (int, str)) else 1
+    read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
+    words = python_command("outpost")
+    words[0] = str(reach.get("remote_python") or words[0])
+    reach = {**reach, "engine": _engine(reach), "nproc_per_node": count}
+    if "grace" in flags:
+        reach["grace"] = flags["grace"]
+    request = read_flags(reach, tuple(words), os.environ)
+    if request.roster is None:
+        raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
+    assert request.options is not None
+    options = replace(request.options, nproc_per_node=1, grace_s=request.options.grace_s + _SPARE_S)
+    return options, request.roster
+
+
+def _engine(reach: Mapping[str, Any]) -> str:
+    """As asked; auto, or nothing: the allocation's own, where the hosts are in one, else ssh."""
+    asked = str(reach.get("engine") or "auto")
+    if asked != "auto":
+        return asked
+    from infini_run.auto import read_file
+    from infini_run.hostlist import parse_hosts
+    from infini_run.sites import detect
+
+    site = detect(os.environ, read_file)
+    if site is None or site.engine not in ENGINES or site.form != BATCH:
+        return "ssh"
+    hosts = parse_hosts(reach["hosts"], "hosts") if reach.get("hosts") else ()
+    return site.engine if {host.name for host in hosts} <= {host.name for host in site.hosts} else "ssh"
+
+
+def read_counts(nproc: int | str | Sequence[int], roster: Roster) -> list[int | str]:
+    """For each host. Raises UsageError: one has no room for so many."""
+    hosts = roster.hosts
+    counts: list[int | str] = [nproc] * len(hosts) if isinstance(nproc, (int, str)) else list(nproc)
+    if len(counts) != len(hosts):
+        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {len(hosts)} hosts")
+    for host, count in zip(hosts, counts, strict=True):
+        if host.slots and isinstance(count, int) and count > host.slots:
+            raise UsageError(f"nproc_per_node={nproc!r}, but hosts has room for {host.slots} on {host.name}")
+    return counts
+
+
+def reaches(flag: str) -> bool:
+    """Whether that flag says how hosts are reached; all others are the workers'."""
+    return flag in _REACH
+
+
+def plain_flag(value: object) -> Any:
+    """A flag as it can be said to another host."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, dict):
+        return {str(key): plain_flag(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, range)):
+        return [plain_flag(item) for item in value]
+    return value

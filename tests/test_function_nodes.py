@@ -1,0 +1,429 @@
+"""Functions on real ssh hosts: results and failures by rank and host, and nothing left anywhere, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import LIMIT_S, Command, children, marked, until
+from hosts import Bed, agents
+
+import infini_run as ir
+
+
+@pytest.fixture(scope="module")
+def bed():
+    bed = Bed(hosts=2)
+    yield bed
+    bed.close()
+
+
+@pytest.fixture(autouse=True)
+def no_agent_left():
+    yield
+    until(lambda: not agents(), 15)
+
+
+@pytest.fixture
+def launcher(bed):
+    def make(hosts=("host1", "host2"), nproc=2, **more):
+        return ir.Launcher(list(hosts), nproc, engine="ssh", ssh_config=str(bed.config), **more)
+
+    return make
+
+
+def outposts():
+    return [pid for pid, words in _words() if "crews.outpost" in words]
+
+
+def _words():
+    for pid in marked():
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                yield pid, file.read()
+        except OSError:
+            continue
+
+
+# ---- results
+
+
+def test_results_are_found_by_rank_and_by_host(launcher):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NNODES", "MASTER_ADDR")
+
+    def place():
+        return [os.uname().nodename, *(os.environ[name] for name in names)]
+
+    result = launcher().run(place)
+    assert list(result) == [
+        [f"host{node + 1}", str(2 * node + local), "4", str(local), "2", str(node), "2", "127.0.78.1"]
+        for node in range(2)
+        for local in range(2)
+    ]
+    assert result.hosts == ("host1", "host2")
+    assert result.index("host2", 1) == result.rank(3)
+
+
+def test_all_ranks_meet_at_a_port_that_is_theirs_alone(launcher):
+    def meeting():
+        return os.environ["MASTER_PORT"]
+
+    first, second = (set(launcher(nproc=1).run(meeting)) for _ in range(2))
+    assert len(first) == len(second) == 1
+    assert "29500" not in first | second
+    assert set(launcher(nproc=1, rdzv_endpoint="host1:4711").run(meeting)) == {"4711"}
+
+
+def test_hosts_may_have_different_numbers_of_workers(launcher):
+    def place():
+        return (
+            os.uname().nodename, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]
+        )  # fmt: skip
+
+    assert list(launcher(nproc=[2, 1]).run(place)) == [
+        ("host1", "0", "3", "2"),
+        ("host1", "1", "3", "2"),
+        ("host2", "2", "3", "1"),
+    ]
+
+
+def test_as_many_workers_as_a_host_has_cores(launcher):
+    result = launcher(nproc="cpu").run(lambda: os.environ["WORLD_SIZE"])
+    assert len(result) == 2 * len(os.sched_getaffinity(0))
+    assert set(result) == {str(len(result))}
+
+
+def test_a_large_result_comes_whole(launcher):
+    size = 50 << 20
+
+    def make():
+        return os.environ["RANK"].encode() * size
+
+    result = launcher(nproc=1).run(make)
+    assert [len(data) for data in result] == [size, size]
+    assert [data.count(str(rank).encode()) for rank, data in enumerate(result)] == [size, size]
+
+
+def test_large_arguments_come_whole_to_every_rank(launcher):
+    data = os.urandom(1 << 20) * 20
+
+    def check(data):
+        import hashlib
+
+        return hashlib.sha256(data).hexdigest()
+
+    import hashlib
+
+    assert set(launcher().run(check, data)) == {hashlib.sha256(data).hexdigest()}
+
+
+def test_arguments_cross_the_link_once_for_each_node(bed):
+    """What ssh has written is what has crossed: two nodes' copies, for eight ranks."""
+    size = 16 << 20
+    with ir.Pool(["host1", "host2"], 4, engine="ssh", ssh_config=str(bed.config)) as pool:
+        assert list(pool.run(len, os.urandom(size))) == [size] * 8
+        crossed = sum(_written(pid) for pid, name in children().items() if name.split()[0] == "ssh")
+    assert 2 * size <= crossed < 3 * size
+
+
+def _written(pid):
+    with open(f"/proc/{pid}/io") as file:
+        return int(next(line.split()[1] for line in file if line.startswith("wchar:")))
+
+
+def test_output_is_labelled_with_host_and_rank(launcher, capfd):
+    def say():
+        print("said", os.environ["RANK"])
+        print("complained", file=sys.stderr)
+
+    launcher(nproc=1).run(say)
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == ["[host1:0] said 0", "[host2:1] said 1"]
+    assert sorted(said.err.splitlines()) == ["[host1:0 ERROR] complained", "[host2:1 ERROR] complained"]
+
+
+def test_logs_are_written_on_the_hosts(launcher, tmp_path):
+    launcher(log_dir=tmp_path / "logs", console="none").run(lambda: print("said", os.environ["RANK"]))
+    found = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir() if path.suffix == ".log"}
+    assert found == {f"rank_{rank}.log": f"said {rank}\n" for rank in range(4)}
+
+
+def test_logging_records_come_with_rank_and_host(launcher, caplog):
+    import logging
+
+    def log():
+        logging.getLogger("far").warning("here is %s", os.uname().nodename)
+
+    launcher(nproc=1, logging="INFO").run(log)
+    found = {(record.rank, record.host, record.getMessage()) for record in caplog.records if record.name == "far"}
+    assert found == {(0, "host1", "here is host1"), (1, "host2", "here is host2")}
+
+
+def test_workers_are_forked_where_modules_are_preloaded(launcher):
+    def parent():
+        with open(f"/proc/{os.getppid()}/cmdline") as file:
+            return "zygote" in file.read(), "fractions" in sys.modules, os.uname().nodename
+
+    assert set(launcher(preload=["fractions"]).run(parent)) == {(True, True, "host1"), (True, True, "host2")}
+
+
+def test_variables_are_set_on_every_host(launcher, monkeypatch):
+    monkeypatch.setenv("NOT_COPIED", "1")
+    monkeypatch.setenv("HF_HOME", "/hf")
+    made = launcher(nproc=1, env={"MINE": "a b"})
+    got = made.run(lambda: [os.environ.get(name) for name in ("MINE", "HF_HOME", "NOT_COPIED", "HOME")])
+    assert list(got) == [["a b", "/hf", None, os.path.expanduser("~")]] * 2
+
+
+def test_a_pool_holds_its_hosts_for_several_launches(bed):
+    with ir.Pool(["host1", "host2"], 1, engine="ssh", ssh_config=str(bed.config)) as pool:
+        held = sorted(outposts())
+        results = [list(pool.run(lambda i: (os.environ["RANK"], i, os.environ["MASTER_PORT"]), i)) for i in range(3)]
+        assert sorted(outposts()) == held
+    assert [[(rank, i) for rank, i, _ in each] for each in results] == [[("0", i), ("1", i)] for i in range(3)]
+    assert len({port for each in results for _, _, port in each}) == 3
+    with pytest.raises(ir.UsageError, match="closed"):
+        pool.run(os.getpid)
+
+
+def test_several_launches_at_once_from_threads(bed):
+    found = {}
+    with ir.Pool(["host1", "host2"], 2, engine="ssh", ssh_config=str(bed.config)) as pool:
+
+        def launch(i):
+            found[i] = list(pool.run(lambda: (i, int(os.environ["RANK"]))))
+
+        threads = [threading.Thread(target=launch, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+    assert found == {i: [(i, rank) for rank in range(4)] for i in range(4)}
+
+
+# ---- failures
+
+
+def test_what_a_rank_raises_is_raised_here_with_rank_host_and_remote_traceback(launcher):
+    def fail():
+        if os.environ["RANK"] == "3":
+            raise KeyError("no such thing")
+        time.sleep(1000)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyError, match="no such thing") as caught:
+        launcher().run(fail)
+    assert time.monotonic() - begun < LIMIT_S
+    assert (caught.value.rank, caught.value.host) == (3, "host2")
+    assert "on rank 3, host2:\nTraceback" in caught.value.__notes__[0]
+    assert 'raise KeyError("no such thing")' in caught.value.__notes__[0] or "in fail" in caught.value.__notes__[0]
+
+
+def test_a_rank_that_is_killed_is_told_with_host_signal_and_last_words(launcher):
+    def die():
+        if os.environ["RANK"] == "1":
+            print("oh dear", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(1000)
+
+    with pytest.raises(ir.WorkerDied, match=r"rank 1 on host1 ended without a result: killed by SIGSEGV") as caught:
+        launcher().run(die)
+    assert caught.value.host == "host1"
+    assert caught.value.signal == signal.SIGSEGV
+    assert caught.value.last_lines == ("oh dear",)
+
+
+def test_a_rank_that_just_ends_is_a_failure(launcher):
+    with pytest.raises(ir.WorkerDied, match=r"rank . on host. ended without a result: exit code 0"):
+        launcher(nproc=1).run(lambda: os._exit(0))
+
+
+def test_the_first_failure_in_time_is_raised_whichever_node_it_is_on(launcher, bell):
+    def fail(path):
+        if os.environ["RANK"] == "0":
+            with open(path) as file:
+                file.readline()
+            raise ValueError("second")
+        with open(path, "w") as file:
+            file.write("go\n")
+        raise LookupError("first")
+
+    with pytest.raises(LookupError, match="first"):
+        launcher(nproc=1).run(fail, bell.path)
+
+
+def test_an_unreachable_host_is_told_as_by_the_command(launcher):
+    with pytest.raises(ir.NodeLost, match=r"node 1 \(nowhere\) could not be reached: ssh ended with 255: ") as caught:
+        launcher(hosts=["host1", "nowhere"]).run(os.getpid)
+    assert (caught.value.host, caught.value.node) == ("nowhere", 1)
+
+
+def test_a_host_without_infini_run_is_told_as_by_the_command(launcher):
+    with pytest.raises(ir.NodeLost, match=r"\(host1\) could not be reached: .*; give --remote_python"):
+        launcher(hosts=["host1"], remote_python="/no/such/python").run(os.getpid)
+
+
+def test_another_version_is_told_as_by_the_command(launcher, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport sys, infini_run.version as v\nv.VERSION = '0.0.9'\n"
+        "from infini_run.agent import run; run()\n"
+    )
+    python.chmod(0o755)
+    with pytest.raises(ir.UsageError, match=r"host1: infini-run 0\.0\.9 is on host1"):
+        launcher(hosts=["host1"], remote_python=str(python)).run(os.getpid)
+
+
+def test_a_module_that_cannot_be_preloaded_is_told_with_the_host(launcher):
+    with pytest.raises(ir.UsageError, match=r"host.: preload: no_such_module cannot be imported"):
+        launcher(preload=["no_such_module"]).run(os.getpid)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nproc": [1, 2, 3]}, "3 numbers for 2 hosts"),
+        ({"hosts": ["host1:1"], "nproc": 2}, "room for 1 on host1"),
+        ({"no_such_flag": 1}, "no_such_flag"),
+        ({"grace": "x"}, "grace"),
+        ({"standalone": True}, "standalone"),
+        ({"cwd": "/no/such/dir"}, "/no/such/dir on host.*start from a directory that every node has"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(launcher, given, words):
+    with pytest.raises(ir.UsageError, match=words):
+        launcher(**given).run(os.getpid)
+
+
+# ---- what dies
+
+
+def _ring(path):
+    """On a rank: say that it is there, with its pid as this machine has it, and stay."""
+    with open("/proc/self/status") as file:
+        pids = next(line.split()[1:] for line in file if line.startswith("NSpid:"))
+    with open(path, "w") as file:
+        file.write(f"{os.environ['RANK']} {pids[0]}\n")
+    time.sleep(1000)
+
+
+def test_a_node_that_dies_ends_all_and_is_named(bed, launcher, bell):
+    handle = launcher().start(_ring, bell.path)
+    try:
+        bell.hear(4)
+        with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"node 1 \(host2\) was lost") as caught:
+            handle.result(LIMIT_S)
+    finally:
+        handle.close()
+    assert (caught.value.host, caught.value.node) == ("host2", 1)
+    until(lambda: not marked(), LIMIT_S)
+
+
+@pytest.mark.parametrize("who", ["agent", "outpost"])
+def test_what_holds_a_node_and_is_killed_is_a_lost_node(launcher, bell, who):
+    handle = launcher().start(_ring, bell.path)
+    try:
+        bell.hear(4)
+        os.kill(next(iter(agents())) if who == "agent" else outposts()[0], signal.SIGKILL)
+        with pytest.raises(ir.NodeLost, match=r"node . \(host.\) was lost"):
+            handle.result(LIMIT_S)
+    finally:
+        handle.close()
+
+
+CALLER = """
+import sys
+sys.path.insert(0, {tests!r})
+import infini_run as ir
+from test_function_nodes import _ring
+ir.Launcher(["host1", "host2"], 2, engine="ssh", ssh_config={config!r}, preload={preload!r}).run(_ring, {path!r})
+"""
+
+
+@pytest.mark.parametrize("preload", [(), ("fractions",)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_caller_that_is_killed_leaves_nothing_anywhere(bed, bell, number, preload):
+    tests = os.path.dirname(os.path.abspath(__file__))
+    words = CALLER.format(tests=tests, config=str(bed.config), path=bell.path, preload=preload)
+    caller = Command([sys.executable, "-c", words])
+    try:
+        bell.hear(4)
+        caller.signal(number)
+        caller.wait()
+        until(lambda: not marked() and not agents(), LIMIT_S)
+    finally:
+        caller.close()
+
+
+def test_a_launch_is_stopped_gracefully_on_every_host(launcher, bell):
+    def wait(path):
+        def end(number, frame):
+            with open(path, "w") as file:
+                file.write(f"ended {os.environ['RANK']}\n")
+            os._exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        with open(path, "w") as file:
+            file.write("here\n")
+        while True:
+            signal.pause()
+
+    handle = launcher().start(wait, bell.path)
+    assert bell.hear(4) == ["here"] * 4
+    handle.stop()
+    assert sorted(bell.hear(4)) == [f"ended {rank}" for rank in range(4)]
+    with pytest.raises(ir.InfiniRunError, match="was stopped before every rank had returned"):
+        handle.result(LIMIT_S)
+    handle.close()
+
+
+def test_a_signal_reaches_the_rank_that_it_is_for(launcher, bell):
+    def wait(path):
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        with open(path, "w") as file:
+            file.write("here\n")
+        if os.environ["RANK"] == "2":
+            signal.pause()
+        return os.environ["RANK"]
+
+    handle = launcher().start(wait, bell.path)
+    bell.hear(4)
+    assert handle.signal(signal.SIGUSR1, 2) == 1
+    assert list(handle.result(LIMIT_S)) == ["0", "1", "2", "3"]
+    handle.close()
+
+
+def test_a_launch_that_takes_too_long_is_stopped_everywhere(launcher):
+    with pytest.raises(ir.LaunchTimeout, match="has not returned on every rank within"):
+        launcher(timeout_s=8).run(time.sleep, 1000)
+
+
+def test_a_forked_child_of_the_caller_ends_nothing(bed):
+    """A fork has copies of everything; closing them is all that it may do."""
+    with ir.Pool(["host1", "host2"], 1, engine="ssh", ssh_config=str(bed.config)) as pool:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if pool._spawner is None else 3)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(pool.run(os.getpid)) == 2
+
+
+def test_a_worker_may_not_be_reached_by_a_closed_handle(launcher):
+    handle = launcher(nproc=1).start(os.getpid)
+    handle.close()
+    assert handle.signal(signal.SIGTERM) == 0
+
+
+def test_a_program_that_just_ends_takes_its_hosts_with_it(bed):
+    words = (
+        "import infini_run as ir\n"
+        f"pool = ir.Pool(['host1', 'host2'], engine='ssh', ssh_config={str(bed.config)!r})\n"
+        "print(len(pool.run(int)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -1,0 +1,219 @@
+"""Lanes: many channels over one stream. Bytes, ends and gifts arrive as they were, in whatever pieces the stream
+carries them, and who does not read holds up nobody else."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+import pytest
+
+from infini_run.crews.lanes import WINDOW, Lanes
+from infini_run.errors import LinkError
+from infini_run.poller import Poller
+
+
+class Side:
+    """One end: its lanes, what it has sent and the other has not got, what it was told."""
+
+    def __init__(self) -> None:
+        self.poller = Poller()
+        self.out = bytearray()
+        self.words: list[object] = []
+        self.most = 0
+        self.lanes = Lanes(self.poller, self._send, self.words.append)
+        self.ends: dict[int, socket.socket] = {}
+
+    def _send(self, data: bytes) -> None:
+        self.out += data
+        self.most = max(self.most, len(self.out))
+
+    def open(self, number: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self.lanes.add(number, theirs)
+        self.ends[number] = ours
+        return ours
+
+    def close(self) -> None:
+        self.lanes.close()
+        self.poller.close()
+        for end in self.ends.values():
+            end.close()
+
+
+class Both:
+    """A stream between two sides; `turn` moves what is there, in pieces of any size."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.a, self.b = Side(), Side()
+        self.random = random.Random(seed)
+
+    def turn(self) -> bool:
+        moved = False
+        for here, there in ((self.a, self.b), (self.b, self.a)):
+            here.poller.poll(0.0)
+            size = self.random.choice((1, 7, 100, 1 << 16, 1 << 22))
+            piece = bytes(here.out[:size])
+            del here.out[:size]
+            there.lanes.feed(piece)
+            moved = moved or bool(piece)
+        return moved
+
+    def settle(self) -> None:
+        """Until nothing moves any more."""
+        while self.turn() or self.a.out or self.b.out:
+            pass
+
+    def close(self) -> None:
+        self.a.close()
+        self.b.close()
+
+
+@pytest.fixture
+def both():
+    made = Both()
+    yield made
+    made.close()
+
+
+def send(end: socket.socket, data: bytes) -> int:
+    """How much of it found room."""
+    try:
+        return end.send(data)
+    except BlockingIOError:
+        return 0
+
+
+def read(end: socket.socket) -> bytes | None:
+    """What is there; None: nothing now."""
+    try:
+        return end.recv(1 << 20)
+    except BlockingIOError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bytes_cross_whole_in_both_directions_and_so_do_ends(seed):
+    both = Both(seed)
+    try:
+        numbers = (1, 2, 3)
+        sent = {n: os.urandom(200_000 * n) for n in numbers}
+        got = {(side, n): bytearray() for side in "ab" for n in numbers}
+        ends = {("a", n): both.a.open(n) for n in numbers} | {("b", n): both.b.open(n) for n in numbers}
+        at = dict.fromkeys(ends, 0)
+        open_ends = set(ends)
+        while open_ends:
+            for key, end in ends.items():
+                data = sent[key[1]]
+                if at[key] < len(data):
+                    at[key] += send(end, data[at[key] : at[key] + both.random.choice((1, 5000, 1 << 17))])
+                    if at[key] == len(data):
+                        end.shutdown(socket.SHUT_WR)
+                piece = read(end) if key in open_ends else None
+                if piece == b"":
+                    open_ends.discard(key)
+                got[key] += piece or b""
+            both.turn()
+        assert {key: bytes(data) for key, data in got.items()} == {key: sent[key[1]] for key in got}
+    finally:
+        both.close()
+
+
+def test_who_does_not_read_holds_a_window_and_nobody_else(both):
+    slow, quick = both.a.open(1), both.a.open(2)
+    both.b.open(1)
+    reader = both.b.open(2)
+    sent = 0
+    while more := send(slow, b"x" * 65536):
+        sent += more
+        both.settle()
+    assert WINDOW <= sent < 2 * WINDOW
+    quick.send(b"said")
+    both.settle()
+    assert read(reader) == b"said"
+
+
+def test_a_reader_that_is_gone_is_told_to_who_sends(both):
+    here, there = both.a.open(1), both.b.open(1)
+    there.close()
+    here.send(b"to nobody")
+    both.settle()
+    with pytest.raises(BrokenPipeError):
+        here.send(b"more", socket.MSG_NOSIGNAL)
+
+
+def test_a_gift_crosses_once_and_comes_after_what_was_sent_before(both):
+    gift = os.urandom(300_000)
+    ends = {number: (both.a.open(number), both.b.open(number)) for number in (1, 2, 3, 4)}
+    for n, (here, _) in ends.items():
+        here.send(b"before %d," % n)
+
+    def use() -> None:
+        for n in ends:
+            both.a.lanes.find(n).use(9)
+            both.a.lanes.find(n).turn()
+
+    both.a.lanes.give(9, [gift[:1000], gift[1000:]], use)
+    crossed = 0
+    got = dict.fromkeys(ends, b"")
+    while any(len(data) < len(gift) + 9 for data in got.values()):
+        crossed += len(both.a.out)
+        both.b.lanes.feed(bytes(both.a.out))
+        both.a.out.clear()
+        both.turn()
+        for n, (_, there) in ends.items():
+            got[n] += read(there) or b""
+    assert got == {n: b"before %d," % n + gift for n in ends}
+    assert len(gift) <= crossed < len(gift) + 2000
+    both.a.lanes.say({"given": 9})
+    both.settle()
+    assert both.b.lanes._gifts == {}
+
+
+def test_a_large_gift_waits_for_the_other_end(both):
+    """No more than a window of it is on its way."""
+    both.a.lanes.give(1, [bytes(3 * WINDOW)], lambda: both.a.lanes.say({"all": "sent"}))
+    assert WINDOW <= len(both.a.out) < WINDOW + (1 << 20)
+    both.settle()
+    assert both.b.words == [{"all": "sent"}]
+    assert len(both.b.lanes.gift(1)) == 3 * WINDOW
+
+
+def test_words_come_after_what_was_read_and_once_it_is_written(both):
+    here, there = both.a.open(1), both.b.open(1)
+    order: list[bytes | None] = []
+    here.send(b"last words")
+    both.a.lanes.find(1).when_read(lambda: both.a.lanes.say({"ended": 1}))
+    while not both.b.words:
+        both.turn()
+    both.b.lanes.find(1).when_written(lambda: order.append(read(there)))
+    assert order == [b"last words"]
+
+
+def test_a_stream_without_room_holds_the_lanes(both):
+    here, there = both.a.open(1), both.b.open(1)
+    both.a.lanes.set_room(False)
+    here.send(b"later")
+    both.settle()
+    assert read(there) is None
+    both.a.lanes.set_room(True)
+    both.settle()
+    assert read(there) == b"later"
+
+
+def test_what_is_no_word_is_refused(both):
+    both.a.lanes.post(b"w", 0, b"no json")
+    with pytest.raises(LinkError):
+        both.settle()
+
+
+def test_a_lane_that_was_dropped_hears_nothing(both):
+    here = both.a.open(1)
+    both.b.open(1)
+    both.b.lanes.drop(1)
+    both.b.lanes.drop(1)
+    here.send(b"x")
+    both.settle()
+    assert both.b.words == []
