@@ -293,7 +293,7 @@ def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
 
 
 def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.folder import home
+    from infini_run.jobs.home import home
 
     _refuse_words("serve", words)
     if not values["socket"]:

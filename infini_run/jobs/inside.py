@@ -20,12 +20,13 @@ from infini_run.jobs.deadline import NEVER, Alarm
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
 from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
 from infini_run.jobs.verdict import judge, wants_again
-from infini_run.many import Signals, make_room, obey
+from infini_run.many import make_room, obey
 from infini_run.options import resolve
 from infini_run.record import replace
 from infini_run.report import signal_name
 from infini_run.roster import Roster
 from infini_run.site import BATCH
+from infini_run.told import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

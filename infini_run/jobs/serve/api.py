@@ -19,7 +19,8 @@ from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.choice import find_scheduler, find_schedulers
-from infini_run.jobs.folder import Folder, find_folder
+from infini_run.jobs.folder import Folder
+from infini_run.jobs.home import find_folder
 from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
 from infini_run.jobs.logs import check
 from infini_run.jobs.serve import model

@@ -15,8 +15,9 @@ import stat
 from infini_run.errors import InfiniRunError, QueryError
 from infini_run.jobs.change import Changes, is_remote
 from infini_run.jobs.choice import find_scheduler
-from infini_run.jobs.folder import Folder, all_folders, is_name
+from infini_run.jobs.folder import Folder
 from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
+from infini_run.jobs.home import all_folders, is_name
 from infini_run.jobs.job import readable
 from infini_run.jobs.local import open_process
 from infini_run.jobs.state import LOCAL, look, look_at_files
