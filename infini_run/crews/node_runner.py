@@ -1,5 +1,5 @@
-"""A worker on another host, as its supervisor has it: a Runner as any (runner.py). Its channel is a socket here with a
-lane behind it; what happens to it is told by the bridge's thread, and taken in by whoever polls it."""
+"""A worker on another host, as its supervisor has it: a Runner as any (runner.py). Its channel is a socket here, with
+a lane behind it; what happens to it is told by the bridge's thread, and taken in by whoever polls it."""
 
 from __future__ import annotations
 
