@@ -94,6 +94,7 @@ class Half:
             return
         with self._lock:
             self._drop()
+        self._call_afterwards()  # who found the lock taken by us
 
     def _drop(self) -> None:
         self._afterwards.discard(self._drop)

@@ -44,6 +44,7 @@ class Inbox:
         self._view = memoryview(self._memory)
         # what is in memory: start and stop; the large frame and how much of it is there; what came since
         self._state: _State = (0, 0, None, 0, [])
+        self.is_drained = True  # nothing has come since the last message: there is nothing to take
 
     @property
     def is_empty(self) -> bool:
@@ -53,6 +54,7 @@ class Inbox:
 
     def pull(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
         """One read, to where its bytes belong; how many came. What `recv_into` raises is raised, and nothing came."""
+        self.is_drained = False
         _, stop, large, _, counts = self._state
         room = self._view
         if stop or counts or large is not None:
@@ -101,7 +103,11 @@ class Inbox:
                 payload = bytes(self._view[body:end])
                 is_valid = self._memory[end]
                 end += 1
-                self._state = (0, 0, None, 0, []) if end == stop else (end, stop, None, 0, [])
+                if end == stop:
+                    self._state = 0, 0, None, 0, []
+                    self.is_drained = True
+                else:
+                    self._state = end, stop, None, 0, []
                 if is_valid:
                     return kind, payload
             elif size >= _DIRECT or kind == PARTS:

@@ -20,13 +20,12 @@ _ZEROS = memoryview(bytes(1 << 16))
 class Outgoing:
     """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written."""
 
-    __slots__ = ("counts", "is_filler", "is_live", "pieces", "size")
+    is_live = False  # somebody waits for it: it is to be finished and not given up
+    is_filler = False
 
-    def __init__(self, pieces: Sequence[Buffer], size: int, is_filler: bool = False) -> None:
+    def __init__(self, pieces: Sequence[Buffer], size: int) -> None:
         self.pieces = pieces
         self.size = size
-        self.is_filler = is_filler
-        self.is_live = False  # somebody waits for it: it is to be finished and not given up
         self.counts: list[int] = []
 
     @property
@@ -65,12 +64,18 @@ class Outgoing:
             return None
         first = bytes(self.pieces[0])
         if len(self.pieces) == 1:
-            return Outgoing([first[written:-1] + VOID], left, True)
+            return _filler([first[written:-1] + VOID], left)
         pieces: list[Buffer] = [first[written:]] if written < len(first) else []
         blank = self.size - 1 - max(written, len(first))
         pieces += [_ZEROS] * (blank // len(_ZEROS))
         pieces += [_ZEROS[: blank % len(_ZEROS)], VOID]
-        return Outgoing(pieces, left, True)
+        return _filler(pieces, left)
+
+
+def _filler(pieces: Sequence[Buffer], size: int) -> Outgoing:
+    out = Outgoing(pieces, size)
+    out.is_filler = True
+    return out
 
 
 def _size_of(piece: Buffer) -> int:
@@ -84,7 +89,13 @@ def end_frame() -> Outgoing:
 
 def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Outgoing:
     """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
-    if type(data) is list:
+    pieces: tuple[Buffer, ...]
+    if type(data) is bytes:
+        size = len(data)
+        if size <= _JOINED and size <= limit:
+            return Outgoing((b"".join((_pack_head(BYTES, 0, size), data, VALID)),), size + _OVERHEAD)
+        pieces = (data,)
+    elif type(data) is list:
         size = sum(map(_size_of, data))
         pieces = tuple(data)
     else:

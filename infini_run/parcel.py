@@ -100,7 +100,8 @@ def _pack_by_value(thing: object, name: str) -> Parcel:
         return _pack(thing, cloudpickle.Pickler)
     except BaseException as error:
         if isinstance(error, Exception):
-            raise unpicklable(thing, name, error) from error
+            fault = unpicklable(thing, name, error)
+            raise fault from error
         raise
 
 

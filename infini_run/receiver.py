@@ -83,12 +83,25 @@ class Receiver(Half):
 
     def _next(self, must_be: int, end_s: float | None) -> Message:
         """The next message. The lock is ours."""
+        inbox = self._inbox
         while not self._closed:
-            message = self._kept or self._inbox.take()
+            message = self._kept or (None if inbox.is_drained else inbox.take())
             if message is None:
                 if self._over is not None:
                     raise self._over[0](self._over[1])
-                self._read(end_s)
+                try:
+                    if end_s is None:
+                        count = inbox.pull(self._recv_into, 0, _ALL)
+                    else:
+                        count = inbox.pull(self._recv_into, _NOW, _NOW)
+                except BlockingIOError:
+                    self._wait(select.POLLIN, end_s)
+                    continue
+                except ConnectionResetError:  # it has gone with messages of ours unread
+                    count = 0
+                if not count:
+                    where = "" if inbox.is_empty else " in the middle of a message"
+                    self._over = Broken, f"the other side has died{where}: its stream ends without END"
             elif message[0] == END:
                 self._kept = None
                 self._over = End, "the other side has closed; everything has been received"
@@ -100,26 +113,15 @@ class Receiver(Half):
                 return message
         raise self._closed_error()
 
-    def _read(self, end_s: float | None) -> None:
-        try:
-            if end_s is None:
-                count = self._inbox.pull(self._recv_into, 0, _ALL)
-            else:
-                count = self._inbox.pull(self._recv_into, _NOW, _NOW)
-        except BlockingIOError:
-            self._wait(select.POLLIN, end_s)
-            return
-        except ConnectionResetError:  # it has gone with messages of ours unread
-            count = 0
-        if not count:
-            where = "" if self._inbox.is_empty else " in the middle of a message"
-            self._over = Broken, f"the other side has died{where}: its stream ends without END"
-
     def close(self) -> None:
         """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""
         if self._begin_to_close():
             self._line.sock.shutdown(socket.SHUT_RD)  # wakes who waits for a message
             self._finish()
+
+    async def aclose(self) -> None:
+        """`close` in a coroutine: it waits for nobody."""
+        self.close()
 
     def __iter__(self) -> Receiver:
         return self
@@ -143,6 +145,12 @@ class Receiver(Half):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Receiver:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
 

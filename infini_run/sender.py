@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
 _QUIET = int(socket.MSG_NOSIGNAL)
+_QUIET_ONCE = (_QUIET,)
 _QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
@@ -149,6 +150,14 @@ class Sender(Half):
         if self._out is not None or self._posted:
             self._settle(end_s)
         self._out = out
+        if end_s is None and len(out.pieces) == 1:  # as _push does, for the many that go at once
+            try:
+                out.counts.extend(map(self._sock_send, out.pieces, _QUIET_ONCE))
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._gone() from None
+            if out.counts[0] == out.size:
+                self._out = None
+                return
         self._push(out, end_s)
 
     def _settle(self, end_s: float | None) -> None:
@@ -244,6 +253,12 @@ class Sender(Half):
 
     def _drop(self) -> None:
         super()._drop()
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+
+    def _abandon(self) -> None:
+        super()._abandon()
         if self._bell >= 0:
             os.close(self._bell)
             self._bell = -1

@@ -237,6 +237,11 @@ def test_a_block_of_a_coroutine_closes(way):
     async def play():
         async with tx:
             await tx.asend(1)
-        return [message async for message in rx]
+        async with rx:
+            came = [message async for message in rx]
+        await rx.aclose()
+        with pytest.raises(Closed):
+            await rx.arecv()
+        return came
 
     assert run(play()) == [1]

@@ -51,9 +51,7 @@ def test_a_program_talks_over_what_it_inherits(start):
 def test_one_that_is_killed_in_mid_message_is_broken_at_once(start):
     _, rx, process = start("tx.send('first'); tx.send_bytes(bytes(10_000_000))")
     assert rx.recv() == "first"
-    assert select.select([rx], [], [], LIMIT_S)[0]
-    with pytest.raises(TimeoutError):
-        rx.recv(timeout_s=0)
+    assert select.select([rx], [], [], LIMIT_S)[0]  # a part of it is here; there is no room for all of it
     process.kill()
     with pytest.raises(Broken, match="in the middle of a message"):
         rx.recv(timeout_s=LIMIT_S)
@@ -78,11 +76,21 @@ def test_exit_without_a_word_is_no_end(start):
 
 
 def test_nobody_reads_so_nobody_grows(start):
-    """Back-pressure: the kernel's buffer is all there is."""
-    code = "import resource\nsent = 0\ntry:\n  while True: tx.send_bytes(bytes(10_000), timeout_s=0); sent += 1\n"
-    code += "except TimeoutError: tx.close(); print(sent)"
-    _, rx, process = start(code.replace("print(sent)", "sys.exit(sent)"))
-    assert len(list(rx)) == process.wait(LIMIT_S)
+    """Back-pressure: the kernel's buffer is all there is. And the end is said behind it."""
+    code = """
+sent = 0
+try:
+    while True:
+        tx.send_bytes(bytes(10_000), timeout_s=0)
+        sent += 1
+except TimeoutError:
+    tx.close()
+sys.exit(sent)
+"""
+    _, rx, process = start(code)
+    sent = process.wait(LIMIT_S)
+    assert 0 < sent < 256
+    assert len(list(rx)) == sent
 
 
 def test_a_forked_child_owns_no_end_and_keeps_none_open(start):
@@ -93,7 +101,9 @@ from infini_run.errors import Closed
 wait_fd, told_fd = os.pipe()
 pid = os.fork()
 if not pid:
-    os.read(wait_fd, 1)
+    os.close(told_fd)
+    if not os.read(wait_fd, 1):
+        os._exit(0)
     try:
         tx.send("mine?")
     except Closed:

@@ -236,7 +236,8 @@ class ForkedRun:
         stdins: Mapping[int, int],
     ) -> None:
         self.plan = plan
-        self.ended = False
+        self._ended = False
+        self._untold: list[Event] = []  # came while it was started
         self.outcome = Outcome(plan, options, has_terminal=False, oom_kills=-1)
         self._zygote = zygote
         self._what = (plan, options, dict(environ), cwd or os.getcwd())
@@ -245,6 +246,11 @@ class ForkedRun:
         self._wire: Wire | None = None
         self._has_started = False
         self._words: dict[int, tuple[str, tuple[str, ...]]] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is left, and `poll` has said so."""
+        return self._ended and not self._untold
 
     def start(self) -> None:
         """Raises Refused, StartError, UsageError: none is left."""
@@ -256,16 +262,16 @@ class ForkedRun:
             self._zygote.send(self._what, [theirs.fileno(), *console, *self._channels])
         except BaseException:
             self._wire.close()
-            self.ended = True
+            self._ended = True
             raise
         finally:
             theirs.close()
             for fd in console:
                 os.close(fd)
         try:
-            while not self._has_started and not self.ended:
+            while not self._has_started and not self._ended:
                 self._wait(None)
-                self.poll()
+                self._untold = self.poll()
         except BaseException:
             self.close()
             raise
@@ -280,35 +286,36 @@ class ForkedRun:
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """What has happened."""
-        events: list[Event] = []
         with self._lock:
-            if self._wire is None or self.ended:
-                return []
+            events, self._untold = self._untold, []
+            if self._wire is None or self._ended:
+                return events
+            new: list[Event] = []
             self._wire.flush()
             messages: Any = self._wire.take()
             for kind, value in messages:
                 if kind == "refused":
-                    self.ended = True
+                    self._ended = True
                     raise Refused(value)
                 if kind == "failed":
-                    self.ended = True
+                    self._ended = True
                     raise value
                 if kind == "started":
                     self._has_started = True
                 else:
                     some, words = value
                     self._words |= words
-                    events += some
-            if self._wire.has_ended and not self.ended and not any(event.kind == "ended" for event in events):
-                events += self._all_lost()
-            for event in events:
+                    new += some
+            if self._wire.has_ended and not any(event.kind == "ended" for event in new):
+                new += self._all_lost()
+            for event in new:
                 self._note(event)
-        return events
+        return events + new
 
     def _note(self, event: Event) -> None:
         self.outcome.note(event)
         if event.kind == "ended":
-            self.ended = True
+            self._ended = True
             first = self.outcome.first
             if first in self._words:
                 self.outcome.add_words(*self._words[first])
@@ -371,10 +378,10 @@ class ForkedRun:
         with self._lock:
             if self._wire is not None:
                 self._wire.close()
-            self.ended = True
+            self._ended, self._untold = True, []
 
     def forget(self) -> None:
-        self._lock, self.ended = RLock(), True
+        self._lock, self._ended = RLock(), True
         if self._wire is not None:
             self._wire.close()
 

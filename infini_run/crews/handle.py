@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import threading
 
+from infini_run.crews.attempt import attempt
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +33,7 @@ class LaunchHandle:
 
     def _follow(self) -> None:
         try:
-            self._result = self._launch.follow()
-        except BaseException as error:
-            self._error = error
+            self._result, self._error = attempt(self._launch.follow)
         finally:
             self._is_over.set()
 
