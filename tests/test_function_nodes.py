@@ -384,18 +384,17 @@ def test_a_launch_is_stopped_gracefully_on_every_host(launcher, bell):
 
 def test_a_signal_reaches_the_rank_that_it_is_for(launcher, bell):
     def wait(path):
-        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         with open(path, "w") as file:
             file.write("here\n")
         if os.environ["RANK"] == "2":
-            signal.pause()
+            signal.sigwait({signal.SIGUSR1})
         return os.environ["RANK"]
 
-    handle = launcher().start(wait, bell.path)
-    bell.hear(4)
-    assert handle.signal(signal.SIGUSR1, 2) == 1
-    assert list(handle.result(LIMIT_S)) == ["0", "1", "2", "3"]
-    handle.close()
+    with launcher().start(wait, bell.path) as handle:
+        bell.hear(4)
+        assert handle.signal(signal.SIGUSR1, 2) == 1
+        assert list(handle.result(LIMIT_S)) == ["0", "1", "2", "3"]
 
 
 def test_a_launch_that_takes_too_long_is_stopped_everywhere(launcher):

@@ -59,8 +59,8 @@ def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
 
 
 def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
-    monkeypatch.setattr(module, "_FIRST_S", 0.01)
-    monkeypatch.setattr(module, "_LAST_S", 0.04)
+    monkeypatch.setattr(module, "FIRST_S", 0.01)
+    monkeypatch.setattr(module, "LAST_S", 0.04)
     job = Follow(folder, slurm)
     try:
         seen = []
@@ -73,7 +73,7 @@ def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
         assert seen[-1] == 0.04
     finally:
         job.close()
-    assert (module._GROWTH, module._REMOTE_S) == (1.5, 5.0)
+    assert (module.GROWTH, module.REMOTE_S) == (1.5, 5.0)
 
 
 def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, slurm):
@@ -87,7 +87,7 @@ def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, s
 
 
 def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
-    monkeypatch.setattr(module, "_FIRST_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_S", 0.01)
     job = Follow(folder, slurm)
     try:
         slurm.error = "squeue: no answer in time"
@@ -100,7 +100,7 @@ def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
 
 def test_one_that_nobody_knows_has_a_minute_to_be_heard_of(folder, slurm, monkeypatch):
     slurm.seen.clear()
-    monkeypatch.setattr(module, "_FIRST_S", 0.01)
+    monkeypatch.setattr(module, "FIRST_S", 0.01)
     job = Follow(folder, slurm)
     try:
         assert (job.status.state, job.has_ended) == ("LOST", False)
