@@ -23,11 +23,19 @@
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_ENV_START 50
 
+/* A file of /proc is read in the middle of others: one that is interrupted must not look as if it had gone. */
+static ssize_t read_again(int fd, char *buffer, size_t size) {
+    ssize_t n;
+    do n = read(fd, buffer, size);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
 /* The file's first bytes, ended by a NUL; how many, or -errno: -ESRCH also for what is empty. */
 ssize_t process_file(const char *path, char *buffer, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return -errno;
-    ssize_t n = read(fd, buffer, size - 1);
+    ssize_t n = read_again(fd, buffer, size - 1);
     if (n < 0) n = -errno;
     (void)close(fd);
     if (n > 0) buffer[n] = '\0';
@@ -196,7 +204,7 @@ static bool read_mark(pid_t pid, const char *mark, bool *ret_empty) {
     buffer[0] = '\0'; /* a string begins after a NUL, the first one too */
     bool found = false;
     *ret_empty = true;
-    for (ssize_t n; !found && (n = read(fd, buffer + kept, sizeof buffer - kept)) > 0;) {
+    for (ssize_t n; !found && (n = read_again(fd, buffer + kept, sizeof buffer - kept)) > 0;) {
         *ret_empty = false;
         size_t filled = kept + (size_t)n;
         for (char *at = buffer; !found && at + size < buffer + filled; at++) {

@@ -78,11 +78,13 @@ script = {str(tmp_path / "job.sh")!r}
 open(script, "w").write("echo $$ >{bell.path}; sleep 1000")
 subprocess.run(["sbatch", "--output=/dev/null", script], env=queue.env, check=True)
 print(queue.jobs()[0]["keeper"], flush=True)
+sys.stdin.read()
 os.kill(os.getpid(), 9)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    killed = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     (pid,) = map(int, bell.hear(1))
-    keeper = int(done.stdout.splitlines()[-1])
+    said, _ = killed.communicate()
+    keeper = int(said.splitlines()[-1])
     until(lambda: not is_alive(pid) and not is_alive(keeper))
 
 

@@ -134,9 +134,20 @@ def test_what_is_left_of_one_launch_is_ended_and_another_goes_on(bell):
 
 
 def test_a_pool_without_modules_starts_each_worker_afresh():
+    before = children()
     with ir.Pool(nproc_per_node=2) as pool:
-        assert children() == {}
+        assert children() == before
         assert {parent for _, parent in pool.run(lambda: (1, os.getppid()))} == {os.getpid()}
+
+
+@pytest.mark.parametrize("preload", [[], ["fractions"]])
+def test_launches_that_run_at_once_meet_at_ports_of_their_own(preload):
+    def port():
+        return os.environ["MASTER_PORT"]
+
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool, pool.start(port) as one, pool.start(port) as other:
+        ports = {*one.result(LIMIT_S), *other.result(LIMIT_S)}
+    assert len(ports) == 2
 
 
 def test_a_closed_pool_says_so_and_closes_twice():

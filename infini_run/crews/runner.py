@@ -180,6 +180,7 @@ class ExecSpawner:
         self.notices = self._node.notices
         self._port = self.options.master_port or free_port()
         self._span: Span | None = None
+        self._has_met = False  # a job at that port
 
     def join(self, node: int, nnodes: int, host: str, span: Span, meeting: tuple[str, int]) -> None:
         """Be one node of several: what is started from now on is a part of theirs. meeting: where rank 0 listens."""
@@ -190,8 +191,9 @@ class ExecSpawner:
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
         them keeps that of the others. Of one node of several, that is not for it to say."""
-        if restarts and len(ranks) == self.world_size and not self.options.master_port and self._span is None:
-            self._port = free_port()
+        if len(ranks) == self.world_size and not self.options.master_port and self._span is None:
+            self._port = free_port() if self._has_met else self._port
+            self._has_met = True
         runners: list[ExecRunner] = []
         try:
             for group in [[rank] for rank in ranks] if apart else [ranks]:
