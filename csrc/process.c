@@ -59,10 +59,13 @@ static int stat_parse(char *stat, pid_t pid, struct process *ret) {
     return 0;
 }
 
+/* One that is there and cannot be read is looked at twice: its parent may be killed for being ours, and
+ * nothing tells of it any more once it is an orphan without the mark. */
 static int process_look(pid_t pid, struct process *ret) {
     char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     ssize_t size = process_file(path, stat, sizeof stat);
+    if (size < 0 && size != -ESRCH && size != -ENOENT) size = process_file(path, stat, sizeof stat);
     return size < 0 ? (int)size : stat_parse(stat, pid, ret);
 }
 
