@@ -46,6 +46,12 @@ class Sender(Half):
         self._is_widened = False
         self._bell = -1  # wakes who waits for room when we close; there from the first such wait on
 
+    def __del__(self) -> None:
+        """The socket is closed by its own; this one is a bare number."""
+        bell, self._bell = self.__dict__.get("_bell", -1), -1
+        if bell >= 0:
+            os.close(bell)
+
     def send(self, thing: object, timeout_s: float | None = None) -> None:
         """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
 

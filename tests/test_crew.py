@@ -644,3 +644,75 @@ def test_preload_takes_a_list_of_modules_that_are_there():
         ir.Crew(echo, preload="math")
     with pytest.raises(ir.UsageError, match="no_such_module"):
         ir.Crew(echo, preload=["no_such_module"])
+
+
+# ---- what a caller's mistake, or a task's own, must not do
+
+
+def raise_cancelled(ctx, task):
+    if task == "cancel":
+        raise ir.Cancelled
+    return task
+
+
+def test_a_task_that_cancels_itself_is_a_cancelled_ask():
+    with ir.Crew(raise_cancelled) as crew:
+        with pytest.raises(CancelledError):
+            crew.ask("cancel").result(LIMIT_S)
+        assert crew.ask("next").result(LIMIT_S) == "next"
+
+
+def test_a_task_that_is_cancelled_by_its_number_is_a_cancelled_ask(bell):
+    with ir.Crew(obey, nproc=1) as crew:
+        running = crew.worker(0).ask(("wait for cancel", bell.path))
+        waiting = crew.worker(0).ask("pid")
+        bell.hear(1)
+        for ask in (waiting, running):
+            crew.worker(0).cancel(ask.task)
+            with pytest.raises(CancelledError):
+                ask.result(LIMIT_S)
+
+
+def test_a_rank_that_is_no_number_is_refused_and_harms_nobody(crew):
+    for rank in (0.5, "0", True, 2, -1):
+        with pytest.raises(ir.UsageError, match="the ranks are 0 to 1"):
+            crew.worker(rank)
+    assert crew.worker(1).ask("pid").result(LIMIT_S)
+
+
+class Careless(logging.Handler):
+    def emit(self, record):
+        raise ValueError("a handler's own mistake")
+
+
+def log_and_answer(ctx, task):
+    logging.getLogger("of.a.worker").warning("said")
+    return task
+
+
+def test_a_handler_of_ours_that_raises_ends_nothing(capfd):
+    logger, handler = logging.getLogger("of.a.worker"), Careless()
+    logger.addHandler(handler)
+    try:
+        with ir.Crew(log_and_answer, log_level=logging.INFO) as crew:
+            assert crew.ask("first").result(LIMIT_S) == "first"
+            assert crew.ask("second").result(LIMIT_S) == "second"
+    finally:
+        logger.removeHandler(handler)
+    assert "a logging handler raised ValueError: a handler's own mistake" in capfd.readouterr().err
+
+
+def test_a_module_that_makes_a_crew_when_it_is_imported_makes_one(tmp_path):
+    (tmp_path / "bomb.py").write_text(
+        "import os\nimport infini_run as ir\n"
+        "depth = int(os.environ.get('DEPTH', 0))\nassert depth < 3\nos.environ['DEPTH'] = str(depth + 1)\n"
+        "def serve(ctx, task):\n    return task\n"
+        "crew = ir.Crew(serve)\nprint(crew.ask(1).result())\ncrew.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import bomb"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "a launch while a worker imports what it needs" in done.stderr
+    assert "AssertionError" not in done.stderr

@@ -141,17 +141,17 @@ def test_a_cancelled_job_is_no_success_though_its_exit_status_is_0(pbs, pbs_queu
     pbs.cancel(job)
     pbs_queue.ended()
     assert pbs.query(["ir-1"])["ir-1"].state == "CANCELLED"
-    assert pbs.find("ir-1") is None
+    assert pbs.find("ir-1") == job
     pbs.cancel(job)  # it has ended
     pbs.cancel("999.pbshead")  # it never was
 
 
-def test_a_job_that_failed_is_not_found_for_adoption(pbs, pbs_queue, script):
-    pbs.submit(script("exit 3"), "ir-1")
+def test_a_job_that_failed_before_anybody_looked_was_taken(pbs, pbs_queue, script):
+    job = pbs.submit(script("exit 3"), "ir-1")
     pbs_queue.ended()
     seen = pbs.query(["ir-1"])["ir-1"]
     assert (seen.state, seen.code) == ("FAILED", 3)
-    assert pbs.find("ir-1") is None
+    assert pbs.find("ir-1") == job
 
 
 def test_all_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):

@@ -140,11 +140,11 @@ def test_a_job_is_submitted_found_and_followed_to_its_end(slurm, slurm_queue, sc
     assert slurm.find("ir-1") == job  # it ended well: it must not be submitted again
 
 
-def test_a_job_that_failed_is_not_found_for_adoption(slurm, slurm_queue, script):
-    slurm.submit(script("exit 3"), "ir-1")
+def test_a_job_that_failed_before_anybody_looked_was_taken(slurm, slurm_queue, script):
+    job = slurm.submit(script("exit 3"), "ir-1")
     slurm_queue.ended()
     assert slurm.query(["ir-1"])["ir-1"].state == "FAILED"
-    assert slurm.find("ir-1") is None
+    assert slurm.find("ir-1") == job
 
 
 def test_all_jobs_are_one_query(slurm, slurm_queue):
@@ -385,7 +385,7 @@ def test_nine_nodes_that_were_submitted_all_the_same_are_hopeless(real, tmp_path
     finally:
         real.slurm.cancel(job)
     until(lambda: real.slurm.query(["ir-nine"])["ir-nine"].state == "CANCELLED")
-    assert real.slurm.find("ir-nine") is None
+    assert real.slurm.find("ir-nine") == job
     real.slurm.cancel(job)  # it has ended already
 
 

@@ -179,7 +179,8 @@ def test_an_option_of_slurm_that_is_ours_is_refused_with_a_reason(text):
 
 
 PBS_FORBIDDEN = [
-    "-c n", "-C x", "-e x", "-G", "-I", "-j oe", "-J 1-3", "-k oe", "-N x", "-o x", "-q x", "-r y", "-R o",
+    "-c n", "-W umask=022,block=true",
+    "-C x", "-e x", "-G", "-I", "-j oe", "-J 1-3", "-k oe", "-N x", "-o x", "-q x", "-r y", "-R o",
     "-S /bin/sh", "-v A=1", "-V", "-X", "-z", "-A x", "-P x", "-W block=true", "-l nodes=2",
 ]  # fmt: skip
 

@@ -230,3 +230,32 @@ def test_prints_go_where_our_stdout_is_now(capfd):
         for word in ("one", "two"):
             pool.run(lambda word=word: print(word))
             assert sorted(capfd.readouterr().out.splitlines()) == [f"[rank 0] {word}", f"[rank 1] {word}"]
+
+
+@pytest.mark.parametrize("preload", [[], ["fractions"]])
+def test_a_signal_or_a_rank_that_there_is_not_is_refused_and_harms_nobody(preload, bell):
+    def stay(path):
+        with open(path, "w") as file:
+            file.write("up\n")
+        signal.sigwait({signal.SIGUSR1})
+
+    with ir.Pool(nproc_per_node=1, preload=preload) as pool, pool.start(stay, bell.path) as handle:
+        bell.hear(1)
+        with pytest.raises(ir.UsageError, match="there is no such signal"):
+            handle.signal(999)
+        with pytest.raises(ir.UsageError, match="the ranks are 0 to 0"):
+            handle.signal(signal.SIGUSR1, rank=9)
+        assert pool.run(os.getpid)[0] != os.getpid()
+
+
+def test_what_still_runs_ends_with_its_pool(bell):
+    def stay(path):
+        with open(path, "w") as file:
+            file.write(f"{os.getpid()}\n")
+        signal.pause()
+
+    pool = ir.Pool(nproc_per_node=1)
+    pool.start(stay, bell.path)
+    (pid,) = map(int, bell.hear(1))
+    pool.close()
+    assert not is_alive(pid)

@@ -210,12 +210,16 @@ class Bridge:
 
     def forget(self) -> None:
         """In a forked child: all of it is our parent's."""
+        if self._is_over:
+            return
         self._changed, self._is_forgotten, self._is_over = Condition(), True, True
         self._poller.close()
         for outpost in self.outposts:
             outpost.lanes.forget()
         self.head.forget()
-        os.close(self._bell)
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
 
     # ---- the thread
 
@@ -282,6 +286,7 @@ class Bridge:
             self._calls.clear()
             self._poller.close()
             os.close(self._bell)
+            self._bell = -1
             self._changed.notify_all()
 
 

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from infini_run.crews.ask import Ask
 from infini_run.crews.member import Job
 from infini_run.crews.messages import Hello
-from infini_run.crews.payload import dump
+from infini_run.crews.payload import check_may_launch, dump
 from infini_run.crews.place import read_hosts, read_nproc
 from infini_run.crews.restart import NEVER, check
 from infini_run.crews.runner import ExecSpawner
@@ -113,6 +113,7 @@ class Crew:
         spawner: Spawner | None = None,
         **flags: Any,
     ) -> None:
+        check_may_launch()
         if not callable(target) or (isinstance(target, type) and not callable(getattr(target, "task", None))):
             raise UsageError(
                 f"target={target!r}: give a function of (ctx, task), or a class with task(self, ctx, task)"
@@ -143,7 +144,7 @@ class Crew:
 
     def worker(self, rank: int) -> WorkerHandle:
         """One of them. Raises UsageError: there is no such rank."""
-        if not 0 <= rank < self.nproc:
+        if type(rank) is not int or not 0 <= rank < self.nproc:
             raise UsageError(f"worker({rank!r}): the ranks are 0 to {self.nproc - 1}")
         return WorkerHandle(self, rank)
 

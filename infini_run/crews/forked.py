@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -346,6 +347,8 @@ class ForkedRun:
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """As NodeRun.signal; a rank whose end is just on its way to us counts as reached."""
+        if number and number not in signal.valid_signals():
+            raise OSError(22, f"there is no signal {number}")
         alive = [event.rank for event in self.outcome.running() if rank in (None, event.rank)]
         if alive:
             self._tell("signal", number, rank)

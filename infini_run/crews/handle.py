@@ -29,7 +29,12 @@ class LaunchHandle:
         self._error: BaseException | None = None
         self._is_over = threading.Event()
         launch.follower = threading.Thread(target=self._follow, name="infini-run: launch", daemon=True)
-        launch.follower.start()
+        try:
+            launch.follower.start()
+        except BaseException:
+            launch.follower = None
+            launch.close()
+            raise
 
     def _follow(self) -> None:
         try:

@@ -7,6 +7,7 @@ processes. What fails first, in time, is what is raised; the others are stopped,
 from __future__ import annotations
 
 import select
+import signal
 import time
 from _thread import RLock, get_ident
 from weakref import WeakSet
@@ -16,7 +17,16 @@ from infini_run.crews.failure import rebuild
 from infini_run.crews.messages import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.payload import load
 from infini_run.crews.result import LaunchResult
-from infini_run.errors import Broken, ChannelError, End, InfiniRunError, LaunchTimeout, RemoteError, WorkerDied
+from infini_run.errors import (
+    Broken,
+    ChannelError,
+    End,
+    InfiniRunError,
+    LaunchTimeout,
+    RemoteError,
+    UsageError,
+    WorkerDied,
+)
 from infini_run.record import record
 from infini_run.report import describe_end, duration_text
 
@@ -317,6 +327,10 @@ class Launch:
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal to one rank's process (None: to every rank's); return how many it reached."""
+        if number not in (0, *signal.valid_signals()):
+            raise UsageError(f"number={number!r}: there is no such signal")
+        if rank is not None and rank not in range(len(self._seats)):
+            raise UsageError(f"rank={rank!r}: the ranks are 0 to {len(self._seats) - 1}")
         with self._lock:
             if self._is_over:
                 return 0

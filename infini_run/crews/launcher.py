@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from weakref import WeakSet
 
 from infini_run.crews import payload
 from infini_run.crews.environment import COPIED, make_environ
@@ -142,11 +143,7 @@ class Launcher:
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
         """Raises UsageError, UnpicklableError: nothing was started."""
-        if payload.is_loading():
-            raise UsageError(
-                "a launch while a worker imports what it needs: the module starts one when it is imported; put that"
-                ' under `if __name__ == "__main__":`'
-            )
+        payload.check_may_launch()
         if not callable(function):
             raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
         call: Any = (function, tuple(args), dict(kwargs))
@@ -204,7 +201,9 @@ class Pool(Launcher):
     Launcher; leave its `with` block, or close it. Each launch still has processes of its own."""
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
+        payload.check_may_launch()
         super().__init__(*given, preload=preload or (), **more)
+        self._launches: WeakSet[Launch] = WeakSet()
         self._spawner: Spawner | None = self._make_spawner(None, stays=True)
         _pools.add(self)
         try:
@@ -217,12 +216,16 @@ class Pool(Launcher):
     def _begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
         if self._spawner is None:
             raise UsageError("this Pool was closed: no function can be run in it any more")
-        return self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
+        launch = self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
+        self._launches.add(launch)
+        return launch
 
     def close(self) -> None:
         """Let go of the processes that are held ready. Launches that still run are ended. Safe twice."""
         spawner, self._spawner = self._spawner, None
         _pools.discard(self)
+        for launch in list(self._launches):
+            launch.close()
         if spawner is not None:
             spawner.close()
 

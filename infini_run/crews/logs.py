@@ -7,6 +7,7 @@ anything, text travels.
 from __future__ import annotations
 
 import logging
+import sys
 
 from infini_run.channel import Sender
 from infini_run.crews.attempt import attempt
@@ -46,6 +47,12 @@ def send_records(sender: Sender, level: int) -> None:
 def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None = None) -> None:
     """In the supervisor: the record, with `rank` and `host`, to the handlers of the logger of its name, or to those
     of `logger`."""
+    _, error = attempt(_hand_over, body, rank, host, logger)
+    if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
+        print(f"infini-run: a logging handler raised {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _hand_over(body: Body, rank: int, host: str, logger: logging.Logger | None) -> None:
     record = logging.makeLogRecord({**load(body), "rank": rank, "host": host})  # type: ignore[dict-item]
     chosen = logger or logging.getLogger(record.name)
     if chosen.isEnabledFor(record.levelno):

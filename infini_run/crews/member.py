@@ -214,6 +214,7 @@ class Member:
         for job in self.held:
             if job.task == task:
                 self.held.remove(job)
+                self._supervisor.tell_cancelled(job, self)
                 return True
         if task in self.handed:
             self._post(Cancel(task=task))
@@ -239,9 +240,11 @@ class Member:
         job = self.handed.pop(message.task, None)
         if job is None:
             return
-        if job.ask is None:
+        if isinstance(message, Cancelled):
+            self._supervisor.tell_cancelled(job, self)
+        elif job.ask is None:
             self._supervisor.tell_result(self, message)
-        elif not isinstance(message, Cancelled):
+        else:
             assert self.runner is not None
             job.ask.settle((message, self.rank, self.runner.host))
         if not self.handed:

@@ -8,10 +8,11 @@ module in the worker.
 from __future__ import annotations
 
 import _pickle
+from importlib import import_module
 
 from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
-from infini_run.errors import MessageTooLong
+from infini_run.errors import MessageTooLong, UsageError
 from infini_run.half import LIMIT
 
 TYPE_CHECKING = False
@@ -66,6 +67,25 @@ def load_task(body: Body) -> object:
         return load(body)
     finally:
         _loading = False
+
+
+def import_for_worker(name: str) -> None:
+    """In a process that workers are forked from: the same for what it imports for them."""
+    global _loading
+    _loading = True
+    try:
+        import_module(name)
+    finally:
+        _loading = False
+
+
+def check_may_launch() -> None:
+    """Raises UsageError: this would be done in every worker, without end."""
+    if _loading:
+        raise UsageError(
+            "a launch while a worker imports what it needs: the module starts one when it is imported; put that"
+            ' under `if __name__ == "__main__":`'
+        )
 
 
 def is_loading() -> bool:

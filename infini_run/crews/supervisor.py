@@ -97,11 +97,11 @@ class Supervisor:
         """Start the workers, and the thread. Raises what the spawner raises: then nothing is left."""
         try:
             self._start_members(range(len(self.members)))
+            self.poller.watch(self._bell, READ, self._hear_bell)
+            self._thread.start()
         except BaseException:
             self._end_all()
             raise
-        self.poller.watch(self._bell, READ, self._hear_bell)
-        self._thread.start()
 
     def call(self, what: Callable[[], None]) -> None:
         """Do it in the loop, in order; after the end, at once."""
@@ -123,6 +123,8 @@ class Supervisor:
         waited for."""
         if self._thread is current_thread():
             return False
+        if self._thread.ident is None:  # it could not be started
+            return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -136,7 +138,8 @@ class Supervisor:
         self._spawner.forget()
         self.poller.close()
         bell, self._bell = self._bell, -1
-        os.close(bell)
+        if bell >= 0:  # else it had ended
+            os.close(bell)
 
     # ---- the loop
 
@@ -234,6 +237,8 @@ class Supervisor:
         for job in self._shared:
             if job.task == task:
                 self._shared.remove(job)
+                if job.ask is not None:
+                    job.ask.cancel()
                 return
         any(member.cancel(task) for member in self.members)
 
@@ -243,6 +248,13 @@ class Supervisor:
             job.ask.settle(error)
         elif member is not None and isinstance(error, WorkerDied):
             self.tell("failed", member, task=job.task, problem=error)
+
+    def tell_cancelled(self, job: Job, member: Member) -> None:
+        """Nobody gets a result of it."""
+        if job.ask is not None:
+            job.ask.cancel()
+        else:
+            self.tell("cancelled", member, task=job.task)
 
     def _refuse(self, job: Job) -> None:
         self.fail(job, None, self.over_error())

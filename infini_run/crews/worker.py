@@ -19,7 +19,7 @@ from infini_run.crews.context import Cancelled, Context, Inbox, set_current
 from infini_run.crews.failure import describe
 from infini_run.crews.messages import NO_TASK, Done, Hello, Taken, decode, encode
 from infini_run.crews.messages import Cancelled as Gone
-from infini_run.crews.payload import dump, load, load_task
+from infini_run.crews.payload import dump, load_task
 from infini_run.errors import Broken
 
 TYPE_CHECKING = False
@@ -170,7 +170,7 @@ def _start(hello: Hello, context: Context) -> Part:
 def _part(hello: Hello) -> Part:
     if not hello.target:
         return Part(_call, _nothing, _nothing)
-    target: Any = load(hello.target)
+    target: Any = load_task(hello.target)
     if not isinstance(target, type):
         return Part(target, _nothing, _nothing)
     made = target()

@@ -17,6 +17,7 @@ import weakref
 
 from infini_run.crews.attempt import attempt
 from infini_run.crews.fork import Birth, Forked, ForkRun
+from infini_run.crews.payload import import_for_worker
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
 from infini_run.plan import MARK
@@ -189,13 +190,12 @@ class _Run:
 def _import(names: Sequence[str]) -> str:
     """Import what workers will need; why that cannot be, or "". One thread must be alive: OpenBLAS, in numpy, starts
     as many as there are cores while it is loaded, but for this variable."""
-    from importlib import import_module
 
     before = os.environ.get(_BLAS)
     os.environ[_BLAS] = "1"
     try:
         for name in names:
-            _, error = attempt(import_module, name)
+            _, error = attempt(import_for_worker, name)
             if error is not None:
                 return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
     finally:

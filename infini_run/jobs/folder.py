@@ -167,10 +167,13 @@ class Folder:
             raise UsageError(
                 f"{self.path} is no job's directory, or another version's: it has no request.json of ours"
             )
-        request = content.pop("request")
-        if request.get("container") is not None:
-            request["container"] = Image(**_tuples(request["container"]))
-        return Order(request=Request(**_tuples(request)), **content)
+        try:
+            request = content.pop("request")
+            if request.get("container") is not None:
+                request["container"] = Image(**_tuples(request["container"]))
+            return Order(request=Request(**_tuples(request)), **content)
+        except (TypeError, KeyError, AttributeError):
+            raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
 
     def read_env(self) -> dict[str, str]:
         """The ranks' environment. Raises OSError."""

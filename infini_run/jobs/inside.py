@@ -291,11 +291,12 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
 
     # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
+    environ = {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), _pbs_path())))}
     try:
+        scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
         if not scheduler.requeue(folder.id):
             folder.write_id(scheduler.submit(folder.script, job.name))
-    except (QueryError, SubmitError) as error:
+    except (UsageError, QueryError, SubmitError) as error:
         return f"it could not be queued again: {error}"
     return ""
 

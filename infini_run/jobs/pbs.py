@@ -111,9 +111,9 @@ class Pbs:
         raise SubmitError(REFUSED, _advised(said))
 
     def find(self, name: str) -> str | None:
-        """Those that were cancelled or have failed are in the history too; they are none."""
+        """In whatever state: it was taken."""
         seen = self.query([name]).get(name)
-        return seen.id if seen is not None and (seen.state in _PRESENT or seen.state == COMPLETED) else None
+        return None if seen is None else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
         """One qstat with all ids. qstat knows no names: where ids are missing, qselect lists jobs first."""

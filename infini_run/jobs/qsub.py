@@ -88,7 +88,8 @@ def user_options(request: Request) -> Asked:
     problems += [f"{option.said}: qsub has no such option" for option in given.options if not option.is_known]
     others = [option.words for option in given.without("l")]
     for option in given.options:
-        if option.name == "W" and (option.value or "").partition("=")[0].strip().lower() in _HIDDEN:
+        names = {item.partition("=")[0].strip().lower() for item in _NEXT.split(option.value or "")}
+        if option.name == "W" and not names.isdisjoint(_HIDDEN):
             problems.append(f"{option.said}: {_QSUB}")
     resources = _Resources(request)
     for option in given.options:

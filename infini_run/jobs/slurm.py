@@ -12,6 +12,7 @@ from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.command import ask
 from infini_run.jobs.scheduler import (
     COMPLETED,
+    FAILED,
     QUEUED,
     REFUSED,
     RUNNING,
@@ -82,9 +83,10 @@ class Slurm:
         raise SubmitError(REFUSED, advised(said))
 
     def find(self, name: str) -> str | None:
-        """A submission that was refused may leave a record under its name: FAILED, BadConstraints."""
+        """A submission that was refused may leave a record under its name: FAILED, BadConstraints. What was taken may
+        have failed, or have been cancelled, before anybody looked: it was taken all the same."""
         seen = self.query([name]).get(name)
-        return seen.id if seen is not None and (seen.state in PRESENT or seen.state == COMPLETED) else None
+        return None if seen is None or (seen.state == FAILED and seen.reason == "BadConstraints") else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
         """squeue, and sacct for those that it has forgotten, where there is accounting."""

@@ -123,7 +123,7 @@ def look_at_files(folder: Folder) -> Status:
     ending = folder.ending()
     status = Status(
         name=job.name,
-        state=QUEUED,
+        state=STARTING if attempts else QUEUED,
         scheduler=job.request.scheduler,
         id=folder.id,
         shape=job.shape,

@@ -101,7 +101,7 @@ def submit(
         folder.write_script(planned.text)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
-        folder.write_id(hand_over(scheduler, folder.script, request.name, say=say))
+        id_ = hand_over(scheduler, folder.script, request.name, say=say)
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             remove(folder)
@@ -112,6 +112,10 @@ def submit(
     except InfiniRunError:
         remove(folder)
         raise
+    try:
+        folder.write_id(id_)
+    except OSError as error:  # it is taken, and what is there stays: who has its name finds it
+        say(f"{folder.path}/id cannot be written ({error.strerror}): {scheduler.name} has the job as {id_}")
     return folder, order
 
 
