@@ -669,6 +669,7 @@ def test_a_task_that_is_cancelled_by_its_number_is_a_cancelled_ask(bell):
         bell.hear(1)
         for ask in (waiting, running):
             crew.worker(0).cancel(ask.task)
+        for ask in (waiting, running):
             with pytest.raises(CancelledError):
                 ask.result(LIMIT_S)
 

@@ -172,12 +172,13 @@ def test_somebody_who_looks_at_the_launch_with_its_variables_is_not_touched(infi
         onlooker.wait()
 
 
-def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without_us():
+def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without_us(tmp_path):
     """unshare --pid without --fork: the first child is process 1 there, and must be a rank."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     # process 1 there takes the others with it: it waits until they have gone
-    script = "echo $RANK $$; [ $RANK = 1 ] || while kill -0 2 2>&-; do sleep 0.01; done"
+    script = f"echo $RANK $$; cd {tmp_path}; [ $RANK = 0 ] || exec touch here; until [ -e here ]; do sleep 0.01; done"
+    script += "; while kill -0 2 2>&-; do sleep 0.01; done"
     words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", script]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 1", b"1 2"])
