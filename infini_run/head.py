@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from infini_run.peer import Peer
 
 _TOKEN_SIZE = 32  # random bytes
-_BEATS = 4  # within the time after which a silent node is lost
+_BEATS = 3  # within the time after which a silent node is lost
 _SAY_MISSING_S = 5.0
 _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
@@ -412,6 +412,7 @@ class Head:
 
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
+        beat = pack(frame.BEAT)
         for peer in self.peers:
             if peer.state not in ("joined", "running", "done"):  # who is done waits for our last word, and listens
                 continue
@@ -420,7 +421,7 @@ class Head:
             elif now_s - peer.heard_s > self._options.node_timeout_s:
                 self._lose(peer, f"nothing was heard of it for {self._options.node_timeout_s:g} s (--node_timeout)")
                 continue
-            self._fleet.send(peer, pack(frame.BEAT))
+            self._fleet.send(peer, beat)
 
     def resume(self) -> None:
         """We were stopped, and go on: the nodes' silence meanwhile was ours."""

@@ -39,7 +39,7 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
         return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
     if isinstance(hosts, str):
         return (hosts,)
-    found = tuple(hosts)
+    found = tuple(hosts) if isinstance(hosts, (list, tuple)) else ()
     if not found or not all(isinstance(host, str) and host for host in found):
         raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
     return found

@@ -13,6 +13,7 @@ import sys
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from infini_run.errors import UsageError
 from infini_run.jobs.serve.api import make_app
 from infini_run.jobs.serve.board import Board
 from infini_run.jobs.serve.door import Door, refusal
@@ -71,7 +72,10 @@ class Server(uvicorn.Server):
 
 def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
     """Serve the jobs in `above` at the socket `path` until TERM or INT. Our exit code. Raises UsageError."""
-    os.makedirs(above, mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(above, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--dir={above}: {error.strerror}; give a folder that you may write") from None
     door = Door(path)
     threads = Threads()
     try:
