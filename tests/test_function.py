@@ -286,6 +286,7 @@ def test_a_call_is_checked_before_anything_starts():
         ({"nproc_per_node": [1, 2]}, "2 numbers for 1 hosts"),
         ({"nproc_per_node": []}, "nproc_per_node="),
         ({"hosts": []}, "hosts=.*: give a list of names"),
+        ({"hosts": 5}, "hosts=5: give a list of names"),
         ({"hosts": [""]}, "hosts=.*: give a list of names"),
         ({"preload": "torch"}, "preload='torch': give a list"),
         ({"backend": 3}, "backend=3"),

@@ -257,6 +257,13 @@ def test_a_directory_that_cannot_be_read_hides_no_other(local):
     (local.path / first / "request.json").write_text("[")
     assert "request.json is not what infini-job has written" in local.call("list").stderr
     assert local.call("status", first).returncode == 1
+    content = json.loads((local.path / second / "request.json").read_text())
+    content["request"]["of_tomorrow"] = 1
+    (local.path / first / "request.json").write_text(json.dumps(content))
+    done = local.call("list")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [second]
+    assert done.stderr.startswith(f"infini-job: {local.path / first} is another version's job: ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_program_that_is_not_there_is_told(local):

@@ -137,6 +137,13 @@ def test_what_is_no_socket_is_left_alone(local, tmp_path):
     refused(local, path, f"--socket={path} is there, and is no socket of yours: it is left alone; give another path")
 
 
+def test_a_directory_of_jobs_that_cannot_be_made_is_one_line(local, tmp_path):
+    done = local.call("serve", f"--socket={tmp_path}/s", "--dir=/proc/no/such")
+    assert (done.returncode, done.stdout) == (2, "")
+    said = "--dir=/proc/no/such: No such file or directory; give a folder that you may write"
+    assert done.stderr == f"infini-job: {said}\n"
+
+
 def test_a_directory_that_others_may_write_is_refused(local, tmp_path):
     for folder in ("open", "open/closed"):
         (tmp_path / folder).mkdir(mode=0o700)

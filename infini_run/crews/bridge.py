@@ -13,6 +13,7 @@ from _functools import partial
 from collections import deque
 from threading import Condition, Thread
 
+from infini_run.crews.attempt import attempt
 from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.head import Head
@@ -125,10 +126,10 @@ class Bridge:
         self._poller.watch(self._bell, READ, self._hear_bell)
         try:
             self.head.start()
+            self._thread.start()
         except BaseException:
             self._free()
             raise
-        self._thread.start()
 
     # ---- for other threads
 
@@ -223,16 +224,17 @@ class Bridge:
 
     # ---- the thread
 
+    def _loop(self) -> None:
+        while not self.head.ended:
+            self.head.step(also=(self._poller.fileno(),))
+            self._poller.poll(0.0)
+            while self._calls:
+                self._calls.popleft()()
+            self._look()
+
     def _run(self) -> None:
         try:
-            while not self.head.ended:
-                self.head.step(also=(self._poller.fileno(),))
-                self._poller.poll(0.0)
-                while self._calls:
-                    self._calls.popleft()()
-                self._look()
-        except BaseException as error:  # a mistake of ours, or no memory: nobody is to wait for ever
-            self._failure = error
+            _, self._failure = attempt(self._loop)  # a mistake of ours, or no memory: nobody is to wait for ever
         finally:
             self._free()
 

@@ -88,10 +88,4 @@ def check_may_launch() -> None:
         )
 
 
-def is_loading() -> bool:
-    """Whether a task is being unpickled in this process: a module that starts workers when it is imported would do so
-    in each of them, without end."""
-    return _loading
-
-
 _loading = False
