@@ -16,6 +16,7 @@ import time
 from _functools import partial  # the C module: `functools` costs 3 ms
 
 from infini_run import frame
+from infini_run.clock import answer
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
@@ -415,7 +416,7 @@ class Agent:
         if self._handshake is not None and not self._handshake.done:
             self._handshake.take(kind, payload)
         elif kind == frame.BEAT:
-            self._wire.send(pack(frame.BEAT))
+            self._wire.send(pack_json(frame.BEAT, answer(unpack_json(payload))) if payload else pack(frame.BEAT))
         elif kind == frame.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
         elif kind == frame.DOWN and self._stream is not None:

@@ -12,6 +12,7 @@ import time
 
 from infini_run import frame
 from infini_run.clients import Clients
+from infini_run.clock import ask
 from infini_run.console import Outlets
 from infini_run.engines import Contact, find_engine
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
@@ -225,6 +226,10 @@ class Head:
             self._greet(peer, unpack_json(payload))
         elif kind == frame.EVENT:
             self._note(peer, unpack_json(payload))
+        elif kind == frame.BEAT and payload:
+            peer.clock.take(unpack_json(payload))
+            if peer.clock.asks_again():
+                self._ask(peer)
         elif kind == frame.UP and self._hear is not None:
             self._hear(peer, payload)
         elif kind == frame.DONE:
@@ -237,6 +242,7 @@ class Head:
             peer.hello, peer.port = hello, int(hello["port"])
             self._fleet.move(peer, "joined")
             peer.name = peer.name or str(hello["host"])
+            self._ask(peer)
             return
         error = (UsageError if hello["kind"] == "usage" else InfiniRunError)(
             f"{peer.name or hello['host']}: {hello['error']}"
@@ -244,6 +250,10 @@ class Head:
         error.exit_code = int(hello["exit_code"])
         self._fleet.move(peer, "lost")
         self._fail(error)
+
+    def _ask(self, peer: Peer) -> None:
+        """What its clocks show; its answer is a sign of life, too."""
+        self._fleet.send(peer, pack_json(frame.BEAT, ask()))
 
     def _note(self, peer: Peer, event: dict[str, Any]) -> None:
         if "failed" in event:
@@ -254,7 +264,7 @@ class Head:
             self.tell(int(event["told"]), by=peer.name)
 
     def _finish(self, peer: Peer, done: dict[str, Any]) -> None:
-        peer.report = record_of(Report, done["report"])
+        peer.report = peer.clock.by_ours(record_of(Report, done["report"]))
         peer.port = int(done["port"])
         self._fleet.move(peer, "done")
         for kind, lines in peer.lines.items():
@@ -412,7 +422,6 @@ class Head:
 
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
-        beat = pack(frame.BEAT)
         for peer in self.peers:
             if peer.state not in ("joined", "running", "done"):  # who is done waits for our last word, and listens
                 continue
@@ -421,7 +430,7 @@ class Head:
             elif now_s - peer.heard_s > self._options.node_timeout_s:
                 self._lose(peer, f"nothing was heard of it for {self._options.node_timeout_s:g} s (--node_timeout)")
                 continue
-            self._fleet.send(peer, beat)
+            self._ask(peer)
 
     def resume(self) -> None:
         """We were stopped, and go on: the nodes' silence meanwhile was ours."""

@@ -41,4 +41,5 @@ def join_reports(
         stuck=tuple(stuck for report in reports for stuck in report.stuck),
         notices=(*notices, *(notice for report in reports for notice in report.notices)),
         looks=tuple(look for report in reports for look in report.looks),
+        clocks=tuple(clock for report in reports for clock in report.clocks),
     )

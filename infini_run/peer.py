@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from infini_run import frame
+from infini_run.clock import ClockGap
 from infini_run.console import Lines
 
 TYPE_CHECKING = False
@@ -47,6 +48,7 @@ class Peer:
         self.state = "starting"
         self.wire: Wire | None = None
         self.heard_s = time.monotonic()
+        self.clock = ClockGap()
         self.hello: dict[str, Any] = {}
         self.port = 0
         self.report: Report | None = None

@@ -6,9 +6,9 @@ from infini_run.errors import LinkError
 from infini_run.kind import StreamMap
 from infini_run.look import Look
 from infini_run.options import Options
-from infini_run.process import Picture
+from infini_run.process import Picture, Thread
 from infini_run.record import fields
-from infini_run.report import Exit, Report, Stray
+from infini_run.report import Clock, Exit, Report, Stray
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_RECORDS = {cls.__name__: cls for cls in (Exit, Look, Options, Picture, Report, Stray, StreamMap)}
+_RECORDS = {cls.__name__: cls for cls in (Clock, Exit, Look, Options, Picture, Report, Stray, StreamMap, Thread)}
 
 
 def to_plain(value: Any) -> Any:

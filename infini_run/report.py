@@ -85,12 +85,21 @@ class Stray:
 
 
 @record
+class Clock:
+    """What was taken off the times of a node's report, for they were by another clock: to within bound_s."""
+
+    host: str
+    offset_s: float
+    bound_s: float
+
+
+@record
 class Report:
     """The end of a launch. `told`: the signal from outside that ended it, else 0. passed: those that were passed on
     to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
     else's, else 0. restarts: how often all ranks were started again; all else is of the last attempt, but for
     `earlier_failures`: each restarted attempt's first one, the last hundred. not_restarted: why the last failure was
-    not followed by a restart, where that is not plain."""
+    not followed by a restart, where that is not plain. clocks: of the nodes of many; all times are by the head's."""
 
     launch_id: str
     run_id: str
@@ -112,6 +121,7 @@ class Report:
     restarts: int = 0
     earlier_failures: tuple[Exit, ...] = ()
     not_restarted: str = ""
+    clocks: tuple[Clock, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -211,6 +221,7 @@ class Report:
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),
             "looks": [look.to_json() for look in self.looks],
+            "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
         }
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
+import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import infini_run
 from infini_run.errors import LinkError
 from infini_run.options import Options, resolve
 from infini_run.plain import _RECORDS, from_plain, record_of, to_plain
 from infini_run.record import fields
 
+_PARTS = re.compile(r"[A-Za-z_.]+|\[|\]|,|\|")
+_PLAIN = {"int": 7, "float": 2.5, "bool": True, "str": "a\udcff", "None": None, "Any": "any"}
 VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5) | st.tuples(st.text(max_size=5))
 
 
@@ -80,3 +87,67 @@ def test_another_record_than_the_one_due_is_refused():
 def test_what_json_cannot_say_is_our_mistake():
     with pytest.raises(TypeError):
         to_plain({1, 2})
+
+
+def all_records():
+    """Every record that there is, by name: a field's type is only a text while the program runs."""
+    for module in pkgutil.walk_packages(infini_run.__path__, "infini_run."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            importlib.import_module(module.name)
+    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("infini_run")]
+    return {
+        name: value
+        for names in ours
+        for name, value in names.items()
+        if isinstance(value, type) and "_fields" in vars(value)
+    }
+
+
+def full(text, records):
+    """A value of that type with nothing left out, and the records that are in it."""
+    words, at = _PARTS.findall(text), 0
+    seen = set()
+
+    def union():
+        nonlocal at
+        first = one()
+        while at < len(words) and words[at] == "|":
+            at += 1
+            one()
+        return first
+
+    def one():
+        nonlocal at
+        name, at = words[at].rpartition(".")[2], at + 1
+        parts = []
+        if at < len(words) and words[at] == "[":
+            while words[at] != "]":
+                at += 1
+                if words[at] == "...":
+                    at += 1
+                else:
+                    parts.append(union())
+            at += 1
+        if name in _PLAIN:
+            return _PLAIN[name]
+        if name == "tuple":
+            return tuple(parts)
+        assert name in records, f"{text}: what is {name}?"
+        seen.add(name)
+        values = {}
+        for field, annotation in records[name].__annotations__.items():
+            values[field], more = full(annotation, records)
+            seen.update(more)
+        return records[name](**values)
+
+    value = union()
+    assert at == len(words), text
+    return value, seen
+
+
+@pytest.mark.parametrize("root", ["Options", "Report"])
+def test_no_record_that_can_travel_is_forgotten(root):
+    """Walks the types of the fields, however deep."""
+    value, seen = full(root, all_records())
+    assert seen - set(_RECORDS) == set()
+    assert sent(value) == value

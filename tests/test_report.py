@@ -278,6 +278,7 @@ def test_the_json_says_the_same_and_more():
         "stuck": [],
         "notices": ["n"],
         "looks": [],
+        "clocks": [],
     }
     assert ranks[0]["rusage"] == {"user": 1.5, "system": 0.5, "max_rss_kib": 99}
     assert ranks[1] == {

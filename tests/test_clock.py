@@ -1,0 +1,70 @@
+"""Nodes whose clocks differ: how far apart they are, and one report by one clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_many_ssh import bed, many, no_agent_left  # noqa: F401
+
+from infini_run.clock import ClockGap, answer, ask
+
+
+@pytest.fixture(scope="session")
+def late(tmp_path_factory):
+    made = tmp_path_factory.mktemp("late") / "late.so"
+    source = Path(__file__).with_name("late.c")
+    words = [os.environ.get("CC", "cc"), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(made), str(source)]
+    if subprocess.run(words, check=False).returncode:
+        pytest.skip("there is no C compiler here")
+    return made
+
+
+def test_a_report_of_nodes_whose_clocks_differ_is_by_the_heads_clock(many, late, tmp_path):  # noqa: F811
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ $(uname -n) = host2 ] && export LATE=5000 LD_PRELOAD={late}\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    report = tmp_path / "report"
+    before_s = time.time()
+    command = many(f"--remote_python={python}", f"--report={report}", "true", nproc=1, hosts="host[1-2]")
+    assert command.wait() == 0, command.err
+    content = json.loads(report.read_text())
+    times = [at for rank in content["ranks"] for at in (rank["start"], rank["end"])] + [
+        content["start"],
+        content["end"],
+    ]
+    first, second = content["clocks"]
+    bound_s = max(first["bound"], second["bound"])
+    assert before_s - bound_s <= min(times) <= max(times) <= time.time() + bound_s
+    assert bound_s < 5
+    assert (first["host"], second["host"]) == ("host1", "host2")
+    assert abs(first["offset"]) <= first["bound"]
+    assert abs(second["offset"] - 5000) <= second["bound"]
+
+
+def test_what_is_surer_is_kept():
+    gap = ClockGap()
+    assert not gap.is_known
+    gap.add(5.0, 7.0, 0.5, 0.0)
+    gap.add(5.2, 7.2, 0.1, 1.0)
+    assert (gap.offset_s, gap.monotonic_s, gap.bound_s) == (5.2, 7.2, 0.1)
+    gap.add(5.1, 7.1, 0.4, 2.0)  # no surer
+    assert gap.offset_s == 5.2
+    gap.add(5.25, 7.25, 0.11, 102.0)  # that was long ago
+    assert gap.offset_s == 5.25
+    gap.add(9.0, 7.2, 1.0, 103.0)  # it was set meanwhile
+    assert (gap.offset_s, gap.bound_s) == (9.0, 1.0)
+
+
+def test_between_clocks_that_are_the_same_there_is_nothing():
+    gap = ClockGap()
+    gap.take(answer(ask()))
+    assert abs(gap.offset_s) <= gap.bound_s + 1e-6
+    assert abs(gap.monotonic_s) <= gap.bound_s + 1e-6

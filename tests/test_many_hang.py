@@ -1,0 +1,55 @@
+"""Hangs on one of many nodes: the rank and its stack are told, the job ends, or begins again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from test_by_hand import node, port, told  # noqa: F401
+from test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
+
+HANGS = ("--hang_timeout=500ms", "--on_hang=stop", "--grace=1")
+SLEEPS = "[ $RANK = 1 ] && exec sleep 1000; while :; do echo busy; sleep 0.1; done"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (HANGS, "rank 1 on host2 hung: "),
+        (("--ready_timeout=500ms", "--grace=1"), "rank 0 on host1 was not ready after 500 ms"),
+    ],
+    ids=["hang", "ready"],
+)
+def test_a_rank_that_hangs_on_one_host_is_told_with_what_it_waits_in(many, tmp_path, flags, words):  # noqa: F811
+    if words.startswith("rank 0"):
+        script = '[ $RANK = 1 ] && python3 -c \'import os, socket; socket.socket(1, 2).sendto(b"READY=1", '
+        script += 'os.environ["NOTIFY_SOCKET"].replace("@", "\\0"))\'; exec sleep 1000'
+    else:
+        script = SLEEPS
+    command = many(*flags, f"--report={tmp_path}/r", "sh", "-c", script, nproc=1, hosts="host1,host2")
+    assert command.wait() == 1, command.err
+    lines = own_lines(command)
+    first = next(at for at, line in enumerate(lines) if line.startswith(f"infini-run: {words}"))
+    assert any(line.startswith("  in: sleep (") for line in lines[first:])
+    report = json.loads((tmp_path / "r").read_text())
+    assert report["exit_code"] == 1
+    assert report["first_failure"] == int(words.split()[1])
+    assert {look["rank"] for look in report["looks"]} <= {0, 1}
+    assert report["looks"][0]["processes"][0]["threads"]
+
+
+def test_by_hand_too(node):  # noqa: F811
+    commands = [node(rank, "sh", "-c", SLEEPS, nproc=1, flags=HANGS) for rank in range(2)]
+    assert [command.wait() for command in commands] == [1, 1]
+    assert any(line.startswith("infini-run: rank 1 on ") and " hung: " in line for line in told(commands[0]))
+
+
+def test_after_a_hang_all_ranks_of_all_hosts_start_again(many, tmp_path):  # noqa: F811
+    script = f"[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; {SLEEPS}"
+    flags = (*HANGS, "--max_restarts=1", "--restart_delay=0", f"--report={tmp_path}/r")
+    command = many(*flags, "sh", "-c", script, nproc=1, hosts="host1,host2")
+    assert command.wait() == 0, command.err
+    assert any("restart 1 of 1 in 0 ms: rank 1 on host2 hung: " in line for line in own_lines(command))
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["restarts"], report["exit_code"]) == (1, 0)
+    assert report["earlier_failures"][0]["verdict"].startswith("hung: ")
