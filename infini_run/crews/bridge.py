@@ -11,9 +11,10 @@ import sys
 import time
 from _functools import partial
 from collections import deque
-from threading import Condition, Thread
+from threading import Condition
 
 from infini_run.crews.attempt import attempt
+from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.head import Head
@@ -119,7 +120,7 @@ class Bridge:
         self._is_over = self._is_closing = self._is_forgotten = False
         self._failure: BaseException | None = None
         self.outposts = [Outpost(self, peer, self._poller) for peer in self.head.peers]
-        self._thread = Thread(target=self._run, name="infini-run: nodes", daemon=True)
+        self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
         """Begin to reach the nodes. Raises as Head.start: nothing was started."""
@@ -206,8 +207,7 @@ class Bridge:
 
     def join(self) -> None:
         """Until everything has ended, on every node."""
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def forget(self) -> None:
         """In a forked child: all of it is our parent's."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 
 from infini_run.crews.attempt import attempt
+from infini_run.crews.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class LaunchHandle:
         self._result: LaunchResult | None = None
         self._error: BaseException | None = None
         self._is_over = threading.Event()
-        launch.follower = threading.Thread(target=self._follow, name="infini-run: launch", daemon=True)
+        launch.follower = JoinableThread(self._follow, "infini-run: launch")
         try:
             launch.follower.start()
         except BaseException:

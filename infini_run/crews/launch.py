@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from infini_run.crews.attempt import attempt
 from infini_run.crews.failure import rebuild
+from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.messages import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.payload import load
 from infini_run.crews.result import LaunchResult
@@ -118,9 +119,7 @@ class Launch:
             if sum(memoryview(part).nbytes for part in self._body.parts) <= _AT_ONCE:
                 self._hand_out()
             else:  # a worker that does not read yet, for what it has written is not, must not hold us
-                import threading
-
-                self._sender = threading.Thread(target=self._hand_out, name="infini-run: arguments", daemon=True)
+                self._sender = JoinableThread(self._hand_out, "infini-run: arguments")
                 self._sender.start()
         except BaseException:
             self.close()

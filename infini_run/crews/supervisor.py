@@ -12,9 +12,10 @@ import os
 import time
 from _thread import RLock
 from collections import deque
-from threading import Thread, current_thread
+from threading import current_thread
 
 from infini_run.crews.attempt import attempt
+from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.member import Member
 from infini_run.crews.messages import Done, Failed
 from infini_run.crews.news import CrewEvent, News
@@ -89,7 +90,7 @@ class Supervisor:
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._bell_lock = RLock()
         self._is_forgotten = False
-        self._thread = Thread(target=self._run, name="infini-run crew", daemon=True)
+        self._thread = JoinableThread(self._run, "infini-run crew")
 
     # ---- from other threads
 
@@ -123,8 +124,6 @@ class Supervisor:
         waited for."""
         if self._thread is current_thread():
             return False
-        if self._thread.ident is None:  # it could not be started
-            return True
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

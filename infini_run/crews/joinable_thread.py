@@ -1,0 +1,40 @@
+"""A thread that can be joined again after an exception has interrupted a join.
+
+CPython 3.11 and 3.12 take a thread for ended once a KeyboardInterrupt has come out of `Thread.join`, although the
+thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event of the thread's own tells its end.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Event, Thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class JoinableThread(Thread):
+    """A daemon thread that runs `target`; every thread that the crews wait for is one."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._has_run = Event()
+        self._pid = os.getpid()
+
+    def run(self) -> None:
+        """The target, then the event."""
+        try:
+            super().run()
+        finally:
+            self._has_run.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait at most `timeout` seconds (None: without limit) until the target has returned. Return at once if the
+        thread was never started, and in a forked child, where it does not exist."""
+        if self.ident is not None and os.getpid() == self._pid and self._has_run.wait(timeout):
+            super().join()
+
+    def is_alive(self) -> bool:
+        """Whether the target still runs."""
+        return self.ident is not None and os.getpid() == self._pid and not self._has_run.is_set()
