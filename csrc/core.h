@@ -158,6 +158,7 @@ struct target { int fd; uint32_t done; bool waiting; };
 struct input {
     int fd;          /* -1: none */
     bool watchable;  /* not a regular file, which is always ready */
+    bool behind;     /* a terminal in whose background we are */
     uint32_t n, end;
     struct target *targets;
     char *buffer;

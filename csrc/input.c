@@ -84,11 +84,19 @@ static bool input_feed(struct ir_group *g) {
 }
 
 static void source_watch(struct ir_group *g, bool watch) {
+    g->input.behind = false;
     if (g->input.watchable && g->input.fd >= 0)
         fd_rewatch(g, g->input.fd, watch ? EPOLLIN : 0, WATCH_SOURCE, 0);
 }
 
-/* In the background a terminal's read is EIO (SIGTTIN is blocked): we look again after SIGCONT. */
+/* In the background a terminal's read is EIO (SIGTTIN is blocked). Nothing tells of the foreground: a
+ * shell continues only what is stopped. So each new line is tried, and none twice. */
+static void source_leave_to_others(struct ir_group *g) {
+    if (g->input.behind) return;
+    g->input.behind = true;
+    fd_rewatch(g, g->input.fd, EPOLLIN | EPOLLET, WATCH_SOURCE, 0);
+}
+
 static bool source_read(struct ir_group *g) {
     struct input *in = &g->input;
     struct pollfd ready = {.fd = in->fd, .events = POLLIN};
@@ -96,13 +104,14 @@ static bool source_read(struct ir_group *g) {
     ssize_t n = read(in->fd, in->buffer, INPUT_BUFFER);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (n < 0 && errno == EIO && isatty(in->fd)) {
-        source_watch(g, false);
+        source_leave_to_others(g);
         return false;
     }
     if (n <= 0) {
         input_close(g);
         return false;
     }
+    if (in->behind) source_watch(g, true);
     in->end = (uint32_t)n;
     for (uint32_t i = 0; i < in->n; i++) in->targets[i].done = 0;
     return true;

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
+from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run import frame
-from infini_run.poller import WRITE
+from infini_run.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Outlet:
     def flush(self) -> None:
         while self._pending:
             try:
-                sent = os.write(self._own if self._own >= 0 else self._fd, self._pending)
+                with unstopped():
+                    sent = os.write(self._own if self._own >= 0 else self._fd, self._pending)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -163,30 +165,90 @@ class Lines:
 
 
 class Source:
-    """Our stdin, read as there are readers. A terminal is not read: what is typed there is for us."""
+    """Our stdin, read as there are readers, without ever waiting for it. A terminal is read while we are in its
+    foreground; in the background what is typed is for others, and no read of ours stops us (SIGTTIN)."""
 
     def __init__(self, fd: int, *, wanted: bool) -> None:
         self._fd = fd
+        self._own = -1
         try:
             mode = os.fstat(fd).st_mode
         except OSError:
             wanted, mode = False, 0
-        self.has_ended = not wanted or os.isatty(fd)
+        self.has_ended = not wanted
+        self.is_terminal = stat.S_ISCHR(mode) and os.isatty(fd)
         # epoll(7) takes neither files nor /dev/null: they are always ready
-        self.never_waits = stat.S_ISREG(mode) or stat.S_ISCHR(mode)
+        self.never_waits = stat.S_ISREG(mode) or (stat.S_ISCHR(mode) and not self.is_terminal)
+        if wanted and (self.is_terminal or stat.S_ISFIFO(mode)):
+            self._own = _reopened(fd)
 
     def fileno(self) -> int:
-        return self._fd
+        return self._fd if self._own < 0 else self._own
+
+    @property
+    def events(self) -> int:
+        """What to wait for. A terminal stays readable as long as another job does not take what was typed for it, and
+        nothing tells us when we come to the foreground: we look at each new line."""
+        return READ | (EDGE if self.is_terminal else 0)
 
     def read(self) -> bytes | None:
-        """A piece; empty at its end, once; None: nothing any more."""
+        """A piece; empty at its end, once; None: nothing now, or nothing any more."""
         if self.has_ended:
             return None
         try:
-            data = os.read(self._fd, 1 << 16)
+            data = self._read()
         except BlockingIOError:
             return None
-        except OSError:
+        except OSError:  # EIO: a terminal of others, or one that has hung up
+            if self.is_terminal and not self._is_in_front():
+                return None
             data = b""
         self.has_ended = not data
         return data
+
+    def _read(self) -> bytes:
+        with unstopped():
+            if not self.never_waits and self._own < 0 and not _is_readable(self._fd):
+                raise BlockingIOError  # who shares it with us was quicker
+            return os.read(self.fileno(), 1 << 16)
+
+    def _is_in_front(self) -> bool:
+        """Where it is not our controlling terminal nobody is stopped for it (tcgetpgrp(3): ENOTTY)."""
+        try:
+            return os.tcgetpgrp(self._fd) == os.getpgrp()
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Safe twice; our stdin itself stays."""
+        self.has_ended = True
+        if self._own >= 0:
+            os.close(self._own)
+            self._own = -1
+
+
+class unstopped:
+    """While it lasts a terminal does not stop us: in the background reading fails with EIO, and writing (stty tostop)
+    goes through (termios(3), job control: a thread that blocks SIGTTIN and SIGTTOU)."""
+
+    def __enter__(self) -> None:
+        self._before = pthread_sigmask(SIG_BLOCK, (SIGTTIN, SIGTTOU))
+
+    def __exit__(self, *_: object) -> None:
+        pthread_sigmask(SIG_SETMASK, self._before)
+
+
+def _reopened(fd: int) -> int:
+    """A description of its own that does not block; -1: another user's terminal, after su."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _is_readable(fd: int) -> bool:
+    import select
+
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))

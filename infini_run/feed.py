@@ -5,7 +5,6 @@ from __future__ import annotations
 from infini_run import frame
 from infini_run.console import Source
 from infini_run.frame import pack
-from infini_run.poller import READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,10 +36,21 @@ class Feed:
         if self._source.never_waits:
             self._read(readers)
         elif self._source.fileno() >= 0:
-            self._poller.watch(self._source.fileno(), READ if readers else 0, self._hear)
+            self._poller.watch(self._source.fileno(), self._source.events if readers else 0, self._hear)
 
     def _hear(self) -> None:
-        self._read(self._readers())
+        """One piece, which is told of again; of a terminal all that there is."""
+        while self._read(self._readers()) and self._source.is_terminal:
+            pass
+
+    def resume(self) -> None:
+        """We were stopped, and go on: what was typed meanwhile was told of to nobody."""
+        self._poller.forget(self._source.fileno())
+
+    def close(self) -> None:
+        """Safe twice."""
+        self._poller.forget(self._source.fileno())
+        self._source.close()
 
     def _readers(self) -> list[Peer]:
         """The nodes whose ranks read; none as long as one of them is behind."""
@@ -53,8 +63,10 @@ class Feed:
         is_behind = any(peer.wire is not None and peer.wire.waiting > _HELD for peer in peers)
         return [] if is_behind else peers
 
-    def _read(self, readers: list[Peer]) -> None:
+    def _read(self, readers: list[Peer]) -> bool:
+        """Whether there was something, and more may come."""
         data = self._source.read() if readers else None
         if data is not None:
             for peer in readers:
                 self._fleet.send(peer, pack(frame.INPUT, data))
+        return bool(data)

@@ -438,6 +438,7 @@ class Head:
         self._next_beat_s = now_s
         for peer in self.peers:
             peer.heard_s = now_s
+        self._feed.resume()
 
     def _go(self) -> None:
         """All have come: the ranks are known, and begin."""
@@ -549,6 +550,7 @@ class Head:
         if self._lobby is not None:
             self._lobby.close()
         self._clients.close()
+        self._feed.close()
         self._outlets.close()
         self._poller.close()
 
@@ -559,6 +561,7 @@ class Head:
         if self._lobby is not None:
             self._lobby.forget()
         self._clients.forget()
+        self._feed.close()
         self._outlets.close()
         self.ended = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+from infini_run.console import unstopped
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
@@ -34,7 +35,12 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         check_target("report", options.report)
     _fill_stdio()
     signals = Signals()
-    head = Head(options, roster, environ=environ, say=lambda text: say(f"infini-run: {printable(text)}"))
+
+    def tell(text: str) -> None:
+        with unstopped():
+            say(f"infini-run: {printable(text)}")
+
+    head = Head(options, roster, environ=environ, say=tell)
     head.start()
     try:
         make_room(len(roster.hosts))

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-READ, WRITE = select.EPOLLIN, select.EPOLLOUT
+READ, WRITE, EDGE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLET
 
 
 class Poller:
@@ -25,7 +25,8 @@ class Poller:
         return self._epoll.fileno()
 
     def watch(self, fd: int, events: int, handler: Callable[[], None]) -> None:
-        """Call `handler` when it is ready: READ, WRITE, both, or 0 for neither, a hang-up included."""
+        """Call `handler` when it is ready: READ, WRITE, both, or 0 for neither, a hang-up included. EDGE: only when
+        it has become so once more."""
         before = self._watched[fd][0] if fd in self._watched else 0
         if not events:
             self.forget(fd)

@@ -1,0 +1,100 @@
+"""At a terminal with several ranks, on one node or many: what is typed reaches those that --stdin names, wherever
+they run, and so does its end; in the background nothing is taken, and nothing stops. A real shell on a real pty."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+
+import pytest
+from conftest import COMMAND, marked, state_of, until
+from hosts import Bed, agents
+from test_by_hand import port  # noqa: F401  a fixture
+from test_terminal import PROMPT, Terminal
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
+READ = ["sh", "-c", 'echo up $RANK; while read line; do echo "read $line $RANK"; done; echo over $RANK']
+
+
+@pytest.fixture
+def terminal():
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+    until(lambda: not agents())
+
+
+@pytest.fixture(scope="session")
+def bed():
+    bed = Bed(hosts=2)
+    yield bed
+    bed.close()
+
+
+@pytest.fixture(params=["one", "hand", "ssh"])
+def start(request, bed, port, infini_run, terminal):  # noqa: F811
+    """Start two ranks, on one node or on two, the head in the terminal's shell."""
+
+    def on_one(*words, end="\n"):
+        terminal.run("--nproc_per_node=2", *words, end=end)
+
+    def by_hand(*words, end="\n"):
+        flags = [f"--rdzv_endpoint=127.0.0.1:{port}", "--nnodes=2", *words]
+        env = {**os.environ, "INFINI_RUN_TOKEN": "secret"}
+        infini_run("--node_rank=1", *flags, env=env)
+        terminal.type(f"INFINI_RUN_TOKEN=secret {shlex.join([*COMMAND, *flags])}{end}")
+
+    def by_ssh(*words, end="\n"):
+        terminal.run("--hosts=host[1-2]", f"--ssh_config={bed.config}", *words, end=end)
+
+    return {"one": on_one, "hand": by_hand, "ssh": by_ssh}[request.param]
+
+
+@pytest.mark.parametrize(
+    ("flag", "readers"), [("rank0", {b"0"}), ("1", {b"1"}), ("all", {b"0", b"1"}), ("none", set())]
+)
+def test_what_is_typed_reaches_its_readers_and_its_end_does(start, terminal, flag, readers):
+    start(f"--stdin={flag}", *READ)
+    terminal.see(rb"up \d", 2)
+    for word in ("one", "two") if readers else ():
+        terminal.type(f"{word}\n")
+        assert set(terminal.see(rb"read %s (\d)\r" % word.encode(), len(readers))) == readers
+    terminal.type("\x04" if readers else "")
+    assert terminal.code() == 0
+    assert sorted(set(re.findall(rb"over (\d)", terminal.seen))) == [b"0", b"1"]
+
+
+def test_in_the_background_it_takes_nothing_and_does_not_stop_and_after_fg_it_reads(start, terminal):
+    start(*READ, end=" &\n")
+    terminal.see(rb"up \d", 2)
+    launcher = terminal.launcher()
+    for word in ("still", "yours"):
+        terminal.type(f"echo {word}=here\n")  # a read of ours would stop us, or take it
+        terminal.see(rb"%s=here\r\n" % word.encode())
+    assert state_of(launcher) in "RS"
+    assert b"read " not in terminal.seen
+    terminal.type("fg\n")
+    until(lambda: terminal.foreground == launcher)
+    terminal.type("typed\n")
+    assert terminal.see(rb"read typed (\d)\r") == [b"0"]
+    terminal.type("\x1a")
+    terminal.see(PROMPT)
+    terminal.type("fg\n")
+    until(lambda: terminal.foreground == launcher and state_of(launcher) == "S")
+    terminal.type("again\n\x04")
+    assert terminal.see(rb"read again (\d)\r") == [b"0"]
+    assert terminal.code() == 0
+    until(lambda: not marked())
+
+
+def test_a_terminal_that_stops_writers_of_the_background_does_not_stop_the_head(start, terminal):
+    terminal.type("stty tostop\n")
+    start("--console=prefix", "sh", "-c", "echo up $RANK; exec sleep 1000", end=" &\n")
+    terminal.see(rb"up \d", 2)
+    launcher = terminal.launcher()
+    assert state_of(launcher) in "RS"
+    terminal.type(f"kill -TERM {launcher}; wait %1\n")
+    terminal.see(rb"SIGTERM: stopping")
+    assert terminal.code() == 143
