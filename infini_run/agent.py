@@ -41,6 +41,7 @@ _PROVE_S = 10.0  # that a handshake may take
 _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16
 _TSTP, _CONT, _STOP = 20, 18, 19
+_GONE = "the head has gone"
 
 
 class Carrier:
@@ -134,6 +135,7 @@ class Agent:
         self._paused = False  # the head itself is stopped (Ctrl-Z)
         self._told_failure = False
         self._lost = False
+        self._loss = _GONE
         self._stop: int | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
@@ -181,7 +183,9 @@ class Agent:
         self._wire.send(pack_json(frame.NAME, self._name))
         try:
             self._frames.append(self._next(frame.SPEC))
-        except LinkError:
+        except LinkError as error:
+            if str(error) != _GONE:
+                raise
             why = "it has no such node, or that one had come before"
             raise LinkError(f"the head has turned node {self._name['node']} away: {why}; or it has gone") from None
 
@@ -243,10 +247,13 @@ class Agent:
         return options, command, environ
 
     def _refuse(self, error: InfiniRunError) -> None:
+        self._tell_error(error)
+        self._drain_wire()
+
+    def _tell_error(self, error: InfiniRunError) -> None:
         kind = "program" if isinstance(error, ProgramError) else "usage" if isinstance(error, UsageError) else "start"
         words = {"error": str(error), "exit_code": error.exit_code, "kind": kind}
         self._wire.send(pack_json(frame.HELLO, {**words, "host": os.uname().nodename}))
-        self._drain_wire()
 
     # ---- a launch
 
@@ -288,7 +295,7 @@ class Agent:
         if self._stream is not None:
             self._stream.finish()
         if self._lost:
-            raise LinkError("the head has gone")
+            raise LinkError(self._loss)
         from infini_run.survey import free_port
 
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
@@ -363,7 +370,7 @@ class Agent:
                 if kind in kinds:
                     return kind, payload
             if self._lost:
-                raise LinkError("the head has gone")
+                raise LinkError(self._loss)
             self._turn(self._timeout_s())
 
     def _turn(self, timeout_s: float | None) -> None:
@@ -405,8 +412,9 @@ class Agent:
             for kind, payload in self._wire.read():
                 self._heard_s, self._paused = time.monotonic(), False
                 self._take(kind, payload)
-        except LinkError:
-            self._lose()
+        except LinkError as error:
+            self._tell_error(error)  # the other direction may be as it should
+            self._lose(str(error))
             return
         if self._wire.has_ended:
             self._lose()
@@ -442,9 +450,9 @@ class Agent:
         else:
             run.signal(number)
 
-    def _lose(self) -> None:
+    def _lose(self, why: str = "") -> None:
         """Nobody is there to tell us what to do: nothing of the job may stay."""
-        self._lost = True
+        self._lost, self._loss = True, why or self._loss
         for fd in (self._wire.fileno(), self._wire.write_fd):
             self._poller.forget(fd)
         self._wire.close()

@@ -2,6 +2,10 @@
 
 A frame is one byte of kind, four of length (big endian), the payload: JSON for words, raw bytes for output. JSON
 carries any text that an environment or a file name can hold (surrogateescape), and no code, as a pickle would.
+
+On a link that a handshake opened each frame is sealed (seal.py): a tag follows the head, and another one the payload.
+The head has a tag of its own so that no length is believed, and no memory is taken for it, before it is known to be
+the sender's.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+    from infini_run.seal import Seal
+
 LIMIT = 64 << 20  # bytes of one payload; output comes in pieces far below it
 _HEAD = Struct(">cI")
+TAG = 16  # bytes of a seal's tag
 
 # head to agent
 SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
@@ -28,6 +35,15 @@ CHALLENGE, PROOF, BEAT = b"C", b"P", b"H"
 KINDS = frozenset(
     (SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE, NAME, HELLO, EVENT, OUT, ERR, UP, DONE, CHALLENGE, PROOF, BEAT)
 )
+
+
+def sealed(frame: bytes, seal: Seal) -> tuple[bytes | memoryview, ...]:
+    """One frame that is packed, as the pieces that go over a sealed link."""
+    head = frame[: _HEAD.size]
+    if len(frame) == _HEAD.size:
+        return head, seal.tag(head)
+    payload = memoryview(frame)[_HEAD.size :]
+    return head, seal.tag(head), payload, seal.tag(payload)
 
 
 def pack(kind: bytes, payload: bytes = b"") -> bytes:
@@ -49,26 +65,51 @@ def unpack_json(payload: bytes) -> Any:
 
 
 class Decoder:
-    """Frames out of what comes in. `limit`: the longest payload that is let in; a stranger gets little."""
+    """Frames out of what comes in. `limit`: the longest payload that is let in; a stranger gets little. `seal`: what
+    checks the frames that come after it was set."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
+        self.seal: Seal | None = None
         self._buffer = bytearray()
+        self._kind = b""  # of the frame whose head has come, and whose payload has not
+        self._size = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing stands in mid-frame."""
-        return not self._buffer
+        return not self._buffer and not self._kind
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Take bytes in; the frames that are complete. Raises LinkError: this is no frame."""
+        """Take bytes in; the frames that are complete. Raises LinkError: this is no frame, or not the one that the
+        other side sent."""
         self._buffer += data
-        while len(self._buffer) >= _HEAD.size:
-            kind, size = _HEAD.unpack_from(self._buffer)
-            if kind not in KINDS or size > self.limit:
-                raise LinkError("what came over the link is not what infini-run sends")
-            if len(self._buffer) < _HEAD.size + size:
+        while self._kind or self._has_head():
+            payload = self._take(self._size) if self._size else b""
+            if payload is None:
                 return
-            payload = bytes(memoryview(self._buffer)[_HEAD.size : _HEAD.size + size])
-            del self._buffer[: _HEAD.size + size]
+            kind, self._kind = self._kind, b""
             yield kind, payload
+
+    def _has_head(self) -> bool:
+        head = self._take(_HEAD.size)
+        if head is None:
+            return False
+        kind, size = _HEAD.unpack(head)
+        if kind not in KINDS or size > self.limit:
+            raise LinkError("what came over the link is not what infini-run sends")
+        self._kind, self._size = kind, size
+        return True
+
+    def _take(self, size: int) -> bytes | None:
+        """The next bytes, and their tag checked; None: they have not all come."""
+        end = size if self.seal is None else size + TAG
+        if len(self._buffer) < end:
+            return None
+        with memoryview(self._buffer) as view:
+            data = bytes(view[:size])
+            tag = bytes(view[size:end])
+        del self._buffer[:end]
+        if self.seal is not None:
+            self.seal.check(data, tag)
+        return data

@@ -1,7 +1,8 @@
 """The Link: one authenticated connection between the head and an agent.
 
 Over the two pipes of an ssh that we started, or over TCP, where both sides prove that they know the launch's token
-(HMAC-SHA256 over both sides' random numbers) before anything else is read. Never blocks: what finds no room is kept,
+(a keyed hash of both sides' random numbers) before anything else is read, and seal every frame after that: a relay
+that does not know the token can change, drop, repeat or move none of them unnoticed. Never blocks: what finds no room is kept,
 and `wants_write` says so. A line of its own opens the agent's side of a pipe: what a login script printed before it
 is none of ours.
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import LinkError
-from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack
+from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack, sealed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from infini_run.seal import Seal
 
 TOKEN = "INFINI_RUN_TOKEN"  # the variable that both sides know it by
 TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or a file that has it, by hand
@@ -23,6 +26,7 @@ OPENING = b"\0infini-run link 1\n"
 _NOISE_LIMIT = 1 << 20  # that a login script may print
 _STRANGER_LIMIT = 64  # bytes of a payload, until it has proved who it is
 _PIECE = 1 << 18
+_STRANGER_PIECE = 1 << 9  # bytes of one read, until then
 _NONCE = 32
 
 
@@ -33,6 +37,8 @@ class Wire:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._decoder = Decoder(limit)
+        self._seal: Seal | None = None  # of what we send
+        self._piece = _PIECE
         self._out = bytearray()
         self._noise: bytearray | None = bytearray() if awaits_opening else None
         self.has_ended = False  # the other side will say no more
@@ -56,16 +62,25 @@ class Wire:
         """Bytes that the other side has not taken yet."""
         return len(self._out)
 
-    def let_in(self, limit: int = LIMIT) -> None:
-        """It has proved who it is."""
-        self._decoder.limit = limit
+    def keep_small(self) -> None:
+        """It has not proved who it is: little of what it says is read."""
+        self._decoder.limit, self._piece = _STRANGER_LIMIT, _STRANGER_PIECE
+
+    def let_in(self, ours: Seal, theirs: Seal) -> None:
+        """It has proved who it is: from here on frames are sealed, ours and theirs."""
+        self._seal, self._decoder.seal = ours, theirs
+        self._decoder.limit, self._piece = LIMIT, _PIECE
 
     def send(self, frame: bytes) -> None:
-        """Send it, or keep it until there is room. After the end nothing is sent, and nothing is said: the reader
+        """Send one frame, or keep it until there is room. After the end nothing is sent, and nothing is said: the reader
         learns of the end."""
         if self.has_ended or self._write_fd < 0:
             return
-        self._out += frame
+        if self._seal is None:
+            self._out += frame
+        else:
+            for piece in sealed(frame, self._seal):
+                self._out += piece
         self.flush()
 
     def flush(self) -> None:
@@ -83,7 +98,7 @@ class Wire:
     def read(self) -> Iterator[tuple[bytes, bytes]]:
         """The frames that have come, of one read. Raises LinkError: not a frame, or the end in mid-frame."""
         try:
-            data = os.read(self._read_fd, _PIECE)
+            data = os.read(self._read_fd, self._piece)
         except BlockingIOError:
             return
         except OSError:
@@ -133,18 +148,18 @@ class Handshake:
         self._ours = os.urandom(_NONCE)
         self._theirs = b""
         self.done = False
-        wire.let_in(_STRANGER_LIMIT)
+        wire.keep_small()
         wire.send(pack(CHALLENGE, self._ours))
 
     def take(self, kind: bytes, payload: bytes) -> None:
         if kind == CHALLENGE and not self._theirs and len(payload) == _NONCE and payload != self._ours:
             self._theirs = payload
             if not self._is_head:  # who dials proves it first: the head tells a stranger nothing
-                self._wire.send(pack(PROOF, self._proof(is_head=False)))
+                self._wire.send(pack(PROOF, self._derive(b"agent's proof")))
         elif kind == PROOF and self._theirs and self._is_proof(payload):
             if self._is_head:
-                self._wire.send(pack(PROOF, self._proof(is_head=True)))
-            self._wire.let_in()
+                self._wire.send(pack(PROOF, self._derive(b"head's proof")))
+            self._let_in()
             self.done = True
         elif kind == PROOF:
             raise LinkError("the other side has another token")
@@ -152,16 +167,23 @@ class Handshake:
             raise LinkError("what came over the link is not what infini-run sends")
 
     def _is_proof(self, payload: bytes) -> bool:
-        from hmac import compare_digest
+        from _operator import _compare_digest  # hmac's own, without hashlib
 
-        return compare_digest(payload, self._proof(is_head=not self._is_head))
+        return _compare_digest(payload, self._derive(b"agent's proof" if self._is_head else b"head's proof"))
 
-    def _proof(self, *, is_head: bool) -> bytes:
-        from hmac import digest  # with hashlib 5 ms, which a link over ssh's own pipes does not need
+    def _let_in(self) -> None:
+        """A key for each direction, which nobody can make who does not know the token, and no other link has."""
+        from infini_run.seal import Seal
+
+        head, agent = Seal(self._derive(b"head's frames")), Seal(self._derive(b"agent's frames"))
+        self._wire.let_in(*((head, agent) if self._is_head else (agent, head)))
+
+    def _derive(self, use: bytes) -> bytes:
+        """What only both sides can compute, each for one use."""
+        from infini_run.seal import derive
 
         head, agent = (self._ours, self._theirs) if self._is_head else (self._theirs, self._ours)
-        who = b"head" if is_head else b"agent"
-        return digest(self._token, who + head + agent, "sha256")
+        return derive(self._token, head + agent, use)
 
 
 def socket_wire(connection: object) -> Wire:
