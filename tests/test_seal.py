@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import threading
+from contextlib import suppress
 from struct import unpack_from
 
 import pytest
@@ -150,20 +151,20 @@ class Man:
             return
         agent, _ = self._listener.accept()
         head = socket.socket()
-        with agent, head:
+        with agent, head, suppress(ConnectionError):  # an end may have gone
             until(lambda: head.connect_ex(("127.0.0.1", self._to)) == 0)  # it may not listen yet
-            held = {head: b"", agent: b""}
-            while True:
-                ready = select.select([head, agent, self._ears], [], [])[0]
-                for one in ready:
-                    data = b"" if one == self._ears else one.recv(1 << 16)
-                    if not data:
-                        return
-                    other = agent if one is head else head
-                    if (one is head) == self._from_head and not self.done.is_set():
-                        data = held[one] = held[one] + data
-                        data, held[one] = self._cut(data)
-                    other.sendall(data)
+            self._pass_on(agent, head)
+
+    def _pass_on(self, agent, head):
+        held = b""
+        while True:
+            for one in select.select([head, agent, self._ears], [], [])[0]:
+                data = b"" if one == self._ears else one.recv(1 << 16)
+                if not data:
+                    return
+                if (one is head) == self._from_head and not self.done.is_set():
+                    data, held = self._cut(held + data)
+                (agent if one is head else head).sendall(data)
 
     def _cut(self, data):
         """The frames that are whole, and the rest. Those of the handshake have no tags."""
