@@ -413,7 +413,8 @@ class Agent:
                 self._heard_s, self._paused = time.monotonic(), False
                 self._take(kind, payload)
         except LinkError as error:
-            self._tell_error(error)  # the other direction may be as it should
+            if self._handshake is None or self._handshake.done:
+                self._tell_error(error)  # the other direction may be as it should
             self._lose(str(error))
             return
         if self._wire.has_ended:

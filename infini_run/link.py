@@ -2,9 +2,9 @@
 
 Over the two pipes of an ssh that we started, or over TCP, where both sides prove that they know the launch's token
 (a keyed hash of both sides' random numbers) before anything else is read, and seal every frame after that: a relay
-that does not know the token can change, drop, repeat or move none of them unnoticed. Never blocks: what finds no room is kept,
-and `wants_write` says so. A line of its own opens the agent's side of a pipe: what a login script printed before it
-is none of ours.
+that does not know the token can change, drop, repeat or move none of them unnoticed. Never blocks: what finds no room
+is kept, and `wants_write` says so. A line of its own opens the agent's side of a pipe: what a login script printed
+before it is none of ours.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Wire:
         self._decoder.limit, self._piece = LIMIT, _PIECE
 
     def send(self, frame: bytes) -> None:
-        """Send one frame, or keep it until there is room. After the end nothing is sent, and nothing is said: the reader
-        learns of the end."""
+        """Send one frame, or keep it until there is room. After the end nothing is sent, and nothing is said: the
+        reader learns of the end."""
         if self.has_ended or self._write_fd < 0:
             return
         if self._seal is None:

@@ -1,7 +1,7 @@
 """Tags for the frames of a link: who does not know the key can make none, and each fits one place in the stream.
 
-BLAKE2b with a key (RFC 7693) over the number of the piece in its direction and the piece itself. The interpreter's own
-C module: `hashlib` brings in OpenSSL, which is a quarter of an agent's start (docs/decisions/0028).
+BLAKE2b with a key (RFC 7693) over the number of the piece in its direction and the piece itself. The C module of the
+interpreter's own: `hashlib` brings in OpenSSL, which is a part of an agent's start (docs/decisions/0028).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A link is what its two ends say, or it ends: whoever stands between them changes, drops, repeats and moves nothing."""
+"""A link is what its two ends say, or it ends: who stands between them changes, drops, repeats and moves nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from conftest import until
 from hypothesis import given
 from hypothesis import strategies as st
-from test_by_hand import node, no_agent_left, port, ring, told  # noqa: F401
+from test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 
 from infini_run import frame
 from infini_run.errors import LinkError
@@ -35,7 +35,7 @@ class Relay:
             ours.setblocking(False)
             self.sockets.append(ours)
             self.wires.append(Wire(fd := theirs.detach(), fd))
-        hands = [Handshake(wire, token, is_head=is_head) for wire, is_head in zip(self.wires, (True, False), strict=True)]
+        hands = [Handshake(wire, token, is_head=wire is self.wires[0]) for wire in self.wires]
         while not all(hand.done for hand in hands):
             for side in range(2):
                 self.sockets[1 - side].send(self.said(side))
