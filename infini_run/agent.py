@@ -304,7 +304,7 @@ class Agent:
     def _plan(
         self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]
     ) -> tuple[Plan, Options]:
-        from infini_run.plan import make_plan
+        from infini_run.plan import Span, make_plan
         from infini_run.record import replace
         from infini_run.survey import error_folder, survey
 
@@ -328,6 +328,7 @@ class Agent:
             environ=environ,
             error_dir=error_folder(options, launch_id, environ),
             lends_terminal=False,
+            span=Span(first=int(go["first"]), world_size=int(go["world_size"]), most=int(go["most"])),
         )
         if go["restarts"]:
             from infini_run.restart import renewed
@@ -525,7 +526,7 @@ def _is_ours(address: str) -> bool:
 
 def _check_same(ours: Options, theirs: Options) -> None:
     """Raises UsageError: the commands of two nodes differ where they must not."""
-    for name in ("nnodes", "nproc_per_node", "master_port"):
+    for name in ("nnodes", "master_port"):
         if getattr(ours, name) != getattr(theirs, name):
             raise UsageError(
                 f"--{name}={getattr(ours, name)} here, {getattr(theirs, name)} on node 0: give every node the same"

@@ -65,6 +65,8 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
     _agree(given, site, "node_rank")
     if site.is_task:
         _settle_task(given, site)
+    if "nproc_per_node" in given:
+        site = replace(site, counts=())
     _settle(given, site)
     _ask_for_the_rest(given, site, asked)
     return site

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
-TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
 _PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes this without blocking
 
@@ -108,6 +107,8 @@ def _take_entry(before: set[int] | None) -> Entry:
 
 def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str]) -> bool:
     """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
+    from infini_run.options import TOKENS
+
     is_task = site is not None and site.is_task
     has_token = any(environ.get(name) for name in TOKENS)
     return options.nnodes > 1 and not options.dry_run and not is_task and has_token
@@ -136,7 +137,7 @@ def _warn_of_address(options: Options) -> None:
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: Site | None) -> Plan:
-    from infini_run.plan import Task, make_plan
+    from infini_run.plan import Task, make_plan, spans_of
     from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
@@ -152,6 +153,7 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: 
         launch_id=launch_id,
         master_port=options.master_port or free_port(),
         environ=environ,
+        span=spans_of(site.counts)[options.node_rank] if site is not None and site.counts else None,
         error_dir="" if task else error_folder(options, launch_id, environ),
         stdin_is_terminal=options.stdin != "none" and os.isatty(0),
         task=task,

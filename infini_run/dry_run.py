@@ -4,16 +4,21 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infini_run.plan import Plan, Worker
     from infini_run.site import Site
 
 
-def render_text(plan: Plan, site: Site | None = None) -> str:
-    """Ready for a shell: every rank's variables and its command. `site`: what --engine=auto found."""
+def render_text(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:
+    """Ready for a shell: every rank's variables and its command. `site`: what --engine=auto found. `later`: variables
+    that are known only when the nodes have come, and what they will be."""
+    later = later or {}
+    env = tuple((name, f"<{later[name]}>" if name in later else value) for name, value in plan.env)
     nodes = "1 node" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
     lines = [
-        f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan)}",
-        f"every rank: {_assignments(plan.env)}",
+        f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan, later)}",
+        f"every rank: {_assignments(env)}",
     ]
     if site is not None:
         from infini_run.auto import describe
@@ -26,9 +31,12 @@ def render_text(plan: Plan, site: Site | None = None) -> str:
     return "\n".join(lines)
 
 
-def _endpoint(plan: Plan) -> str:
+def _endpoint(plan: Plan, later: Mapping[str, str]) -> str:
     host = f"[{plan.master_addr}]" if ":" in plan.master_addr else plan.master_addr
-    return f"{host}:{plan.master_port}"
+    if not later:
+        return f"{host}:{plan.master_port}"
+    host = f"the {later['MASTER_ADDR']}" if "MASTER_ADDR" in later else host
+    return f"{host}, " + (f"a {later['MASTER_PORT']}" if "MASTER_PORT" in later else f"port {plan.master_port}")
 
 
 def _worker_text(plan: Plan, worker: Worker) -> str:
@@ -45,10 +53,13 @@ def _assignments(env: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
 
 
-def render_json(plan: Plan, site: Site | None = None) -> str:
-    """One object. `env` of a rank is complete but for what it inherits. `site`: what --engine=auto found."""
+def render_json(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:
+    """One object. `env` of a rank is complete but for what it inherits. `site`: what --engine=auto found. `later`:
+    variables that are known only when the nodes have come: null."""
     import json
 
+    later = later or {}
+    common = {name: None if name in later else value for name, value in plan.env}
     return json.dumps(
         {
             **_found(site),
@@ -56,8 +67,8 @@ def render_json(plan: Plan, site: Site | None = None) -> str:
             "launch_id": plan.launch_id,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
-            "master_addr": plan.master_addr,
-            "master_port": plan.master_port,
+            "master_addr": None if "MASTER_ADDR" in later else plan.master_addr,
+            "master_port": None if "MASTER_PORT" in later else plan.master_port,
             "nodes": [{"node_rank": node.index, "host": node.host, "nproc": node.nproc} for node in plan.nodes],
             "ranks": [
                 {
@@ -66,7 +77,7 @@ def render_json(plan: Plan, site: Site | None = None) -> str:
                     "node_rank": worker.node,
                     "file": plan.file,
                     "argv": list(worker.argv),
-                    "env": dict(plan.env) | dict(worker.env),
+                    "env": common | dict(worker.env),
                     "devices": list(worker.devices),
                     "cpus": list(worker.place.cpus) if worker.place else None,
                     "memory_nodes": list(worker.place.nodes) if worker.place else None,

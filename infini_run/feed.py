@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 from infini_run import frame
 from infini_run.console import Source
 from infini_run.frame import pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.fleet import Fleet
     from infini_run.peer import Peer
     from infini_run.poller import Poller
@@ -16,14 +20,14 @@ _HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
 
 
 class Feed:
-    """reader: all, none, or the rank that reads. nproc: ranks on each node, as soon as it is known."""
+    """reader: all, none, or the rank that reads. firsts: the first rank of each node, as soon as they are known."""
 
     def __init__(self, reader: int | str, fleet: Fleet, poller: Poller) -> None:
         self._reader = reader
         self._fleet = fleet
         self._poller = poller
         self._source = Source(0, wanted=reader != "none")
-        self.nproc = 0
+        self.firsts: Sequence[int] = ()
 
     @property
     def is_due(self) -> bool:
@@ -54,11 +58,11 @@ class Feed:
 
     def _readers(self) -> list[Peer]:
         """The nodes whose ranks read; none as long as one of them is behind."""
-        if self._source.has_ended or not self.nproc:
+        if self._source.has_ended or not self.firsts:
             return []
         peers = self._fleet.peers
         if self._reader != "all":
-            peers = peers[int(self._reader) // self.nproc :][:1]
+            peers = [peers[bisect_right(self.firsts, int(self._reader)) - 1]]
         peers = [peer for peer in peers if peer.state == "running"]
         is_behind = any(peer.wire is not None and peer.wire.waiting > _HELD for peer in peers)
         return [] if is_behind else peers

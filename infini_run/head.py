@@ -21,9 +21,10 @@ from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.joint import join_reports
 from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, doubt, meeting, missing, named
+from infini_run.muster import count_ranks, doubt, meeting, missing, named, unlike
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
+from infini_run.plan import spans_of
 from infini_run.poller import READ, Poller
 from infini_run.reach import read_hosts
 from infini_run.record import replace
@@ -88,7 +89,7 @@ class Head:
         self._told_here = False
         self._notices: list[str] = []
         self._start_s = time.time()
-        self._nproc = 0
+        self._world_size = 0
         self._poller = Poller()
         self._clients = Clients(engine, environ, len(roster.hosts), self._poller)
         self._fleet = Fleet(roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached)
@@ -97,7 +98,7 @@ class Head:
         self._lobby: Lobby | None = None
         self._outlets = Outlets(self._poller)
         self._feed = Feed(options.stdin, self._fleet, self._poller)
-        self._spec = b""
+        self._specs: dict[int | str, bytes] = {}
         now_s = time.monotonic()
         self._join_end_s = now_s + options.join_timeout_s
         self._next_said_s = now_s + _SAY_MISSING_S
@@ -146,11 +147,14 @@ class Head:
     def _adopt(self, peer: Peer, wire: Wire) -> None:
         """This wire is that node's: tell it all but who else there is."""
         self._fleet.adopt(peer, wire)
-        self._spec = self._spec or self._make_spec()
-        self._fleet.send(peer, self._spec)
+        counts = self._roster.counts
+        nproc = counts[peer.index] if counts else self._options.nproc_per_node
+        if nproc not in self._specs:
+            self._specs[nproc] = self._make_spec(nproc)
+        self._fleet.send(peer, self._specs[nproc])
 
-    def _make_spec(self) -> bytes:
-        options = options_of_agents(self._options)
+    def _make_spec(self, nproc: int | str) -> bytes:
+        options = replace(options_of_agents(self._options), nproc_per_node=nproc)
         if self._hear is not None:
             options = replace(options, console="inherit")
         content = {
@@ -443,26 +447,34 @@ class Head:
     def _go(self) -> None:
         """All have come: the ranks are known, and begin."""
         try:
-            self._nproc = self._feed.nproc = count_ranks(self.peers, self._options.stdin)
+            counts = count_ranks(self.peers, self._options.stdin)
         except UsageError as error:
             self._fail(error)
             return
+        spans = spans_of(counts)
+        self._world_size, self._feed.firsts = spans[0].world_size, [span.first for span in spans]
         if self._lobby is not None:
             self._lobby.remove_token()
         address, port = meeting(self._options, self.peers)
         self._repeats.end_rest()
         restarts = self._repeats.total
+        difference = "" if restarts or self._roster.counts or self._hear is not None else unlike(self.peers, counts)
+        if difference:
+            self._notice(difference)
         if not restarts and self._roster.engine != HAND:  # by hand they have reached us there
             why = doubt(address, self.peers, read_hosts())
             if why:
                 self._notice(why)
-        for peer in self.peers:
+        for peer, span in zip(self.peers, spans, strict=True):
             self._fleet.move(peer, "running")
             peer.report, peer.failed_s = None, float("inf")
             content = {
                 "node": peer.index,
                 "nnodes": len(self.peers),
-                "nproc": self._nproc,
+                "nproc": counts[peer.index],
+                "first": span.first,
+                "world_size": span.world_size,
+                "most": span.most,
                 "host": peer.name,
                 "master_addr": address,
                 "master_port": port,
@@ -525,7 +537,7 @@ class Head:
             launch_id=self.launch_id,
             run_id=self._options.run_id,
             host=os.uname().nodename,
-            world_size=self._nproc * len(self.peers),
+            world_size=self._world_size,
             start_s=self._start_s,
             end_s=time.time(),
             told=self._told,

@@ -23,6 +23,7 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 _HEX = frozenset("0123456789abcdefABCDEF:.")
 _DIGITS = frozenset("0123456789")
 _MANY = f"at most {MAX_HOSTS} hosts are allowed"
+_PORT = 1024  # a host with more CPUs than ports that are root's alone is rarer than a port after its name
 _SHOWN = 60  # characters of a wrong list that a message repeats
 
 
@@ -227,6 +228,13 @@ def _item(at: int, text: str, room: int) -> list[Host]:
             raise _Wrong(start, rest, "an IPv6 address is written in brackets: [::1] or [::1]:4")
         names = _names(start, name, room)
     count = _slots(start + len(rest) - len(slots), slots) if colon else 0
+    if count >= _PORT:
+        raise _Wrong(
+            start,
+            rest,
+            f"this is room for {count} processes on {names[0]}, not a port: ssh has that from --ssh_config; so much "
+            f"room is said in a file of hosts, {names[0]} slots={count}",
+        )
     return [Host(name=each, slots=count, user=user) for each in names]
 
 

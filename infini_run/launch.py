@@ -18,7 +18,7 @@ from weakref import WeakSet
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
 from infini_run.node import NodeRun
 from infini_run.options import resolve
-from infini_run.plan import MARK, make_plan
+from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
 from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from infini_run.attempt import Attempts
     from infini_run.group import Event
     from infini_run.options import Options, Request
-    from infini_run.plan import Plan
+    from infini_run.plan import Plan, Span
     from infini_run.report import Exit, Report
     from infini_run.roster import Roster
     from infini_run.seeing import Seeing
@@ -191,8 +191,11 @@ class ProcessLauncher:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
         self._options = request.options
+        self._span: Span | None = None
         if request.site is not None:
             self._environ = _settle_in(request.site, self._options, self._environ)
+            if request.site.counts:
+                self._span = spans_of(request.site.counts)[self._options.node_rank]
         self._run: NodeRun | Attempts | None = None
         self._seeing: Seeing | None = None
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
@@ -260,6 +263,7 @@ class ProcessLauncher:
             error_dir=error_folder(options, launch_id, self._environ),
             stdin_is_terminal=options.stdin != "none" and os.isatty(0),
             lends_terminal=False,
+            span=self._span,
         )
 
     def _find(self, words: tuple[str, ...]) -> Command:

@@ -145,14 +145,24 @@ def show_many(options: Options, roster: Roster) -> str:
     if isinstance(nproc, str) or options.gpus_per_proc:
         asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
         raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
-    first = roster.hosts[0].name
-    options = replace(options, master_addr=options.master_addr if options.rdzv_explicit else first)
+    counts = roster.counts or [nproc] * len(roster.hosts)
     plan = make_plan(
         options,
         Command(file=options.program[0], argv=options.program),
-        [Node(index=index, host=host.name, nproc=nproc) for index, host in enumerate(roster.hosts)],
+        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(roster.hosts)],
         launch_id=new_launch_id(),
         master_port=options.master_port,
         environ={},
     )
-    return render_json(plan) if options.dry_run == "json" else render_text(plan)
+    later = _known_later(options, roster)
+    return render_json(plan, later=later) if options.dry_run == "json" else render_text(plan, later=later)
+
+
+def _known_later(options: Options, roster: Roster) -> dict[str, str]:
+    """What muster.meeting decides when all nodes have come: the variable, and what it will be."""
+    first, later = roster.hosts[0].name, {}
+    if len(roster.hosts) > 1 and not options.rdzv_explicit:
+        later["MASTER_ADDR"] = f"address of {first}"
+    if not (options.rdzv_explicit and options.master_port):
+        later["MASTER_PORT"] = f"free port of {first}"
+    return later

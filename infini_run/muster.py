@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import UsageError
+from infini_run.kind import MAX_INT
 from infini_run.reach import complaint
 
 TYPE_CHECKING = False
@@ -26,17 +27,25 @@ def named(peers: Sequence[Peer]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def count_ranks(peers: Sequence[Peer], reader: int | str) -> int:
-    """How many ranks each node runs. reader: of stdin, as --stdin says. Raises UsageError: they differ, or there is
-    no such rank."""
-    counts = {int(peer.hello["nproc"]) for peer in peers}
-    if len(counts) > 1:
-        each = ", ".join(f"{peer.name}: {peer.hello['nproc']}" for peer in peers[:_NAMED])
-        raise UsageError(f"the nodes differ in how many ranks they would run ({each}): give --nproc_per_node")
-    nproc = counts.pop()
-    if isinstance(reader, int) and reader >= nproc * len(peers):
-        raise UsageError(f"--stdin={reader}: there are ranks 0 to {nproc * len(peers) - 1}")
-    return nproc
+def count_ranks(peers: Sequence[Peer], reader: int | str) -> list[int]:
+    """How many ranks each node runs, as it says. reader: of stdin, as --stdin says. Raises UsageError: there is no
+    such rank, or more than there can be."""
+    counts = [int(peer.hello["nproc"]) for peer in peers]
+    world_size = sum(counts)
+    if world_size > MAX_INT:
+        raise UsageError(f"{len(peers)} nodes make {world_size} ranks: at most {MAX_INT} are allowed")
+    if isinstance(reader, int) and reader >= world_size:
+        raise UsageError(f"--stdin={reader}: there are ranks 0 to {world_size - 1}")
+    return counts
+
+
+def unlike(peers: Sequence[Peer], counts: Sequence[int]) -> str:
+    """That nodes differ in how many ranks they run, which none but themselves have said; "" where they do not."""
+    if len(set(counts)) == 1:
+        return ""
+    each = ", ".join(f"{peer.name}:{count}" for peer, count in zip(peers[:_NAMED], counts, strict=False))
+    each += ", ..." if len(peers) > _NAMED else ""
+    return f"the nodes differ in how many ranks they run: {each}; {sum(counts)} in all"
 
 
 def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:

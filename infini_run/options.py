@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank")  # flags that stand for flags of ours
+TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _SECONDS = (
@@ -145,9 +146,12 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
         values["console"] = "prefix"
     _settle_live(given, values)
-    _check_job(given, values, roster is not None)
+    counts = roster.counts if roster is not None else site.counts if site is not None else ()
+    _check_job(given, values, counts, is_ours=roster is not None)
     _check_program(given, values)
-    _check_output(given, values, site)
+    _check_output(given, values)
+    if not _is_open(values, roster, environ):
+        _check_world(given, values, site, counts)
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
@@ -241,8 +245,14 @@ def _settle_live(given: Given, values: Values) -> None:
         values["live"] = "off"
 
 
-def _check_job(given: Given, values: Values, is_ours: bool) -> None:
-    """is_ours: all nodes are started from here."""
+def _is_open(values: Values, roster: Roster | None, environ: Mapping[str, str]) -> bool:
+    """Whether only all nodes together know how many ranks there are: each has its own, and a token joins them."""
+    by_hand = roster is None and values["nnodes"] > 1 and any(environ.get(name) for name in TOKENS)
+    return by_hand or not isinstance(values["nproc_per_node"], int)
+
+
+def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: bool) -> None:
+    """is_ours: all nodes are started from here. counts: their ranks, where they differ."""
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
     if values["node_rank"] >= nnodes:
         raise UsageError(f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed")
@@ -253,7 +263,7 @@ def _check_job(given: Given, values: Values, is_ours: bool) -> None:
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")
         raise UsageError(f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed")
-    if isinstance(nproc, int) and nnodes * nproc > MAX_INT:
+    if isinstance(nproc, int) and not counts and nnodes * nproc > MAX_INT:
         each = _said(given, "nproc_per_node")
         raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks: at most {MAX_INT} are allowed")
 
@@ -269,8 +279,7 @@ def _check_program(given: Given, values: Values) -> None:
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
 
 
-def _check_output(given: Given, values: Values, site: Site | None) -> None:
-    nproc = values["nproc_per_node"]
+def _check_output(given: Given, values: Values) -> None:
     if values["redirects"] != DEFAULTS["redirects"] and not values["log_dir"]:
         raise UsageError(
             f"{_said(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
@@ -284,10 +293,12 @@ def _check_output(given: Given, values: Values, site: Site | None) -> None:
         raise UsageError(
             f"{_said(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
         )
-    if not isinstance(nproc, int):
-        return  # how many ranks there are is not known yet
-    world = site.world_size if site is not None and site.is_task else values["nnodes"] * nproc
-    stdin = values["stdin"]
+
+
+def _check_world(given: Given, values: Values, site: Site | None, counts: Sequence[int]) -> None:
+    """The ranks that flags name are there. counts: of each node, where they differ."""
+    nproc, stdin = values["nproc_per_node"], values["stdin"]
+    world = site.world_size if site is not None and site.is_task else sum(counts) or values["nnodes"] * nproc
     _check_ranks(given, "ranks_on_console", values["ranks_on_console"] or (), world, "ranks")
     _check_ranks(given, "stdin", (stdin,) if isinstance(stdin, int) else (), world, "ranks")
     _check_ranks(given, "local_ranks_filter", values["local_ranks_filter"] or (), nproc, "local ranks")

@@ -57,10 +57,12 @@ class Task:
 
 @record
 class Span:
-    """The ranks of one node, where nodes differ in how many they have. first: the lowest of them."""
+    """The ranks of one node among those of all, where its node rank does not say which they are: nodes may differ in
+    how many they have. first: the lowest of them. most: ranks of the node that has most; 0: not known."""
 
     first: int
     world_size: int
+    most: int = 0
 
 
 @record
@@ -137,27 +139,34 @@ def make_plan(
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
     leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it.
     `task`: the plan is for this one alone. `span`: of the one node that there is, where that does not follow from its
-    node rank.
+    node rank; without it all nodes have as many ranks as this one. Several nodes are all that there are.
 
     Raises UsageError: ranks that cannot be."""
     nproc = nodes[0].nproc
-    world_size = task.world_size if task else span.world_size if span else options.nnodes * nproc
-    _check_world(options, nproc, world_size)
+    spans = [span] if span else _spans(options, nodes)
+    world_size = task.world_size if task else spans[0].world_size
+    _check_world(options, nproc, world_size, most=spans[0].most)
     threads = _omp_threads(options, nodes[0], environ)
-    common = _common_env(options, nodes[0], world_size, master_port, launch_id, threads)
+    common = _common_env(options, world_size, master_port, launch_id, threads)
+    is_even = all(node.nproc == nproc for node in nodes)
+    if is_even:
+        common += _local_env(nodes[0])
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
     places = [
-        (node, node.index * node.nproc + local_rank, local_rank) for node in nodes for local_rank in range(node.nproc)
+        (node, each.first + local_rank, local_rank)
+        for node, each in zip(nodes, spans, strict=True)
+        for local_rank in range(node.nproc)
     ]
-    if span:
-        places = [(nodes[0], span.first + local_rank, local_rank) for local_rank in range(nproc)]
     if task:
         places = [(nodes[0], task.rank, task.local_rank)]
     workers = tuple(
         _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads)
         for place in places
     )
+    if not is_even:
+        local = {node.index: _local_env(node) for node in nodes}
+        workers = tuple(replace(worker, env=(*worker.env, *local[worker.node])) for worker in workers)
     if task:
         workers = tuple(_unwatched(worker) for worker in workers)
     return Plan(
@@ -173,13 +182,31 @@ def make_plan(
     )
 
 
-def _check_world(options: Options, nproc: int, world_size: int) -> None:
+def _spans(options: Options, nodes: Sequence[Node]) -> list[Span]:
+    """Of each node. Ranks count from node to node: those of all nodes before it come first."""
+    if len(nodes) == 1:
+        nproc = nodes[0].nproc
+        return [Span(first=nodes[0].index * nproc, world_size=options.nnodes * nproc, most=nproc)]
+    return spans_of([node.nproc for node in nodes])
+
+
+def spans_of(counts: Sequence[int]) -> list[Span]:
+    """Of each node, where these are the numbers of their ranks."""
+    world_size, most, first = sum(counts), max(counts), 0
+    spans = []
+    for count in counts:
+        spans.append(Span(first=first, world_size=world_size, most=most))
+        first += count
+    return spans
+
+
+def _check_world(options: Options, nproc: int, world_size: int, *, most: int) -> None:
     """Again for a number of workers that was not known on the command line (auto, gpu, cpu)."""
     if world_size > _WORLD_LIMIT:
         raise UsageError(f"{options.nnodes} nodes x {nproc} workers are {world_size} ranks; at most {_WORLD_LIMIT}")
     asked = {
         "--ranks_on_console": (options.ranks_on_console or (), world_size, "ranks"),
-        "--local_ranks_filter": (options.local_ranks_filter or (), nproc, "local ranks"),
+        "--local_ranks_filter": (options.local_ranks_filter or (), most or nproc, "local ranks"),
         "--stdin": ((options.stdin,) if isinstance(options.stdin, int) else (), world_size, "ranks"),
     }
     for flag, (ranks, count, what) in asked.items():
@@ -190,26 +217,23 @@ def _check_world(options: Options, nproc: int, world_size: int) -> None:
 
 def _common_env(
     options: Options,
-    node: Node,
     world_size: int,
     master_port: int,
     launch_id: str,
     threads: Sequence[int],
 ) -> tuple[tuple[str, str], ...]:
-    nproc, nnodes = str(node.nproc), str(options.nnodes)
+    nnodes = str(options.nnodes)
     world, port = str(world_size), str(master_port)
     env = [
         (MARK, launch_id),
         # infini_run
         ("NNODES", nnodes),
-        ("NPROC_PER_NODE", nproc),
         ("MASTER_ADDR", options.master_addr),
         ("MASTER_PORT", port),
         ("PROC_WORLD_SIZE", world),
         # torchrun, as of torch 2.13. Never TORCHELASTIC_USE_AGENT_STORE=True: rank 0 would wait for a
         # store that the launcher does not host (torch/distributed/rendezvous.py).
         ("WORLD_SIZE", world),
-        ("LOCAL_WORLD_SIZE", nproc),
         ("GROUP_WORLD_SIZE", nnodes),
         ("ROLE_WORLD_SIZE", world),
         ("ROLE_NAME", options.role),
@@ -224,6 +248,11 @@ def _common_env(
     return tuple(env)
 
 
+def _local_env(node: Node) -> tuple[tuple[str, str], ...]:
+    """How many workers this node has, in each dialect."""
+    return ("NPROC_PER_NODE", str(node.nproc)), ("LOCAL_WORLD_SIZE", str(node.nproc))
+
+
 def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Threads for all workers alike, or for each: what was asked for; else, where nobody said, a fair share of the
     CPUs, or of those that a worker is bound to."""
@@ -234,7 +263,7 @@ def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tu
     if node.places:
         each = tuple(place.threads for place in node.places)
         return each if len(set(each)) > 1 else each[:1]
-    return (max(1, node.cpus // node.nproc),)
+    return (max(1, node.cpus // node.nproc),) if node.cpus else ()  # else nobody has looked: another machine
 
 
 def _worker(

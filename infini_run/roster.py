@@ -36,10 +36,12 @@ _ONE_NODE = {
 
 @record
 class Roster:
-    """engine: a name of ENGINES. hosts: one for each node, in the order of their ranks."""
+    """engine: a name of ENGINES. hosts: one for each node, in the order of their ranks. counts: how many ranks each
+    runs, where they differ; empty: as the options say."""
 
     engine: str
     hosts: tuple[Host, ...]
+    counts: tuple[int, ...] = ()
 
 
 def call_roll(given: Given, environ: Mapping[str, str], read: Reader) -> Roster:
@@ -50,9 +52,10 @@ def call_roll(given: Given, environ: Mapping[str, str], read: Reader) -> Roster:
         if name in given and given[name].value not in (False, 0):
             raise UsageError(f"{given[name].origin} with {origin}: {why}; drop one of them")
     hosts = _first(given, hosts, origin)
-    _settle_count(given, hosts, origin)
+    is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
+    counts = _settle_count(given, hosts, origin, is_limit=is_limit)
     given["nnodes"] = Setting(value=len(hosts), origin=origin, level=_LEVEL)
-    return Roster(engine=engine, hosts=hosts)
+    return Roster(engine=engine, hosts=hosts, counts=counts)
 
 
 def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:
@@ -96,22 +99,24 @@ def _first(given: Given, hosts: tuple[Host, ...], origin: str) -> tuple[Host, ..
     return hosts[: asked.value]
 
 
-def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str) -> None:
-    """Ranks on each node: as asked, where every host has room for them; else what they have room for."""
+def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limit: bool) -> tuple[int, ...]:
+    """Ranks on each node: as asked, where every host has room for them; else what they have room for. What each has,
+    where that differs."""
     asked = given.get("nproc_per_node")
     if asked is not None:
         small = next((host for host in hosts if host.slots and isinstance(asked.value, int)
                       and asked.value > host.slots), None)  # fmt: skip
-        if small is not None:
+        if small is not None and is_limit:
             raise UsageError(f"{asked.origin}, but {origin} has room for {small.slots} on {small.name}")
-        return
+        return ()
     slots = {host.slots for host in hosts}
     if slots == {0}:
-        return
-    if len(slots) > 1:
-        each = ", ".join(f"{host.name}:{host.slots or '?'}" for host in hosts[:8])
-        raise UsageError(f"{origin}: every node runs the same number of ranks ({each}): give --nproc_per_node")
-    given["nproc_per_node"] = Setting(value=slots.pop(), origin=origin, level=_LEVEL)
+        return ()
+    if 0 in slots:
+        unknown = next(host.name for host in hosts if not host.slots)
+        raise UsageError(f"{origin} does not say how many processes {unknown} has room for: give --nproc_per_node")
+    given["nproc_per_node"] = Setting(value=max(slots), origin=origin, level=_LEVEL)
+    return tuple(host.slots for host in hosts) if len(slots) > 1 else ()
 
 
 def options_of_agents(options: Options) -> Options:

@@ -47,6 +47,7 @@ class Site:
     node_rank: in a batch script 0 where it runs on the first node. nproc: ranks on each node. gpus: of this node.
     tasks_per_node: how many processes like us are on this node; where any node has several each is a rank, with
     `local_rank`, `rank` and `world_size` as the engine numbers them.
+    counts: ranks on each node, where they differ and each node knows those of all.
     sources: for each of these names the variable that said it. remark: what we had to guess.
     """
 
@@ -55,6 +56,7 @@ class Site:
     nnodes: int = 0
     node_rank: int = -1
     nproc: int = 0
+    counts: tuple[int, ...] = ()
     gpus: int = 0
     hosts: tuple[Host, ...] = ()
     master_addr: str = ""

@@ -280,12 +280,17 @@ def test_a_joiner_without_a_head_gives_up_in_time(node):
     assert "the head does not answer on port" in told(command)[0]
 
 
-def test_nodes_that_would_run_different_numbers_of_ranks_are_refused(node):
-    commands = [node(0, "true", nproc=2), node(1, "true", nproc=3)]
-    assert [command.wait() for command in commands] == [2, 2]
-    lines = told(commands[0])
-    assert len(lines) == 1
-    assert "--nproc_per_node=3 here, 2 on node 0" in lines[0]
+def test_nodes_may_run_different_numbers_of_ranks_and_say_so(node):
+    script = "echo is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$NNODES $NPROC_PER_NODE"
+    flags = ("--stdin=4", "--local_ranks_filter=0-2")
+    commands = [node(rank, "sh", "-c", script, nproc=nproc, flags=flags) for rank, nproc in enumerate((2, 3))]
+    assert [command.wait() for command in commands] == [0, 0], commands[0].err
+    assert sorted(line.split("is ")[1] for line in commands[0].out.decode().splitlines()) == [
+        "0/5 0/2 0/2 2", "1/5 1/2 0/2 2", "2/5 0/3 1/2 3", "3/5 1/3 1/2 3", "4/5 2/3 1/2 3",
+    ]  # fmt: skip
+    assert len(told(*commands)) == 1
+    assert "the nodes differ in how many ranks they run: " in told(*commands)[0]
+    assert ":3; 5 in all" in told(*commands)[0]
 
 
 def test_the_same_node_rank_twice_is_turned_away(node, bell):

@@ -119,3 +119,55 @@ def test_a_reader_that_has_gone_is_no_failure(infini_run):
     os.close(write)
     assert command.wait() in (0, -13, 141)
     assert command.err == b""
+
+
+def test_the_plan_of_many_hosts_names_no_address_that_the_launch_does_not_use(shown):
+    """Where rank 0 listens is known when node 0 has been reached: its address, and a port that is free there."""
+    text = shown("--dry_run", "--hosts=a:2,b:1", "true")
+    assert text.startswith("3 of 3 ranks, 2 nodes, rendezvous at the address of a, a free port of a\n")
+    assert "MASTER_ADDR='<address of a>'" in text
+    assert "MASTER_PORT='<free port of a>'" in text
+    assert "OMP_NUM_THREADS" not in text, "how many CPUs they have is not known here"
+    plan = json.loads(shown("--dry_run=json", "--hosts=a:2,b:1", "true"))
+    assert (plan["master_addr"], plan["master_port"]) == (None, None)
+    assert {plan["ranks"][2]["env"][name] for name in ("MASTER_ADDR", "MASTER_PORT")} == {None}
+    given = shown("--dry_run", "--hosts=a,b", "--rdzv_endpoint=a-ib:7", "true")
+    assert given.startswith("2 of 2 ranks, 2 nodes, rendezvous at a-ib:7\n")
+    alone = shown("--dry_run", "--hosts=a", "true")
+    assert alone.startswith("1 of 1 ranks, 1 node, rendezvous at 127.0.0.1, a free port of a\n")
+
+
+def test_the_plan_of_hosts_with_different_slots(shown):
+    plan = json.loads(shown("--dry_run=json", "--hosts=a:2,b:3,c:1", "true"))
+    names = (
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NPROC_PER_NODE",
+        "GROUP_RANK",
+        "WORLD_SIZE",
+        "ROLE_WORLD_SIZE",
+    )
+    assert [[int(rank["env"][name]) for name in names] for rank in plan["ranks"]] == [
+        [0, 0, 2, 2, 0, 6, 6], [1, 1, 2, 2, 0, 6, 6],
+        [2, 0, 3, 3, 1, 6, 6], [3, 1, 3, 3, 1, 6, 6], [4, 2, 3, 3, 1, 6, 6],
+        [5, 0, 1, 1, 2, 6, 6],
+    ]  # fmt: skip
+    assert [node["nproc"] for node in plan["nodes"]] == [2, 3, 1]
+
+
+def test_a_task_of_pbs_knows_the_ranks_of_all_nodes(shown, tmp_path):
+    """pbsdsh: the file of nodes is there on each."""
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
+    job = {
+        "PBS_JOBID": "7.head",
+        "PBS_NODEFILE": str(tmp_path / "nodes"),
+        "PBS_NODENUM": "1",
+        "PBS_TASKNUM": "08000001",
+    }
+    plan = json.loads(shown("--dry_run=json", "--engine=auto", "true", env={**os.environ, **job}))
+    assert (plan["world_size"], [rank["rank"] for rank in plan["ranks"]]) == (3, [2])
+    asked = json.loads(
+        shown("--dry_run=json", "--engine=auto", "--nproc_per_node=2", "true", env={**os.environ, **job})
+    )
+    assert (asked["world_size"], [rank["rank"] for rank in asked["ranks"]]) == (4, [2, 3])

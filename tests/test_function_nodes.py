@@ -79,6 +79,15 @@ def test_all_ranks_meet_at_a_port_that_is_theirs_alone(launcher):
     assert set(launcher(nproc=1, rdzv_endpoint="host1:4711").run(meeting)) == {"4711"}
 
 
+def test_hosts_with_room_for_different_numbers_have_so_many_workers(launcher):
+    def place():
+        return os.environ["RANK"], os.environ["LOCAL_WORLD_SIZE"], os.environ["WORLD_SIZE"], os.uname().nodename
+
+    assert list(launcher(hosts=["host1:2", "host2:1"], nproc=None).run(place)) == [
+        ("0", "2", "3", "host1"), ("1", "2", "3", "host1"), ("2", "1", "3", "host2"),
+    ]  # fmt: skip
+
+
 def test_hosts_may_have_different_numbers_of_workers(launcher):
     def place():
         return (

@@ -79,6 +79,17 @@ def test_every_rank_is_on_its_node_and_as_many_as_it_has_slots(run, case, tmp_pa
     case.end()
 
 
+@pytest.mark.parametrize("engine", ["pbs", "auto"])
+def test_nodes_with_different_numbers_of_slots_run_so_many_ranks(run, case, job, engine):
+    Path(job["PBS_NODEFILE"]).write_text("node1\nnode2\nnode2\nnode2\n")
+    command = run("sh", "-c", 'echo "is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK"', engine=engine)
+    assert command.wait() == 0, command.err
+    assert sorted(line.split("is ")[1] for line in command.out.decode().splitlines()) == [
+        "0/4 0/1 0", "1/4 0/3 1", "2/4 1/3 1", "3/4 2/3 1",
+    ]  # fmt: skip
+    case.end()
+
+
 def test_a_failure_on_one_node_ends_all_with_its_code(run, case):
     command = run("sh", "-c", "[ $RANK = 5 ] || { echo up; exec sleep 1000; }; echo up; sleep 0.3; exit 7")
     assert command.wait() == 7

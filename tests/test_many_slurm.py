@@ -180,6 +180,19 @@ def test_in_a_batch_script_with_a_shape_of_its_own_every_rank_is_on_its_node(slu
     case.end()
 
 
+def test_ranks_are_as_many_as_the_tasks_of_each_node(slurm, case):
+    """Three tasks on two nodes: srun would number its tasks as our ranks are."""
+    env = {**os.environ, **slurm.env, **case.env}
+    words = [*COMMAND, "--engine=slurm", "sh", "-c", SAY]
+    made = subprocess.run(
+        ["salloc", "-Q", "-N2", "-n3", *words], env=env, cwd="/tmp", capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    found = {int(line.split()[2]): line.split()[3:7] for line in made.stdout.splitlines()}
+    assert found == {0: ["3", "0", "2", "0"], 1: ["3", "1", "2", "0"], 2: ["3", "0", "1", "1"]}
+    case.end()
+
+
 def srun(slurm, case, *words, **kwargs):
     env = {**os.environ, **slurm.env, **case.env}
     return subprocess.run(

@@ -105,9 +105,60 @@ def test_only_the_first_nnodes_hosts_run(many):
     assert sorted(lines_of(command)) == ["[host1:0] host1", "[host2:1] host2"]
 
 
-def test_ranks_as_slots_say(bed, infini_run):
-    command = infini_run("--engine=ssh", "--hosts=host1:3,host2:3", f"--ssh_config={bed.config}", "true", "--x")
+UNEVEN = ("--engine=ssh", "--hosts=host1:2,host2:3,host3:1")
+
+
+def test_hosts_with_different_slots_run_so_many_ranks_each(bed, infini_run, tmp_path):
+    """After a restart, too; in the report, in the logs."""
+    flags = ("--max_restarts=1", "--restart_delay=0", f"--report={tmp_path}/report", f"--log_dir={tmp_path}/logs")
+    script = f"""[ $TORCHELASTIC_RESTART_COUNT = 0 ] && {{ [ $RANK = 3 ] && exit 1; exec sleep 1000; }}
+        {SHOW} $NPROC_PER_NODE $ROLE_RANK/$ROLE_WORLD_SIZE"""
+    command = infini_run(*UNEVEN, f"--ssh_config={bed.config}", *flags, "sh", "-c", script, under=bed.under)
     assert command.wait() == 0, command.err
+    places = [(0, 0, 2, 0), (1, 1, 2, 0), (2, 0, 3, 1), (3, 1, 3, 1), (4, 2, 3, 1), (5, 0, 1, 2)]
+    rows = sorted(line.split("] ")[1].split() for line in lines_of(command))
+    assert len({row.pop(4) for row in rows}) == 1, "all meet at one place"
+    assert rows == [
+        f"{rank}/6 {local}/{each} {node}/3 host{node + 1} {each} {rank}/6".split()
+        for rank, local, each, node in places
+    ]
+    assert sorted(line.split()[0] for line in lines_of(command)) == [
+        f"[host{node + 1}:{rank}]" for rank, _, _, node in places
+    ]
+    report = json.loads((tmp_path / "report").read_text())
+    assert (report["world_size"], [rank["rank"] for rank in report["ranks"]]) == (6, list(range(6)))
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [f"rank_{rank}.log" for rank in range(6)]
+    assert "differ" not in command.err.decode(), "who gave the numbers knows them"
+
+
+def test_any_rank_of_an_uneven_world_reads_what_is_typed(bed, infini_run):
+    flags = (f"--ssh_config={bed.config}", "--stdin=4", "--local_ranks_filter=2")
+    command = infini_run(*UNEVEN, *flags, "sh", "-c", "echo $RANK $(cat)", stdin=subprocess.PIPE, under=bed.under)
+    command.process.stdin.write(b"typed")
+    command.close_stdin()
+    assert command.wait() == 0, command.err
+    assert lines_of(command) == ["[host2:4] 4 typed"]
+
+
+def test_nodes_that_count_for_themselves_may_differ_and_it_is_said(bed, infini_run, tmp_path):
+    """host2 may use one of our CPUs less than host1."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ $(uname -n) = host2 ] || exec {sys.executable} "$@"\n'
+        f'exec taskset -c {",".join(map(str, cpus[1:]))} {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    flags = (f"--ssh_config={bed.config}", f"--remote_python={python}", "--nproc_per_node=cpu")
+    command = infini_run("--hosts=host1,host2", *flags, "sh", "-c", "echo $RANK/$WORLD_SIZE", under=bed.under)
+    assert command.wait() == 0, command.err
+    first, second = len(cpus), len(cpus) - 1
+    expected = [f"[host{1 + (rank >= first)}:{rank}] {rank}/{first + second}" for rank in range(first + second)]
+    assert sorted(lines_of(command)) == sorted(expected)
+    text = f"the nodes differ in how many ranks they run: host1:{first}, host2:{second}; {first + second} in all"
+    assert own_lines(command) == [f"infini-run: {text}"]
 
 
 def test_arguments_and_exported_variables_are_carried_byte_for_byte(many):

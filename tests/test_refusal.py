@@ -74,7 +74,7 @@ REFUSALS = [
     ("--hosts=a,b --isolate", "--isolate with --hosts=a,b: it is for one node"),
     ("--hosts=a,b --hostfile=f", "--hosts=a,b and --hostfile=f: one list of hosts is enough"),
     ("--hosts=a,b --nnodes=3", "--nnodes=3, but --hosts=a,b is 2 hosts"),
-    ("--hosts=a:2,b:4", "--hosts=a:2,b:4: every node runs the same number of ranks (a:2, b:4)"),
+    ("--hosts=a:2,b", "--hosts=a:2,b does not say how many processes b has room for: give --nproc_per_node"),
     ("--hosts=a:2,b:4 --nproc_per_node=3", "--nproc_per_node=3, but --hosts=a:2,b:4 has room for 2 on a"),
     ("--max_restarts=-1", "--max_restarts=-1: a whole number from 0"),
     ("--restart_delay=-1", "--restart_delay=-1: a time from 0 to"),

@@ -33,6 +33,33 @@ def test_fewer_ranks_than_slots_are_a_choice():
     assert roster_of("--hosts=a:8,b:4", "--nproc_per_node=3").options.nproc_per_node == 3
 
 
+def test_hosts_may_have_different_numbers_of_slots():
+    request = roster_of("--hosts=a:4,b:8,c:1", "--stdin=12", "--local_ranks_filter=7", "--ranks_on_console=0,12")
+    assert request.roster.counts == (4, 8, 1)
+    assert roster_of("--hosts=a:4,b:8,c:1", "--nnodes=2").roster.counts == (4, 8)
+    assert roster_of("--hosts=a:4,b:4,c:1", "--nnodes=2").roster.counts == ()
+    for flag in ("--stdin=13", "--local_ranks_filter=8", "--ranks_on_console=13"):
+        with pytest.raises(UsageError, match="there is no rank"):
+            roster_of("--hosts=a:4,b:8,c:1", flag)
+
+
+SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "each", "counts"),
+    [
+        ({"SLURM_NTASKS": "12", "SLURM_TASKS_PER_NODE": "4,8"}, [], 8, (4, 8)),
+        ({"SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)"}, [], 4, ()),
+        ({"SLURM_NTASKS": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}, ["--nproc_per_node=8"], 8, ()),  # no limit
+        ({"SLURM_TASKS_PER_NODE": "64(x2)"}, [], 1, ()),  # of salloc --exclusive: CPUs, nobody asked for tasks
+    ],
+)
+def test_the_tasks_that_slurm_was_asked_for_are_the_ranks_where_nobody_says_more(environ, flags, each, counts):
+    request = roster_of("--engine=slurm", *flags, environ=SALLOC | environ)
+    assert (request.options.nproc_per_node, request.roster.counts) == (each, counts)
+
+
 def test_a_file_of_hosts(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# ours\na slots=4\nb:4\n")
@@ -58,7 +85,8 @@ def test_a_file_of_hosts(tmp_path):
         (["--hosts=a,b", "--standalone"], ["--standalone with --hosts=a,b"]),
         (["--hosts=a,b", "--isolate"], ["--isolate with --hosts=a,b"]),
         (["--hosts=a,b", "--hostfile=/dev/null"], ["one list of hosts is enough"]),
-        (["--hosts=a:4,b:2"], ["same number of ranks", "a:4, b:2"]),
+        (["--hosts=a:4,b"], ["--hosts=a:4,b does not say how many processes b has room for", "--nproc_per_node"]),
+        (["--hosts=host1:22178"], ["column 1", "room for 22178 processes on host1, not a port", "host1 slots=22178"]),
         (["--hosts=a:4,b:2", "--nproc_per_node=3"], ["--nproc_per_node=3", "room for 2 on b"]),
         (["--engine=ssh"], ["--engine=ssh needs --hosts"]),
         (["--engine=slurm"], ["--engine=slurm", "no allocation"]),

@@ -76,8 +76,9 @@ class Crew:
     target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, where
     there is something to do, `start(self, ctx)` and `stop(self, ctx)`: each worker makes one object of it. It travels
     by value where it must (__main__, closures); workers never import the caller's script.
-    nproc: workers, or auto, gpu, cpu. hosts: where they run, so many on each (or a list of numbers); "auto": the
-    nodes of the allocation that we are in; None: here. restart: what is done when one fails (None: the crew fails);
+    nproc: workers, or auto, gpu, cpu; None: what the hosts have room for (`a:4`), else one. hosts: where they run, so
+    many on each (or a list of numbers); "auto": the nodes of the allocation that we are in; None: here.
+    restart: what is done when one fails (None: the crew fails);
     a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
     sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
     WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop
@@ -97,7 +98,7 @@ class Crew:
         self,
         target: Callable[..., Any],
         *,
-        nproc: int | str | Sequence[int] = 1,
+        nproc: int | str | Sequence[int] | None = None,
         hosts: Sequence[str] | str | None = None,
         restart: Restart | None = None,
         ready_timeout_s: float = 0.0,
@@ -337,7 +338,7 @@ class WorkerHandle:
 
 
 def _make_spawner(
-    hosts: Sequence[str], preload: Sequence[str], nproc: int | str | Sequence[int], given: dict[str, Any]
+    hosts: Sequence[str], preload: Sequence[str], nproc: int | str | Sequence[int] | None, given: dict[str, Any]
 ) -> Spawner:
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")

@@ -42,7 +42,7 @@ class Launcher:
     hosts: None: this machine; a list of names ("a", "b:4") to which there is a way (ssh, or the allocation's own);
         "auto": the nodes of the allocation that we are in, or this machine.
     nproc_per_node: workers on each host: a number, "gpu" or "cpu" (one for each that is there), or a list: one number
-        for each host.
+        for each host. None: what each has room for ("b:4"), else one.
     preload: modules that are imported once, in a process from which the workers are forked. None: torch, where the
         function needs it and there are several workers; (): never, every worker is a fresh interpreter.
     backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
@@ -64,7 +64,7 @@ class Launcher:
     def __init__(
         self,
         hosts: Sequence[str] | str | None = None,
-        nproc_per_node: int | str | Sequence[int] = 1,
+        nproc_per_node: int | str | Sequence[int] | None = None,
         *,
         preload: Sequence[str] | None = None,
         backend: str | None = None,

@@ -35,7 +35,8 @@ _LIMIT = 1 << 34  # bytes of a frame, as a channel has it
 class NodeSpawner:
     """Workers on several hosts. `open` reaches them, and holds them until `close`.
 
-    hosts: names, as --hosts has them. nproc: workers on each: a number, auto, gpu, cpu, or one number for each host.
+    hosts: names, as --hosts has them. nproc: workers on each: a number, auto, gpu, cpu, or one number for each host;
+    None: what each has room for, else one.
     env: what is added to the environment that a login gives there. cwd: where workers start, on every host (None:
     the name of the directory that we are in). preload, is_silent, start_timeout_s: as for a ForkSpawner; silent: only
     where there are several workers. flags: as for an ExecSpawner, and engine, ssh_config, remote_python, nnodes,
@@ -46,7 +47,7 @@ class NodeSpawner:
         self,
         hosts: Sequence[str] = (),
         *,
-        nproc: int | str | Sequence[int] = 1,
+        nproc: int | str | Sequence[int] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         preload: Sequence[str] = (),

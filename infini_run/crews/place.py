@@ -45,8 +45,11 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
     return found
 
 
-def read_nproc(nproc: int | str | Sequence[int], hosts: Sequence[str]) -> int | str | tuple[int, ...]:
-    """Of a list, one for each host; of one machine its only number. Raises UsageError."""
+def read_nproc(nproc: int | str | Sequence[int] | None, hosts: Sequence[str]) -> int | str | tuple[int, ...] | None:
+    """Of a list, one for each host; of one machine its only number. None: what the hosts have room for, where they
+    say it, else one. Raises UsageError."""
+    if nproc is None:
+        return None if hosts else 1
     if isinstance(nproc, (str, int)) and not isinstance(nproc, bool):
         return nproc
     counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
@@ -90,9 +93,11 @@ def _engine(reach: Mapping[str, Any]) -> str:
     return site.engine if {host.name for host in hosts} <= {host.name for host in site.hosts} else "ssh"
 
 
-def read_counts(nproc: int | str | Sequence[int], roster: Roster) -> list[int | str]:
+def read_counts(nproc: int | str | Sequence[int] | None, roster: Roster) -> list[int | str]:
     """For each host. Raises UsageError: one has no room for so many."""
     hosts = roster.hosts
+    if nproc is None:
+        return [host.slots or 1 for host in hosts]
     counts: list[int | str] = [nproc] * len(hosts) if isinstance(nproc, (int, str)) else list(nproc)
     if len(counts) != len(hosts):
         raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {len(hosts)} hosts")

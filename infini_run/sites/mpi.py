@@ -27,8 +27,9 @@ def site_of(engine: str, around: Surroundings, words: Words) -> Site:
     local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
     if size % local_size:
         raise UsageError(
-            f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: "
-            "start one for each node, or the same number on all"
+            f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: which node this is "
+            "cannot be told from that; start the same number on all, or one for each node, or give "
+            "infini-run --engine=mpi --hosts=a:4,b:8"
         )
     nnodes, job = size // local_size, around.text(words.job) if words.job else ""
     node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank

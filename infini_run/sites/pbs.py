@@ -19,14 +19,17 @@ def detect(around: Surroundings) -> Site | None:
     job, path = around.text("PBS_JOBID"), around.text("PBS_NODEFILE")
     hosts = _hosts(around, path or _AUX + job)
     is_script = _task(around) == 1
-    slots = {host.slots for host in hosts}
+    counts = [host.slots for host in hosts]
+    is_even = len(set(counts)) == 1
+    node_rank = 0 if is_script else around.number("PBS_NODENUM", unset=-1)
     file = "PBS_NODEFILE" if path else "PBS_JOBID"
     return Site(
         engine="pbs",
         form=BATCH if is_script else STEP,
         nnodes=len(hosts),
-        node_rank=0 if is_script else around.number("PBS_NODENUM", unset=-1),
-        nproc=slots.pop() if len(slots) == 1 else 0,
+        node_rank=node_rank,
+        nproc=counts[0 if is_even else node_rank] if counts and (is_even or 0 <= node_rank < len(counts)) else 0,
+        counts=() if is_even else tuple(counts),
         hosts=hosts,
         master_addr=hosts[0].name if hosts else "",
         master_port=derived_port(job),

@@ -6,7 +6,12 @@ srun ran, which may be no node of the job: never the address where ranks meet.
 
 from __future__ import annotations
 
+from infini_run.record import replace
 from infini_run.site import BATCH, Site, Surroundings, derived_port
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.hostlist import Host
 
 # slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
 _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
@@ -60,14 +65,14 @@ def allocation(around: Surroundings) -> Site | None:
     job = around.text("SLURM_JOB_ID")
     if not job:
         return None
-    hosts = around.hosts("SLURM_JOB_NODELIST")
+    hosts = _with_tasks(around, around.hosts("SLURM_JOB_NODELIST"))
     is_there = bool(hosts) and around.text("SLURMD_NODENAME") == hosts[0].name
     return Site(
         engine="slurm",
         form=BATCH,
         nnodes=around.number("SLURM_JOB_NUM_NODES", 1) or len(hosts),
         node_rank=0 if is_there else -1,
-        nproc=around.number("SLURM_NTASKS_PER_NODE"),
+        nproc=around.number("SLURM_NTASKS_PER_NODE") or (hosts[0].slots if len(hosts) == 1 else 0),
         gpus=around.number("SLURM_GPUS_ON_NODE"),
         hosts=hosts,
         master_addr=hosts[0].name if hosts else "",
@@ -77,10 +82,21 @@ def allocation(around: Surroundings) -> Site | None:
             derived=("SLURM_JOB_ID",),
             nnodes=around.first("SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST"),
             node_rank="SLURMD_NODENAME" if is_there else "",
-            nproc="SLURM_NTASKS_PER_NODE",
+            nproc=around.first("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS"),
             gpus="SLURM_GPUS_ON_NODE",
             hosts="SLURM_JOB_NODELIST",
             master_addr="SLURM_JOB_NODELIST",
             job_id="SLURM_JOB_ID",
         ),
     )
+
+
+def _with_tasks(around: Surroundings, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """The hosts, each with its tasks, where the user has asked for tasks. Where nobody has, SLURM_TASKS_PER_NODE
+    counts CPUs."""
+    if not around.first("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
+        return hosts
+    counts = around.counts("SLURM_TASKS_PER_NODE")
+    if len(counts) != len(hosts) or not all(counts):
+        return hosts
+    return tuple(replace(host, slots=count) for host, count in zip(hosts, counts, strict=True))
