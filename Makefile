@@ -1,5 +1,7 @@
 # One word for each thing a developer does. Every target works on a fresh clone; PYTHON chooses the interpreter.
 PYTHON ?= python3
+# Tests wait more than they compute, so there are two for each core.
+JOBS ?= $(shell echo $$(( 2 * $$(nproc) )))
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
 BIN := $(VENV)/bin
@@ -12,9 +14,10 @@ BENCH_ARGS ?=
 TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/test_function_torch.py tests/test_torch.py tests/test_many_ssh.py tests/test_many_slurm.py
 
-.PHONY: help generated test torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
+.PHONY: help generated test test-all torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
-	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python)"
+	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
+	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make generated  the man page and the completions, out of the table of flags"
@@ -37,7 +40,11 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 
 test: $(VENV)/made
 	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge openmpi-bin mpich chromium || true
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+
+# Every row of every matrix, where `make test` chooses some of them by a seed that it prints.
+test-all:
+	TEST_ROWS=all $(MAKE) test
 
 # PyTorch is large, so it has an environment of its own, and a test that cannot find it there fails.
 $(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
@@ -73,7 +80,7 @@ coverage:
 	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)
 
 walk: $(VENV)/made
-	TEST_FAULTS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
+	TEST_ROWS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
 
 fuzz:
 	tests/fuzz.sh

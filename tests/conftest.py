@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import os
+import random
 import select
 import shlex
 import shutil
@@ -18,8 +19,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +30,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
+T = TypeVar("T")
 pytest_plugins = ["shape", "nvml", "machine", "batch", "jobs", "service"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = (
@@ -54,6 +57,9 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):  # ignored under n
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 GUARD = "irun-guard"  # what the process is called that outlives a launcher, to end what that has left
+# Workers of pytest-xdist inherit the seed: all of them have to choose the same rows.
+SEED = int(os.environ.setdefault("TEST_SEED", str(random.SystemRandom().randrange(2**32))))
+TAKES_ALL = os.environ.get("TEST_ROWS") == "all"  # make test-all
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
 
@@ -63,6 +69,36 @@ def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     while not what():
         assert time.monotonic() < end, f"never came true: {what}"
         time.sleep(0.005)
+
+
+def sample(rows: Iterable[T], count: int) -> list[T]:
+    """`count` of the rows in their order, chosen by TEST_SEED; all of them under TEST_ROWS=all (make test-all)."""
+    rows = list(rows)
+    if TAKES_ALL or len(rows) <= count:
+        return rows
+    return [rows[i] for i in sorted(random.Random(SEED).sample(range(len(rows)), count))]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test that is marked `rows(count)`, so many of its rows run; those that the command line names, always."""
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("rows") and not any("[" in word for word in config.args):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left: list[pytest.Item] = []
+    for rows in families.values():
+        kept = sample(rows, rows[0].get_closest_marker("rows").args[0])
+        left += [item for item in rows if item not in kept]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        dropped = set(left)
+        items[:] = [item for item in items if item not in dropped]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how this choice of rows can be had again."""
+    chosen = "all rows of every matrix" if TAKES_ALL else f"rows of large matrices were chosen by TEST_SEED={SEED}"
+    terminalreporter.write_line(chosen)
 
 
 def processes() -> dict[int, tuple[int, str, str]]:

@@ -37,7 +37,7 @@ mkdir -p driver
 # shellcheck disable=SC2086
 (cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc $link -o driver ../tests/core_driver.c ../csrc/[!_]*.c)
 export GUARD="$source/infini_run/irun-guard"
-export TEST_FAULTS=all # a sample would count what it happens to meet
+export TEST_ROWS=all # a sample would count what it happens to meet
 for how in "" nopidfd "clone" "clone nopidfd"; do driver/driver walk $how >/dev/null; done
 
 for target in pump stat; do

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, Command, Gate, processes, until
+from conftest import COMMAND, SEED, Command, Gate, processes, until
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 RANKS = (1, 8)
 STRAY = ("daemon", "name=left-behind", "say=stray", "wait", "done")
 STUBBORN = ("daemon", "ignore=TERM", *STRAY[1:])
 ALL_BLOCKED = 0xFFFFFFFFFFFFFFFF & ~(1 << 8 | 1 << 18 | 3 << 31)  # but KILL, STOP and glibc's own two
-SEED = int(os.environ.get("FAULT_SEED", random.randrange(1 << 32)))
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 with_strace = pytest.mark.skipif(
     shutil.which("strace") is None or "TEST_PYTHON" in os.environ, reason="needs strace, and a core of its own"
@@ -144,8 +143,8 @@ def launches() -> Iterator[list[Launch]]:
 
 @pytest.fixture
 def draw(request: pytest.FixtureRequest) -> Callable[[float], float]:
-    """draw(s): a random time below `s`; the seed is told with a failure, and FAULT_SEED repeats it."""
-    print(f"FAULT_SEED={SEED}")
+    """draw(s): a random time below `s`; the seed is told with a failure, and TEST_SEED repeats it."""
+    print(f"TEST_SEED={SEED}")
     chance = random.Random(f"{SEED} {request.node.name}")
     return lambda most: chance.uniform(0, most)
 

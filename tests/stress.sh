@@ -3,14 +3,14 @@
 #
 #   STRESS=100       rounds; a round is the whole fault matrix, with a seed of its own that a failure tells
 #   LOAD=1           with a busy loop on every core meanwhile
-#   FAULT_SEED=N     begin with this seed: `FAULT_SEED=N STRESS=1` repeats the round that told it
+#   TEST_SEED=N     begin with this seed: `TEST_SEED=N STRESS=1` repeats the round that told it
 #   FAULT_TRIALS=N   at last, so many TERMs in the first milliseconds (10000; 0: none)
 #
 # Arguments go to pytest instead of the names of the fault matrix.
 set -u
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python3}" "${STRESS:=100}" "${LOAD:=0}" "${FAULT_TRIALS:=10000}" "${ROUND_S:=1200}"
-: "${FAULT_SEED:=$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}"
+: "${TEST_SEED:=$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}"
 trials=$FAULT_TRIALS
 unset FAULT_TRIALS
 [ $# -gt 0 ] || set -- tests/test_faults_*.py
@@ -38,20 +38,20 @@ run() {
 started=$(date +%s)
 for round in $(seq "$STRESS"); do
     began=$(date +%s)
-    export FAULT_SEED=$((FAULT_SEED + 1))
+    export TEST_SEED=$((TEST_SEED + 1))
     if ! run "$@"; then
         tail -n 60 "$log"
-        echo "stress: round $round of $STRESS failed, LOAD=$LOAD; again: FAULT_SEED=$((FAULT_SEED - 1)) STRESS=1"
+        echo "stress: round $round of $STRESS failed, LOAD=$LOAD; again: TEST_SEED=$((TEST_SEED - 1)) STRESS=1"
         exit 1
     fi
-    echo "stress: round $round of $STRESS: $(tail -n 1 "$log"), $(($(date +%s) - began)) s, seed $FAULT_SEED"
+    echo "stress: round $round of $STRESS: $(tail -n 1 "$log"), $(($(date +%s) - began)) s, seed $TEST_SEED"
 done
 [ "$STRESS" -eq 0 ] || echo "stress: $STRESS rounds green, LOAD=$LOAD, $(($(date +%s) - started)) s"
 if [ "$trials" -gt 0 ]; then
     export FAULT_TRIALS=$trials ROUND_S=7200
     if ! run tests/test_faults_spawn.py -k no_term_of_the_first_milliseconds_is_lost; then
         tail -n 60 "$log"
-        echo "stress: a TERM of the first milliseconds was lost; again: FAULT_SEED=$((FAULT_SEED - 1)) STRESS=0"
+        echo "stress: a TERM of the first milliseconds was lost; again: TEST_SEED=$((TEST_SEED - 1)) STRESS=0"
         exit 1
     fi
     echo "stress: 0 of $trials TERMs of the first milliseconds lost: $(tail -n 1 "$log")"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, LIMIT_S, Command, is_alive, play, until
+from conftest import COMMAND, LIMIT_S, Command, is_alive, play, sample, until
 from test_faults_core import Shim, complaint_of, shim  # noqa: F401
 from test_isolate import as_somebody
 
@@ -246,7 +246,7 @@ def test_whatever_call_fails_the_job_is_done_or_refused_and_no_cgroup_is_left(
     for function, errors in ERRORS.items():
         count = plain.counts().get(function, 0)
         for error in errors:
-            for k in range(1, count + 1, max(1, count // AT_MOST_EACH)):
+            for k in sample(range(1, count + 1, max(1, count // AT_MOST_EACH)), 1):
                 fault = Shim(shim, tmp_path, f"{function}:{k}:{getattr(errno, error)}")
                 complaint = complaint_of(leave, infini_run, tmp_path, fault.environ)
                 if complaint:

@@ -87,6 +87,7 @@ def test_a_thing_arrives_as_it_was(way, thing):
 
 @pytest.mark.parametrize("size", [0, 1, 16370, 16384, 32768, 65500, 65536, 1 << 18, 10_000_001])
 @pytest.mark.parametrize("wrap", [bytes, bytearray, lambda data: {"data": [data]}, lambda data: data.decode()])
+@pytest.mark.rows(12)
 def test_any_size_arrives_whole(way, size, wrap):
     tx, rx = way
     thing = wrap((b"0123456789abcdef" * (size // 16 + 1))[:size])

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from hypothesis import given, settings
+from conftest import SEED, TAKES_ALL
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from players import two_players
 
@@ -113,7 +114,8 @@ class Table:
             player.kill()
 
 
-@settings(max_examples=1000, derandomize=True, database=None)
+@settings(max_examples=1000 if TAKES_ALL else 150, database=None)
+@seed(SEED)
 @given(st.lists(st.tuples(st.sampled_from((0, 1)), st.sampled_from(STEPS)), max_size=16))
 def test_no_schedule_hangs_leaks_or_loses_or_doubles_a_message(steps):
     table = Table()
@@ -133,7 +135,8 @@ SCRIPT = st.tuples(
 )
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=200 if TAKES_ALL else 60, database=None)
+@seed(SEED)
 @given(SCRIPT, SCRIPT)
 def test_both_sides_talk_at_once_and_neither_waits_for_ever(first, second):
     """Each sends from one thread and receives in another; what came is a beginning of what was sent, and all of it

@@ -47,6 +47,7 @@ def check_death(error, how):
 
 
 @pytest.mark.parametrize("how", [how for how in ENDINGS if how not in ("returned", "floods")])
+@pytest.mark.rows(5)
 def test_while_starting_it_is_a_failure(how):
     with pytest.raises(ir.CrewFailed) as caught, crew_of("starting", how) as crew:
         crew.ask("never begun").result()
@@ -71,6 +72,7 @@ def test_who_floods_while_starting_waits_for_a_reader():
 
 
 @pytest.mark.parametrize("how", [how for how in ENDINGS if how not in (*SILENT, "returned", "floods")])
+@pytest.mark.rows(4)
 def test_while_ready_it_is_a_failure(how):
     crew = crew_of("ready", how)
     assert crew.ask("anything").result() == "not yet"
@@ -98,6 +100,7 @@ def test_while_ready_silence_is_no_failure_until_there_is_something_to_do(how, b
 
 
 @pytest.mark.parametrize("how", [how for how in ENDINGS if how not in ("returned", "raised", "floods")])
+@pytest.mark.rows(5)
 def test_while_busy_its_task_fails_with_it(how):
     crew = crew_of("busy", how)
     with pytest.raises(ir.WorkerDied) as caught:
@@ -135,6 +138,7 @@ def test_who_floods_while_busy_waits_for_a_reader():
 
 
 @pytest.mark.parametrize("how", list(ENDINGS))
+@pytest.mark.rows(5)
 def test_while_stopping_the_shutdown_is_finished_and_told(how):
     crew = crew_of("stopping", how, drain_s=60 if how not in (*SILENT, "closes", "floods", "no message") else SOON_S)
     assert crew.ask("anything").result() == "not yet"
@@ -191,6 +195,7 @@ def caller(bell, tmp_path):
 @pytest.mark.parametrize("where", ["starting", "ready", "busy", "stopping"])
 @pytest.mark.parametrize("how", STAYING)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.rows(16)
 def test_nothing_is_left_when_the_caller_is_told_to_end(where, how, number, caller):
     program = caller(where, how)
     pids = list(marked())

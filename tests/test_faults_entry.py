@@ -82,6 +82,7 @@ def test_what_python_ignores_is_not_ignored_in_ranks(launch, every_path):
 
 
 @pytest.mark.parametrize("closed", [c for n in range(4) for c in itertools.combinations(range(3), n)])
+@pytest.mark.rows(10)
 def test_closed_stdio_is_dev_null_in_ranks_and_takes_no_other_file(launch, tmp_path, closed):
     look = f"exec 3> {tmp_path}/$RANK; for fd in 0 1 2; do to=$(readlink /proc/$$/fd/$fd); echo $to >&3; done"
     under = ("sh", "-c", 'exec "$@" ' + " ".join(f"{fd}>&-" for fd in closed), "sh")
@@ -158,6 +159,7 @@ def needed_descriptors():
 
 
 @pytest.mark.parametrize("flags", [(), ("--console=prefix",)], ids=["inherit", "prefix"])
+@pytest.mark.rows(3)
 def test_descriptor_limit_walked_one_by_one_starts_all_and_leaves_no_stray_or_starts_nothing(launch, tmp_path, flags):
     """The hunt for strays needs descriptors of its own, when all others are in use."""
     results = []

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, marked, until
+from conftest import SEED, is_alive, marked, sample, until
 from native import build_guard
 from test_faults_core import SHORT, Shim, shim  # noqa: F401
 
@@ -108,15 +107,12 @@ def points_of(counts):
 
 
 def test_whatever_call_of_the_guard_fails_it_ends_and_nothing_is_left(shim, tmp_path):  # noqa: F811
-    seed = int(os.environ.get("TEST_SEED", random.SystemRandom().randrange(2**32)))
     plain = Shim(shim, tmp_path)
     assert guarded(tmp_path / "plain", plain)
     assert not leftovers()
     assert not (tmp_path / "plain").exists()
-    points = list(points_of(plain.counts()))
-    if os.environ.get("TEST_FAULTS") != "all":
-        points = random.Random(seed).sample(points, min(RUNS, len(points)))
-    print(f"{len(points)} points, TEST_SEED={seed}", flush=True)
+    points = sample(points_of(plain.counts()), RUNS)
+    print(f"{len(points)} points, TEST_SEED={SEED}", flush=True)
     assert len(points) > 10
     wrong = []
     for function, error, k in points:
@@ -125,4 +121,4 @@ def test_whatever_call_of_the_guard_fails_it_ends_and_nothing_is_left(shim, tmp_
         left = leftovers()
         if left and was_there:  # one that could not begin has ended before its launcher, who tells of it
             wrong.append(f"call {k} of {function} fails with {error}: left {left}")
-    assert not wrong, "\n".join([*wrong, f"TEST_SEED={seed}"])
+    assert not wrong, "\n".join([*wrong, f"TEST_SEED={SEED}"])

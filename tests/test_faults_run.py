@@ -35,12 +35,14 @@ def last_fails(launch, script):
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 42, 99, 125, 126, 127, 128, 130, 137, 143, 200, 254, 255])
+@pytest.mark.rows(12)
 def test_code_of_a_rank_is_ours(launch, code):
     command = last_fails(launch, f"exit {code}") if code else launch("true")
     assert command.wait() == code
 
 
 @pytest.mark.parametrize("name", ENDING)
+@pytest.mark.rows(16)
 def test_signal_that_ended_a_rank_is_ours_with_128_added(launch, name):
     command = last_fails(launch, f"kill -{int(number(name))} $$")
     assert command.wait() == 128 + number(name)
@@ -88,6 +90,7 @@ def test_rank_whose_main_thread_has_ended_is_alive(launch, gate):
 
 @pytest.mark.parametrize("stray", [STRAY, STUBBORN], ids=["meek", "stubborn"])
 @pytest.mark.parametrize("end", ["exit 0", "failure", "TERM"])
+@pytest.mark.rows(6)
 def test_daemons_of_ranks_are_ended_and_named_however_the_job_ends(launch, stray, end):
     words = {"exit 0": ["exit=0"], "failure": [f"@{launch.ranks - 1}", "exit=3", "@*", "wait"], "TERM": ["wait"]}
     command = launch("--grace=0.2", *play(*stray, "say=ready", *words[end]))
@@ -120,6 +123,7 @@ def test_group_of_a_leader_that_died_is_ended_with_the_job(launch):
     assert not any(map(is_alive, members))
 
 
+@pytest.mark.rows(4)
 def test_two_hundred_orphans_at_once_leave_no_zombie_and_no_failure(launch, every_path):
     """Each ends with 0 but one with 9, which is nobody's exit code."""
     words = ["daemon", "exit=9", "done", f"orphans={200 // launch.ranks}", "say=ready", "wait"]
@@ -163,6 +167,7 @@ def test_fault_signal_from_outside_stops_the_job_and_leaves_nothing(launch, name
 
 
 @pytest.mark.parametrize("name", PASSED)
+@pytest.mark.rows(12)
 def test_other_signal_is_passed_on_and_the_job_goes_on(launch, name):
     command = launch(*play(f"tell={name}", "end=TERM:0", "say=ready", "wait"))
     command.pids_of(b"ready", launch.ranks)

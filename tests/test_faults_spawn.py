@@ -154,6 +154,7 @@ def check_refusal(command):
 
 
 @as_root
+@pytest.mark.rows(5)
 def test_process_limit_walked_one_by_one_starts_all_or_leaves_none(launch, every_path):
     codes, most = [], launch.ranks + 8
     for n in range(1, most):
@@ -212,6 +213,7 @@ def test_a_thousand_ranks_start_and_end(infini_run, tmp_path):
 
 @with_strace
 @pytest.mark.parametrize("call", ["clone", "setpgid", "epoll_ctl"])
+@pytest.mark.rows(4)
 def test_term_at_each_system_call_of_the_start_starts_no_further_rank(launch, tmp_path, call):
     """Exactly there: strace sends it on entry of the k-th such call after the launcher took its signals."""
     before = 3 if call == "epoll_ctl" else 0  # what the group itself watches, before rank 0

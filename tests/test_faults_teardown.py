@@ -198,6 +198,7 @@ def check_nothing_is_left():
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.rows(10)
 def test_no_rank_and_no_descendant_outlives_a_launcher_that_is_killed(launch, every_path, stage):
     words, steps = STAGES[stage]
     command = launch("--grace=1000", *play(*DOUBLE, *words))

@@ -98,6 +98,7 @@ def test_workers_see_the_environment_the_arguments_and_the_directory_that_they_w
     os.close(reader)
 
 
+@pytest.mark.rows(2)
 def test_three_hundred_workers_lose_no_event(debug):
     with Live(*(shell(rank, f"exit {rank % 250}") for rank in range(300)), debug=debug) as live:
         live.end()
@@ -199,6 +200,7 @@ for room in range(1, 40):
 """
 
 
+@pytest.mark.rows(2)
 def test_a_start_without_descriptors_works_whole_or_not_at_all(debug):
     """Wherever the limit strikes: nothing runs afterwards, and nothing is left open."""
     words = [sys.executable, "-c", WALK, str(debug), *sys.path]
@@ -582,6 +584,7 @@ def test_a_stray_that_could_not_be_looked_for_is_looked_for_again(debug, tmp_pat
 # ---- many
 
 
+@pytest.mark.rows(2)
 def test_many_groups_at_once_from_many_threads_each_end(debug):
     """A child of one thread's spawn holds copies of another's descriptors until its exec: a watch on one of
     them that outlives its close would spin, or speak of somebody else's worker."""
@@ -623,6 +626,7 @@ def rss_kib():
 
 
 @pytest.mark.skipif("ASAN_OPTIONS" in os.environ, reason="AddressSanitizer keeps freed memory in quarantine")
+@pytest.mark.rows(2)
 def test_many_groups_one_after_the_other_keep_no_memory(debug):
     def once():
         null = os.open("/dev/null", os.O_RDWR)

@@ -185,6 +185,7 @@ def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without
     assert done.stderr == b""
 
 
+@pytest.mark.rows(2)
 def test_processes_that_fork_and_exit_without_end_are_ended(infini_run, tmp_path, bystanders, every_path):
     """Their list is longer than one of them lives: no look at /proc finds them where it says."""
     beat = tmp_path / "beat"
@@ -310,6 +311,7 @@ def test_ranks_launched_by_a_thread_that_has_ended_outlive_it_but_not_the_progra
 
 
 @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)", "raise KeyboardInterrupt"])
+@pytest.mark.rows(4)
 def test_ranks_of_a_program_that_just_leaves_are_ended(host, leave, every_path):
     program, pids = host(f"sys.stdin.readline(); {leave}", *STUBBORN, "say=ready", "wait")
     program.communicate(b"\n")
@@ -317,6 +319,7 @@ def test_ranks_of_a_program_that_just_leaves_are_ended(host, leave, every_path):
 
 
 @pytest.mark.parametrize("way", ["sys.exit(0)", "launcher.close(); os._exit(0)", "launcher.kill(); os._exit(0)"])
+@pytest.mark.rows(4)
 def test_a_child_that_the_host_forked_ends_and_the_launch_goes_on(host, way, every_path):
     fork = f"pid = os.fork()\nif not pid:\n    {way}\nos.waitpid(pid, 0)\n"
     program, pids = host(f"sys.stdin.readline()\n{fork}print('waited', flush=True)\nsys.stdin.read()", *MEEK)

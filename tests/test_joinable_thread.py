@@ -14,11 +14,17 @@ def _interrupt_main():
 
 
 def test_a_join_that_was_interrupted_can_be_repeated():
-    gate = threading.Event()
-    thread = JoinableThread(lambda: _interrupt_main() or gate.wait() and None, "gate")
+    joining, gate = threading.Event(), threading.Event()
+
+    def interrupt_and_wait():
+        joining.wait()
+        _interrupt_main()
+        gate.wait()
+
+    thread = JoinableThread(interrupt_and_wait, "gate")
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        thread.start()
-        thread.join()
+        joining.set() or thread.join()
     thread.join(0)
     assert thread.is_alive()
     gate.set()
@@ -34,7 +40,7 @@ def test_a_thread_that_was_never_started_is_not_waited_for():
 
 def test_a_forked_child_does_not_wait_for_its_parents_thread():
     gate = threading.Event()
-    thread = JoinableThread(lambda: gate.wait() and None, "gate")
+    thread = JoinableThread(gate.wait, "gate")
     thread.start()
     pid = os.fork()
     if pid == 0:

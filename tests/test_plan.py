@@ -309,6 +309,7 @@ TABLE = [(console, False, shown, 0, 0) for console, shown in itertools.product(C
 
 
 @pytest.mark.parametrize(("console", "log", "shown", "redirects", "tee"), TABLE)
+@pytest.mark.rows(60)
 def test_a_stream_goes_where_console_log_filters_redirects_and_tee_say(console, log, shown, redirects, tee):
     flags = ["--nproc_per_node=2", f"--console={console}", *shown]
     flags += ["--log_dir=logs", f"--redirects={redirects}", f"--tee={tee}"] if log else []

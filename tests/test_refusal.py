@@ -147,6 +147,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("argv", "message"), REFUSALS)
+@pytest.mark.rows(24)
 def test_what_makes_no_sense_is_refused_in_one_line(argv, message):
     assert message in refused(*argv.split())
 

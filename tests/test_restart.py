@@ -104,6 +104,7 @@ def test_the_delay_doubles(infini_run):
 # ---- what is a failure
 
 
+@pytest.mark.rows(6)
 def test_all_ranks_are_started_again_when_one_has_failed(launch, every_path):
     words = play("+0", "say=first", "@0", "exit=3", "@*", "wait", "+1", "say=second", "exit=0")
     command = launch("--max_restarts=1", NOW, *words)
@@ -224,7 +225,7 @@ def test_daemons_of_an_attempt_are_gone_before_the_next_one_begins(launch, gate)
 
 
 def test_nothing_is_there_during_the_delay_and_kill_of_the_launcher_leaves_nothing(launch):
-    command = launch("--max_restarts=1", NEVER, *play(*STUBBORN, "exit=3"), "--grace=0.1")
+    command = launch("--max_restarts=1", "--grace=0.1", NEVER, *play(*STUBBORN, "exit=3"))
     until_paused(command)
     assert not [pid for pid, (parent, _, _) in processes().items() if parent == command.pid]
     assert not marked()
@@ -235,6 +236,7 @@ def test_nothing_is_there_during_the_delay_and_kill_of_the_launcher_leaves_nothi
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT", "SEGV"])
+@pytest.mark.rows(5)
 def test_signal_that_stops_ends_the_delay_at_once(launch, name, tmp_path):
     command = launch("--max_restarts=1", NEVER, f"--report={tmp_path}/r", *play("exit=3"))
     until_paused(command)
@@ -273,6 +275,7 @@ def test_term_from_the_first_rank_of_a_restart_stops_the_start(launch):
     assert not marked()
 
 
+@pytest.mark.rows(2)
 def test_fifty_restarts_leave_no_descriptor_open(launch):
     command = launch("--max_restarts=50", NOW, *play("@0", "ask=parents_descriptors", "exit=3", "@*", "wait"))
     assert command.wait() == 3

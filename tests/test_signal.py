@@ -87,6 +87,7 @@ def test_passed_on_to_the_leader_only_but_hangup_to_its_group(infini_run):
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.rows(5)
 def test_term_at_any_moment_of_the_start_ends_all_and_reaches_all(infini_run, tmp_path, every_path, seed):
     chance = random.Random(seed)
     for turn in range(4):

@@ -74,6 +74,7 @@ def test_one_reader_of_a_file_has_the_file_itself(infini_run, tmp_path):
 
 @pytest.mark.parametrize("size", [0, 1, 65535, 65536, 65537, 5_000_000])
 @pytest.mark.parametrize("source", ["pipe", "file", "socket"])
+@pytest.mark.rows(6)
 def test_all_gives_every_rank_a_copy(infini_run, tmp_path, source, size):
     data = BIG[:size]
     if source == "pipe":

@@ -74,6 +74,7 @@ def test_grace_zero_kills_at_once(infini_run, tmp_path, every_path):
 
 
 @pytest.mark.parametrize("scope", ["group", "leader", "mixed"])
+@pytest.mark.rows(4)
 def test_rank_that_is_stopped_is_continued_to_end_by_itself(infini_run, scope, every_path):
     command = infini_run(
         "--nproc_per_node=2", "--grace=1000", f"--stop_scope={scope}", *play("end=TERM:0", "say=ready", "wait")
@@ -144,6 +145,7 @@ def test_group_of_the_rank_that_failed_is_told_with_the_others(infini_run, gate,
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM"])
+@pytest.mark.rows(3)
 def test_ctrl_c_while_a_failure_is_being_dealt_with(infini_run, gate, every_path, name):
     fails = gate()
     words = ["@0", "tell=TERM", "@*", "ignore=INT", "say=ready", "@1", f"hold={fails}", "exit=3", "@*", "wait"]

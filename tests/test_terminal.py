@@ -156,6 +156,7 @@ def test_terminal_is_the_shells_again_after_a_rank_was_killed(terminal, every_pa
 
 
 @pytest.mark.parametrize("flag", ["--stdin=rank0", "--stdin=1", "--stdin=all"])
+@pytest.mark.rows(4)
 def test_several_ranks_read_what_is_typed(terminal, flag, every_path):
     flag = flag.replace("rank0", "0")
     terminal.run("--nproc_per_node=2", flag, *play("say=ready", "read"))
@@ -170,6 +171,7 @@ def test_several_ranks_read_what_is_typed(terminal, flag, every_path):
 
 
 @pytest.mark.parametrize("nproc", [1, 3])
+@pytest.mark.rows(3)
 def test_ctrl_z_stops_ranks_and_us_and_fg_continues_all(terminal, nproc, every_path):
     words = play("tell=USR1", "end=USR2:0", "say=ready", "wait")
     terminal.run(f"--nproc_per_node={nproc}", *words)
@@ -194,6 +196,7 @@ def test_ctrl_z_stops_ranks_and_us_and_fg_continues_all(terminal, nproc, every_p
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root")
 @pytest.mark.parametrize("nproc", [1, 3])
+@pytest.mark.rows(3)
 def test_ctrl_z_stops_an_isolated_job_and_fg_continues_it(terminal, nproc, every_path):
     """From inside nobody can stop process 1: it asks its launcher."""
     terminal.run("--isolate", f"--nproc_per_node={nproc}", *play("tell=USR1", "end=USR2:0", "say=ready", "wait"))
@@ -231,6 +234,7 @@ def test_ctrl_z_stops_an_isolated_job_and_fg_continues_it(terminal, nproc, every
         ),
     ],
 )
+@pytest.mark.rows(3)
 def test_a_stop_that_comes_as_a_signal_stops_all_without_a_terminal_too(terminal, flag, every_path):
     words = play("tell=USR1", "end=USR2:0", "say=ready", "wait")
     terminal.run(flag, "--nproc_per_node=2", *words, end=" < /dev/null &\n")
@@ -247,6 +251,7 @@ def test_a_stop_that_comes_as_a_signal_stops_all_without_a_terminal_too(terminal
 
 
 @pytest.mark.parametrize("nproc", [1, 3])
+@pytest.mark.rows(3)
 def test_ctrl_z_and_bg_lets_all_go_on_in_the_background(terminal, nproc, every_path):
     terminal.run(f"--nproc_per_node={nproc}", *play("tell=USR1", "end=USR2:0", "say=ready", "wait"))
     pids = terminal.pids("ready", nproc)

@@ -84,6 +84,7 @@ def test_the_help_text_says_what_the_document_says():
 @pytest.mark.parametrize(
     "name", [n for n, (_, fate) in DOCUMENTED.items() if fate != "refused" and n not in ASKS | ELSEWHERE]
 )
+@pytest.mark.rows(12)
 def test_a_flag_that_is_honoured_makes_a_difference_and_one_without_effect_none(name):
     variable, fate = DOCUMENTED[name]
     more = WITH.get(name, [])
