@@ -19,7 +19,7 @@ from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, U
 from infini_run.feed import Feed
 from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.joint import join_reports
+from infini_run.joint import join_reports, lost_report
 from infini_run.link import TOKEN
 from infini_run.muster import count_ranks, doubt, meeting, missing, named, unlike
 from infini_run.peer import NEW, OVER, STATES
@@ -259,9 +259,20 @@ class Head:
         """What its clocks show; its answer is a sign of life, too."""
         self._fleet.send(peer, pack_json(frame.BEAT, ask()))
 
+    def _ask_all(self) -> None:
+        """A rank has failed: a node that answers was there then, and one that does not may be the reason."""
+        for peer in self.peers:
+            if peer.state == "running":
+                self._ask(peer)
+
     def _note(self, peer: Peer, event: dict[str, Any]) -> None:
-        if "failed" in event:
+        if "started" in event:
+            peer.pids[int(event["started"])] = int(event["pid"])
+        elif "failed" in event:
+            is_first = all(each.failed_s == float("inf") for each in self.peers)
             peer.failed_s = min(peer.failed_s, time.monotonic() - int(event["age_ns"]) / 1e9)
+            if is_first:
+                self._ask_all()
             if not self._options.keep_going:
                 self.stop()
         elif "told" in event:
@@ -311,7 +322,8 @@ class Head:
         text = self._engine.explain(about, self._engine_end.code, self._engine_end.words)
         if lost and isinstance(self.error, NodeLost) and self.error.node == lost[0].index:
             others = f", and with it {named(lost[1:])}" if lost[1:] else ""
-            self.error = NodeLost(f"{lost[0].title} was lost{others}: {text}", lost[0].name, lost[0].index)
+            lost[0].loss = f"{lost[0].title} was lost{others}: {text}"
+            self.error = NodeLost(lost[0].loss, lost[0].name, lost[0].index)
         elif self._stops_for_engine and self.error is None and not lost and self._fleet.census.count("running") == 0:
             self.error = InfiniRunError(text)
 
@@ -332,6 +344,7 @@ class Head:
         peer.is_unexplained = not reason
         self._fleet.move(peer, "lost")
         peer.failed_s = min(peer.failed_s, time.monotonic())
+        peer.loss = text if was_running else ""
         if is_same:
             self.error = error
         self._fail(error)
@@ -468,6 +481,8 @@ class Head:
         for peer, span in zip(self.peers, spans, strict=True):
             self._fleet.move(peer, "running")
             peer.report, peer.failed_s = None, float("inf")
+            peer.pids.clear()
+            peer.ranks = range(span.first, span.first + counts[peer.index])
             content = {
                 "node": peer.index,
                 "nnodes": len(self.peers),
@@ -532,29 +547,48 @@ class Head:
 
     def _joint_report(self) -> Report:
         """Of the last attempt."""
+        blamed = self.error if self.blames_node else None
+        told_by = []
+        for peer in self.peers:
+            if peer.loss and peer.ranks:
+                heard_s = peer.heard_s + time.time() - time.monotonic()
+                is_blamed = isinstance(blamed, NodeLost) and blamed.node == peer.index and not self._told
+                report = lost_report(peer.name, peer.ranks, peer.pids, heard_s=heard_s, is_blamed=is_blamed)
+                told_by.append((report, peer.heard_s))
+            elif peer.report is not None:
+                told_by.append((peer.report, peer.failed_s))
         return join_reports(
-            [(peer.report, peer.failed_s) for peer in self.peers if peer.report is not None],
+            told_by,
             launch_id=self.launch_id,
             run_id=self._options.run_id,
             host=os.uname().nodename,
-            world_size=self._world_size,
+            world_size=self._world_size or self._planned_size(),
             start_s=self._start_s,
             end_s=time.time(),
             told=self._told,
             notices=(*self._notices, *([str(self.error)] if self.error is not None else [])),
+            error=blamed,
+            lost=[peer.loss for peer in self.peers if peer.loss],
         )
+
+    def _planned_size(self) -> int:
+        """Ranks, where they were not begun: 0 where a node that has not come would have said how many it runs."""
+        asked = self._options.nproc_per_node
+        counts = self._roster.counts or [peer.hello.get("nproc", asked) for peer in self.peers]
+        return sum(map(int, counts)) if all(isinstance(count, int) for count in counts) else 0
 
     @property
     def blames_node(self) -> bool:
-        """The job ended for a node that was lost, or would not begin; not for a rank, and not for a signal."""
-        lost_s = min((peer.failed_s for peer in self.peers if peer.state == "lost"), default=float("inf"))
+        """The job ended for a node that was lost, or would not begin; not for a rank, and not for a signal. A node is
+        lost from when it was last heard of: a rank elsewhere may fail of that long before the loss is noticed."""
+        lost_s = min((peer.heard_s for peer in self.peers if peer.state == "lost"), default=float("inf"))
         ranks_s = min((peer.failed_s for peer in self.peers if peer.state != "lost"), default=float("inf"))
         return self.error is not None and (not isinstance(self.error, NodeLost) or lost_s <= ranks_s)
 
     @property
     def exit_code(self) -> int:
         """Ours, and that of all launchers that joined by hand."""
-        return self.error.exit_code if self.error is not None and self.blames_node else self.report().exit_code
+        return self.report().exit_code
 
     def close(self) -> None:
         """Cut what is still connected, which kills what still runs there; end and reap our commands. Safe twice."""

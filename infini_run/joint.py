@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from infini_run.report import Report
+from infini_run.report import Exit, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.errors import InfiniRunError
 
 
 def join_reports(
@@ -20,9 +22,12 @@ def join_reports(
     end_s: float,
     told: int,
     notices: Sequence[str],
+    error: InfiniRunError | None = None,
+    lost: Sequence[str] = (),
 ) -> Report:
-    """told_by: the nodes' reports in the order of their ranks, each with the time of its first failure by one clock.
-    start_s, end_s: where none has told."""
+    """told_by: the nodes' reports in the order of their ranks, each with the time of its first failure by one clock;
+    of a node that was lost one of our own making (lost_report). start_s, end_s: where none has told. error: why the
+    job ended, where that was no rank; lost: nodes that were."""
     reports = [report for report, _ in told_by]
     failed = [(failed_s, at) for at, (report, failed_s) in enumerate(told_by) if report.first_failure is not None]
     first = reports[min(failed)[1]].first_failure if failed else None
@@ -42,4 +47,34 @@ def join_reports(
         notices=(*notices, *(notice for report in reports for notice in report.notices)),
         looks=tuple(look for report in reports for look in report.looks),
         clocks=tuple(clock for report in reports for clock in report.clocks),
+        error="" if error is None else str(error),
+        error_code=0 if error is None else error.exit_code,
+        lost=tuple(lost),
+    )
+
+
+def lost_report(host: str, ranks: range, pids: Mapping[int, int], *, heard_s: float, is_blamed: bool) -> Report:
+    """What there is to say of a node that cannot say it. pids: of ranks, as far as it has told; heard_s: when it was
+    last heard of; is_blamed: nothing had gone wrong before that."""
+    exits = tuple(
+        Exit(
+            rank=rank,
+            local_rank=rank - ranks.start,
+            host=host,
+            pid=pids.get(rank),
+            end_s=heard_s,
+            stopped=not is_blamed,
+            lost=True,
+        )
+        for rank in ranks
+    )
+    return Report(
+        launch_id="",
+        run_id="",
+        host=host,
+        world_size=0,
+        start_s=heard_s,
+        end_s=heard_s,
+        exits=exits,
+        first_failure=exits[0] if exits and is_blamed else None,
     )

@@ -53,9 +53,6 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         head.close()
     if options.report:
         _write_report(options.report, report, say)
-    if head.error is not None and head.blames_node:
-        say(f"infini-run: {printable(str(head.error))}")
-        return head.exit_code
     text = report.text()
     if text:
         say(text)

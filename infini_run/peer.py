@@ -54,6 +54,9 @@ class Peer:
         self.report: Report | None = None
         self.failed_s = float("inf")  # when its first failure was, by our clock
         self.was_running = False
+        self.ranks = range(0)  # that it runs, or has run
+        self.pids: dict[int, int] = {}  # of those
+        self.loss = ""  # why it was lost, in a sentence
         self.has_command = False  # a command of ours started it; else it came by itself
         self.is_unexplained = False  # it has gone, and nobody has said yet why
         self.lines = {frame.OUT: Lines(), frame.ERR: Lines()}

@@ -28,7 +28,7 @@ class Exit:
     signal: the number of the signal that ended it, else 0. stopped: it ended after our stop signal.
     start_failure: what could not be done between its creation and its program, else "".
     ready_s: when it said READY=1. status: its last STATUS=. verdict: why we stopped the job for it (it hung, or was
-    not ready in time), else "".
+    not ready in time), else "". lost: its node was, and how it ended nobody knows; end_s: when that was last heard.
     """
 
     rank: int
@@ -55,10 +55,13 @@ class Exit:
     last_lines: tuple[str, ...] = ()
     status: str = ""
     verdict: str = ""
+    lost: bool = False
 
     @property
     def is_failure(self) -> bool:
         """It ended badly, and not because we stopped it; or it was what we stopped the job for."""
+        if self.lost:
+            return not self.stopped
         if self.verdict:
             return True
         bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
@@ -68,7 +71,7 @@ class Exit:
     def shell_code(self) -> int:
         """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal. 1 where the
         verdict was ours."""
-        if self.verdict:
+        if self.verdict or self.lost:
             return 1
         if self.signal:
             return 128 + self.signal
@@ -99,7 +102,9 @@ class Report:
     to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
     else's, else 0. restarts: how often all ranks were started again; all else is of the last attempt, but for
     `earlier_failures`: each restarted attempt's first one, the last hundred. not_restarted: why the last failure was
-    not followed by a restart, where that is not plain. clocks: of the nodes of many; all times are by the head's."""
+    not followed by a restart, where that is not plain. clocks: of the nodes of many; all times are by the head's.
+    error: why the job ended where that was no rank, else "": a node was lost, or would not begin. error_code: ours
+    then. lost: nodes that were, each in a sentence."""
 
     launch_id: str
     run_id: str
@@ -122,11 +127,16 @@ class Report:
     earlier_failures: tuple[Exit, ...] = ()
     not_restarted: str = ""
     clocks: tuple[Clock, ...] = ()
+    error: str = ""
+    error_code: int = 0
+    lost: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """Ours: the first failure's; 128 + the signal that we were told; where the caller stopped it, that of
-        the first rank that did not exit 0; 1 if something could not be ended."""
+        """Ours: the error's, where no rank is to blame; the first failure's; 128 + the signal that we were told;
+        where the caller stopped it, that of the first rank that did not exit 0; 1 if something could not be ended."""
+        if self.error:
+            return self.error_code
         if self.first_failure is not None:
             return self.first_failure.shell_code
         if self.told:
@@ -136,11 +146,14 @@ class Report:
 
     def text(self) -> str:
         """At most ten lines: who failed, how, its last words, where to look. Empty: nothing to say."""
-        first = self.first_failure
-        lines = []
+        first = self._first_of_ranks()
+        lines = [f"infini-run: {self.error}{self._restarted()}"] if self.error else []
+        others = [] if self.error or self.told else [f"infini-run: {text}" for text in self.lost[:1]]
         if first is not None and not self.quiet:
-            lines.append(f"infini-run: {self.headline()}{self._restarted()}")
-            lines += self._details(first)
+            after = "" if self.error else self._restarted()
+            lines.append(f"infini-run: {_headline(first)}{self._others(first)}{after}")
+            lines += self._details(first, TEXT_LINES - len(lines) - len(others))
+        lines += others
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
             lines.append(
                 f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
@@ -148,6 +161,14 @@ class Report:
         if self.strays and len(lines) < TEXT_LINES:
             lines.append(f"infini-run: {self.left_behind()}")
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
+
+    def _first_of_ranks(self) -> Exit | None:
+        """The first failure that was a rank's own: with a node that was lost, what that may have led to."""
+        first = self.first_failure
+        if not self.error or (first is not None and not first.lost):
+            return first
+        failed = [e for e in self.exits if e.is_failure and not e.lost]
+        return min(failed, key=lambda e: e.end_s or 0.0, default=None)
 
     def headline(self) -> str:
         """The first failure in a sentence; empty: there is none."""
@@ -163,7 +184,7 @@ class Report:
         after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""
         return after + (f"; not restarted: {self.not_restarted}" if self.not_restarted else "")
 
-    def _details(self, first: Exit) -> list[str]:
+    def _details(self, first: Exit, most: int) -> list[str]:
         """What it said and was doing, as much as there is room for; where there is more to read, last."""
         look = next((look for look in reversed(self.looks) if look.kind and look.rank == first.rank), None)
         lines = look.lines() if look and first.verdict else [f"  status: {first.status}"] if first.status else []
@@ -175,9 +196,9 @@ class Report:
         hint = _hint(first) or self._port_hint(first)
         if hint:
             last.append(f"  {hint}")
-        room = max(0, TEXT_LINES - 1 - len(last) - len(lines))
+        room = max(0, most - len(last) - len(lines))
         words = first.last_lines[-min(_WORDS, room) :] if room else ()
-        return [*lines[: TEXT_LINES - 1 - len(last)], *(f"  | {line}" for line in words), *last]
+        return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
 
     def _port_hint(self, first: Exit) -> str:
         if not self.taken_port or first.start_failure:
@@ -190,8 +211,8 @@ class Report:
         return f"next: port {self.taken_port} is in use by another program; {way}"
 
     def _others(self, first: Exit) -> str:
-        stopped = sum(e.stopped and not e.verdict for e in self.exits)
-        failed = sum(e.is_failure for e in self.exits if e.rank != first.rank)
+        stopped = sum(e.stopped and not e.verdict and not e.lost for e in self.exits)
+        failed = sum(e.is_failure and not e.lost for e in self.exits if e.rank != first.rank)
         said = []
         if failed:
             said.append(f"{failed} more failed")
@@ -212,6 +233,8 @@ class Report:
             "end": self.end_s,
             "told": signal_name(self.told) if self.told else None,
             "first_failure": self.first_failure.rank if self.first_failure else None,
+            "error": self.error or None,
+            "lost": list(self.lost),
             "ranks": [_exit_json(e) for e in self.exits],
             "restarts": self.restarts,
             "earlier_failures": [_exit_json(e) for e in self.earlier_failures],
@@ -246,6 +269,7 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "last_lines": list(exit_.last_lines),
         "status": exit_.status or None,
         "verdict": exit_.verdict or None,
+        "lost": exit_.lost,
         "log": exit_.log or None,
         "rusage": {"user": exit_.user_s, "system": exit_.system_s, "max_rss_kib": exit_.max_rss_kib},
     }
@@ -268,6 +292,8 @@ def _headline(first: Exit) -> str:
         return f"{who} could not be started: {first.start_failure}: {reason}"
     if first.verdict:
         return f"{who} {first.verdict} (pid {first.pid})"
+    if first.lost:
+        return f"{who} was lost with its node"
     after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
     return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
 

@@ -279,6 +279,8 @@ def test_the_json_says_the_same_and_more():
         "notices": ["n"],
         "looks": [],
         "clocks": [],
+        "error": None,
+        "lost": [],
     }
     assert ranks[0]["rusage"] == {"user": 1.5, "system": 0.5, "max_rss_kib": 99}
     assert ranks[1] == {
@@ -301,6 +303,7 @@ def test_the_json_says_the_same_and_more():
         "last_lines": ["a", "b"],
         "status": None,
         "verdict": None,
+        "lost": False,
         "log": "l",
         "rusage": {"user": 0.0, "system": 0.0, "max_rss_kib": 0},
     }

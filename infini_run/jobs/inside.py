@@ -176,10 +176,7 @@ class Attempt:
         if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
             self._nodes = tuple(peer.name for peer in head.peers)
             self._tell(RUNNING)
-        text = printable(str(head.error)) if head.error is not None and head.blames_node else ""
-        if text:
-            _say(text)
-        elif report.text():
+        if report.text():
             _write(report.text())
         first = report.first_failure
         content = report.to_json()

@@ -1,0 +1,83 @@
+"""Nodes that are lost: who is told to be the reason, and that report, exit code and words say the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+
+from test_by_hand import node, port, ring, told  # noqa: F401
+from test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
+
+
+def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # noqa: F811
+    """The usual order: collective operations of other ranks fail before the silence is long enough."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    fail = f"[ $RANK = 0 ] && {{ read x < {shlex.quote(str(gate))}; echo no peer >&2; exit 7; }}; exec sleep 1000"
+    flags = ("--node_timeout=1", "--grace=1", f"--report={tmp_path}/r")
+    commands = [node(rank, *ring(bell, fail), flags=flags) for rank in range(2)]
+    bell.hear(4)
+    commands[1].suspend()
+    gate.write_text("\n")
+    assert commands[0].wait() == 1
+    lines = told(commands[0])
+    assert "node 1 (" in lines[0]
+    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in lines[0]
+    assert "rank 0 on " in lines[1]
+    assert "failed: exit code 7" in lines[1]
+    assert lines[2] == "  | no peer"
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["first_failure"], report["world_size"]) == (1, 2, 4)
+    assert f"infini-run: {report['error']}" == lines[0]
+    assert report["lost"] == [report["error"]]
+    assert [(rank["rank"], rank["lost"], rank["failed"]) for rank in report["ranks"]] == [
+        (0, False, True), (1, False, False), (2, True, True), (3, True, True)
+    ]  # fmt: skip
+    assert None not in {rank["pid"] for rank in report["ranks"]}
+    commands[1].signal(signal.SIGCONT)
+    commands[1].wait()
+
+
+def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, tmp_path):  # noqa: F811
+    """And a node that is lost after that is told of, too."""
+    stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM; while :; do sleep 0.1; done"
+    flags = ("--stdin=0", "--node_timeout=1", "--grace=1000")
+    words = ring(bell, f"[ $RANK = 0 ] && {{ read x; exit 7; }}; [ $RANK = 2 ] || exec sleep 1000; {stays}")
+    head = node(0, *words, flags=(*flags, f"--report={tmp_path}/r"), stdin=subprocess.PIPE)
+    joiner = node(1, *words, flags=flags)
+    bell.hear(4)
+    head.process.stdin.write(b"\n")
+    head.process.stdin.flush()
+    assert bell.hear(1) == ["2 has got TERM"]
+    joiner.suspend()
+    assert head.wait() == 7
+    lines = told(head)
+    assert "rank 0 on " in lines[0]
+    assert "failed: exit code 7" in lines[0]
+    assert "node 1 (" in lines[-1]
+    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in lines[-1]
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["first_failure"], report["error"]) == (7, 0, None)
+    assert len(report["lost"]) == 1
+    assert [rank["failed"] for rank in report["ranks"]] == [True, False, False, False]
+    joiner.signal(signal.SIGKILL)
+    joiner.wait()
+
+
+def test_a_host_that_cannot_be_reached_is_the_reports_error(many, tmp_path):  # noqa: F811
+    command = many(f"--report={tmp_path}/r", "true", hosts="host1,no-such-host")
+    assert command.wait() == 1
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["first_failure"], report["world_size"]) == (1, None, 4)
+    assert own_lines(command) == [f"infini-run: {report['error']}"]
+
+
+def test_a_program_that_is_not_there_is_the_reports_error(many, tmp_path):  # noqa: F811
+    command = many(f"--report={tmp_path}/r", "/no/such/program", hosts="host1,host2")
+    assert command.wait() == 127
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["world_size"]) == (127, 4)
+    assert "/no/such/program" in report["error"]
