@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 
+from conftest import marked, until
 from test_by_hand import node, port, ring, told  # noqa: F401
 from test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
 
@@ -65,6 +66,7 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
     assert [rank["failed"] for rank in report["ranks"]] == [True, False, False, False]
     joiner.signal(signal.SIGKILL)
     joiner.wait()
+    until(lambda: not marked())
 
 
 def test_a_host_that_cannot_be_reached_is_the_reports_error(many, tmp_path):  # noqa: F811
