@@ -9,6 +9,14 @@ Names are looked up when they are asked for: the command imports this package to
 
 from __future__ import annotations
 
+from _imp import extension_suffixes
+from posix import F_OK, access  # built in: `os` may not be there yet
+
+if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_suffixes()):
+    from infini_run.clone import give_way
+
+    give_way(__path__[0])
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel

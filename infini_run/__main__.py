@@ -1,9 +1,18 @@
 """`python -m infini_run`: the same command."""
 
 import _signal
+import os
+import sys
 
 if _signal.getsignal(2) is _signal.default_int_handler:  # as in bin/infini-run
     _signal.signal(2, _signal.SIG_DFL)
+try:
+    if sys.path[0] == os.getcwd():  # -m puts it there: no module of ours is to be found in it
+        del sys.path[0]
+except FileNotFoundError:  # it was deleted, and -m has put nothing there
+    pass
+# the standard library comes before PYTHONPATH
+sys.path.sort(key=lambda path: not path.startswith(os.path.dirname(os.__file__)) or "-packages" in path)
 
 from infini_run.cli import main
 

@@ -238,7 +238,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
     asked_fd, asks_fd = open_asking()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {asks_fd}"
-    command = [sys.executable, *sys.orig_argv[1:]]
+    command = _same_command()
     try:
         return run_isolated(command, environ, entry, grace_s=options.grace_s, asked_fd=asked_fd, say=_say)
     finally:
@@ -246,6 +246,17 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
             from infini_run.files import remove_folder
 
             remove_folder(error_folder(options, launch_id, environ))
+
+
+def _same_command() -> list[str]:
+    """Ours once more. -m would look into the working directory before our first line."""
+    from infini_run.interpreter import own_python
+
+    words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
+    if words[-2:] != ["-m", "infini_run"]:
+        return [sys.executable, *sys.orig_argv[1:]]
+    python, *start = own_python("infini_run.cli.main")
+    return [python, *words[:-2], *start, *sys.argv[1:]]
 
 
 def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> int:

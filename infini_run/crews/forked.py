@@ -50,7 +50,8 @@ class ForkSpawner(ExecSpawner):
     it is where the zygote must not be forked: that is warned of once (RuntimeWarning), with the reason.
 
     preload: names of modules. start_timeout_s: for the imports; None: no limit. is_silent: it is not warned. stays:
-    many launches are to come. Other arguments: an ExecSpawner's.
+    many launches are to come. path, argv: sys.path and sys.argv at the imports (None: ours). Other arguments: an
+    ExecSpawner's.
     Raises UsageError: a module cannot be imported.
     """
 
@@ -61,6 +62,8 @@ class ForkSpawner(ExecSpawner):
         start_timeout_s: float | None = _START_S,
         is_silent: bool = False,
         stays: bool = False,
+        path: Sequence[str] | None = None,
+        argv: Sequence[str] | None = None,
         **given: Any,
     ) -> None:
         super().__init__(**given)
@@ -72,6 +75,7 @@ class ForkSpawner(ExecSpawner):
         self._start_timeout_s = start_timeout_s
         self._is_silent = is_silent
         self._stays = stays
+        self._path, self._argv = path, argv
         self._zygote: ZygoteProcess | None = None
         self._lock = RLock()
         self.refusal = ""  # why nobody is forked
@@ -82,7 +86,9 @@ class ForkSpawner(ExecSpawner):
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
                 try:
-                    zygote.prepare(self._preload, self._start_timeout_s, self._stays)
+                    path = list(sys.path if self._path is None else self._path)
+                    argv = list(sys.argv if self._argv is None else self._argv)
+                    zygote.prepare((self._preload, path, argv, self._stays), self._start_timeout_s)
                 except BaseException:
                     zygote.close()
                     raise
@@ -139,11 +145,12 @@ class ZygoteProcess:
         finally:
             theirs.close()
 
-    def prepare(self, preload: Sequence[str], timeout_s: float | None, stays: bool) -> None:
-        """Have it import. Raises UsageError: it cannot; StartError: it has ended, or takes too long."""
+    def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
+        """Have it import. hello: as it expects it. Raises UsageError: it cannot; StartError: it has ended, or takes
+        too long."""
         try:
             self._control.settimeout(timeout_s)
-            send_parcel(self._control, (tuple(preload), list(sys.path), list(sys.argv), stays))
+            send_parcel(self._control, hello)
             answer: Any = receive_parcel(self._control)
             self._control.settimeout(None)
         except TimeoutError:

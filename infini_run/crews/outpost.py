@@ -148,8 +148,6 @@ class Outpost:
             self._say("ended", life=life.number)
 
     def _set_up(self, asked: dict[str, Any]) -> None:
-        sys.path[:] = [*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])]
-        sys.argv[:] = asked["argv"]
         environ = {**os.environ, **asked["env"]}
         given = {"nproc": asked["nproc"][asked["node"]], "env": environ, **asked["flags"]}
         try:
@@ -159,7 +157,12 @@ class Outpost:
 
                 timeout_s, is_silent = asked["start_timeout_s"], asked["is_silent"]
                 spawner = fork = ForkSpawner(
-                    asked["preload"], start_timeout_s=timeout_s, is_silent=is_silent, **given
+                    asked["preload"],
+                    start_timeout_s=timeout_s,
+                    is_silent=is_silent,
+                    path=[*asked["path"], *(folder for folder in sys.path if folder not in asked["path"])],
+                    argv=asked["argv"],
+                    **given,
                 )
                 self._spawner = fork
                 fork.open()

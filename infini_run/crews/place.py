@@ -6,6 +6,7 @@ import os
 
 from infini_run.crews.runner import MEETING, python_command
 from infini_run.errors import UsageError
+from infini_run.interpreter import own_python
 from infini_run.launch import read_flags
 from infini_run.record import replace
 from infini_run.roster import ENGINES
@@ -64,8 +65,8 @@ def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: 
     """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
     read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
-    words = python_command("outpost")
-    words[0] = str(reach.get("remote_python") or words[0])
+    remote_python = str(reach.get("remote_python") or "")
+    words = own_python("infini_run.crews.outpost.main", remote_python) if remote_python else python_command("outpost")
     reach = {**reach, "engine": _engine(reach), "nproc_per_node": count}
     if "grace" in flags:
         reach["grace"] = flags["grace"]

@@ -12,6 +12,7 @@ import sys
 
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
+from infini_run.interpreter import inherited_flags, own_path
 from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
@@ -129,7 +130,6 @@ if TYPE_CHECKING:
 
 MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_CODE = "import sys; sys.path[0] = {root!r}; from infini_run.crews.{module} import main; main()"
 
 
 def python_command(module: str = "worker") -> list[str]:
@@ -139,9 +139,8 @@ def python_command(module: str = "worker") -> list[str]:
     Raises UsageError: there is no Python to start (sys.executable)."""
     if not sys.executable:
         raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
-    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined] # as multiprocessing does
-
-    return [sys.executable, *_args_from_interpreter_flags(), "-c", _CODE.format(root=_ROOT, module=module)]
+    code = f"{own_path([_ROOT])}from infini_run.crews.{module} import main; main()"
+    return [sys.executable, *inherited_flags(), "-c", code]
 
 
 class ExecSpawner:

@@ -75,6 +75,8 @@ class Zygote:
         if hello is None:
             return
         (preload, path, argv, stays), _ = hello
+        from infini_run.crews import by_value, logs, worker  # noqa: F401  before the user's path is ours
+
         sys.path[:] = path
         sys.argv[:] = argv
         for name in list(os.environ):
@@ -206,8 +208,6 @@ def _import(names: Sequence[str]) -> str:
     import gc
 
     _find_blas()
-    from infini_run.crews import by_value, logs, worker  # noqa: F401
-
     gc.collect()
     gc.freeze()  # pages that nobody writes to stay shared with the workers
     return ""

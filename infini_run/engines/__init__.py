@@ -45,15 +45,16 @@ if TYPE_CHECKING:
             """Whether the same command may well succeed a moment later."""
 
 
-_RUN = "from infini_run.agent import run; run()"
+_AGENT = "infini_run.agent.run"
 # Without site and its .pth files, a fourth of an agent's start: found where we are, or else as any Python finds it
-_RUN_BARE = """import sys
+_RUN_BARE = """
 try:
-    sys.path[:1] = {folders!r}
     import _cffi_backend, infini_run.agent
 except ImportError:
     import site
     site.main()
+from infini_run.agent import run
+run()
 """
 
 
@@ -89,14 +90,11 @@ def agent_words(
     """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
     has it. tell: variables whose values its hello is to have. host: the variable that has its name in the list of
     hosts (empty: as the node itself is called), where the engine may number the nodes in another order."""
-    import sys
+    from infini_run.interpreter import own_python
 
-    python = options.remote_python or sys.executable
     if not contact.target:  # words reach the other side as they are, of any length
-        return [python, "-c", _RUN] if options.remote_python else [python, "-S", "-c", _bare()]
-    words = [python, "-m", "infini_run.agent"]
-    if contact.target:
-        words.append(f"--link={contact.target}")
+        return own_python(_AGENT, options.remote_python) if options.remote_python else _bare()
+    words = [*own_python(_AGENT, options.remote_python), f"--link={contact.target}"]
     if contact.token_file:
         words.append(f"--token_file={contact.token_file}")
     if node:
@@ -108,9 +106,13 @@ def agent_words(
     return words
 
 
-def _bare() -> str:
+def _bare() -> list[str]:
+    import sys
+
     import _cffi_backend
+
+    from infini_run.interpreter import flags, own_path
 
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     folders = [os.path.dirname(package), os.path.dirname(os.path.abspath(_cffi_backend.__file__))]
-    return _RUN_BARE.format(folders=list(dict.fromkeys(folders))) + _RUN
+    return [sys.executable, *flags(), "-S", "-c", own_path(list(dict.fromkeys(folders))) + _RUN_BARE]

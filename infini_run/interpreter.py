@@ -1,0 +1,50 @@
+"""The words that start a Python for our own code, on a path that has nothing of the working directory.
+
+The one rule: a module of that name in the user's directory (`types.py`, `hmac.py`) is never imported in place of the
+standard library's or ours. What `-c` puts first on `sys.path` is dropped, and so are entries that are relative; the
+standard library comes before all that is left. No variable is set for it, so ranks' programs keep Python's own path.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_OWN_PATH = (
+    "import sys; sys.path[:] = [p for p in sys.path if p[:1] == '/']; import os; lib = os.path.dirname(os.__file__); "
+    "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
+)
+_MARK = "infini_run"
+# -I ignores both: they may be where infini-run is
+_INHERITED = (
+    "import os, site, sys; sys.path[:0] = os.environ.get('PYTHONPATH', '').split(':'); "
+    "sys.prefix == sys.base_prefix and site.addsitedir(site.getusersitepackages()); "
+)
+
+
+def own_path(folders: list[str]) -> str:
+    """Code in one line, without line ends and double quotes: every engine hands it on. folders: come right behind the
+    standard library."""
+    return _OWN_PATH.format(folders=folders)
+
+
+def flags() -> list[str]:
+    """For this interpreter: from 3.13 on `linecache` is imported before the first line of -c."""
+    return ["-P"] if sys.version_info >= (3, 11) else []
+
+
+def inherited_flags() -> list[str]:
+    """Ours that a child is to have (-O, -X, -W and so on, as multiprocessing has it), and `flags`."""
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+
+    ours = ("-P", "-I") if _MARK in sys._xoptions else ("-P",)  # -I from own_python is for that process alone
+    return [*flags(), *(flag for flag in _args_from_interpreter_flags() if flag not in ours)]
+
+
+def own_python(call: str, python: str = "") -> list[str]:
+    """The words for a Python that calls `MODULE.FUNCTION` of ours. python: another one than this, of any version:
+    -I is known by all."""
+    module, _, function = call.rpartition(".")
+    code = f"from {module} import {function}; {function}()"
+    if python:
+        return [python, "-I", f"-X{_MARK}", "-c", _INHERITED + own_path([]) + code]
+    return [sys.executable, *flags(), "-c", own_path([]) + code]
