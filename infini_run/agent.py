@@ -195,7 +195,8 @@ class Agent:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.options import Options
         from infini_run.place import withhold_descriptors, withhold_place
-        from infini_run.survey import find_command, free_port, survey
+        from infini_run.port import free_port
+        from infini_run.survey import find_command, survey
         from infini_run.version import VERSION
 
         if spec[VERSION_FIELD] != VERSION:
@@ -296,7 +297,7 @@ class Agent:
             self._stream.finish()
         if self._lost:
             raise LinkError(self._loss)
-        from infini_run.survey import free_port
+        from infini_run.port import free_port
 
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
         self._wire.send(pack_json(frame.DONE, done))

@@ -16,7 +16,7 @@ from infini_run.errors import InfiniRunError, StartError, printable
 from infini_run.group import Event, Group, debug_flags
 from infini_run.node import NodeRun
 from infini_run.record import replace
-from infini_run.survey import absolute, free_port
+from infini_run.survey import absolute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ class Attempts:
         plan = renewed(
             before.plan,
             launch_id=f"{self._launch_id}.{tally.total}",
-            master_port=self._options.master_port or free_port(),
+            master_port=self._options.master_port or self._next_port(),
             restarts=tally.total,
         )
         try:
@@ -270,6 +270,13 @@ class Attempts:
         if self._stopped:
             self._run.stop()
         return []
+
+    def _next_port(self) -> int:
+        """Another one: of the last there may be connections still."""
+        from infini_run.port import free_port, let_go
+
+        let_go(self._run.plan.master_port)
+        return free_port()
 
     def _end_pause(self) -> None:
         pause, self._pause = self._pause, None

@@ -21,7 +21,7 @@ from infini_run.options import resolve
 from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
+from infini_run.survey import error_folder, find_command, new_launch_id, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ class ProcessLauncher:
                 self._span = spans_of(request.site.counts)[self._options.node_rank]
         self._run: NodeRun | Attempts | None = None
         self._seeing: Seeing | None = None
+        self._port = 0  # that we chose
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
@@ -258,13 +259,19 @@ class ProcessLauncher:
             self._find(words),
             [survey(options, self._environ)],
             launch_id=launch_id,
-            master_port=options.master_port or free_port(),
+            master_port=options.master_port or self._free_port(),
             environ=self._environ,
             error_dir=error_folder(options, launch_id, self._environ),
             stdin_is_terminal=options.stdin != "none" and os.isatty(0),
             lends_terminal=False,
             span=self._span,
         )
+
+    def _free_port(self) -> int:
+        from infini_run.port import free_port
+
+        self._port = free_port()
+        return self._port
 
     def _find(self, words: tuple[str, ...]) -> Command:
         options = self._options
@@ -396,6 +403,11 @@ class ProcessLauncher:
             if self._run is not None:
                 self._run.close()
                 self._wake()
+            if self._port:
+                from infini_run.port import let_go
+
+                let_go(self._run.plan.master_port if self._run is not None else self._port)
+                self._port = 0
             seeing, self._seeing = self._seeing, None
             problem = "" if seeing is None else seeing.close()
             if problem:

@@ -245,19 +245,6 @@ def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, .
         return ()
 
 
-def free_port() -> int:
-    """A port that nobody listens on now. Rank 0 opens it, not we, so another may still be quicker."""
-    from _socket import AF_INET, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
-
-    probe = socket(AF_INET, SOCK_STREAM)
-    try:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-    finally:
-        probe.close()
-    return port
-
-
 def is_taken(port: int) -> bool:
     """Whether somebody listens on a port now; connections that were closed do not count."""
     import errno

@@ -8,7 +8,7 @@ import pytest
 
 from infini_run.cgroup import count_cpus
 from infini_run.options import resolve
-from infini_run.survey import error_folder, free_port, new_launch_id, survey
+from infini_run.survey import error_folder, new_launch_id, survey
 
 
 def options(*flags):
@@ -35,14 +35,6 @@ def test_cpus_are_counted_only_where_they_are_shared_out(flags, environ, looks):
 
 def test_cpu_is_one_rank_for_each_core_that_we_may_use():
     assert survey(options("--nproc_per_node=cpu"), {}).nproc == count_cpus()
-
-
-def test_a_free_port_can_be_listened_on():
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", free_port()))
-        server.listen()
 
 
 def test_every_launch_has_an_id_of_its_own():

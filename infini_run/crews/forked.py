@@ -23,9 +23,10 @@ from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
 from infini_run.plan import make_plan
+from infini_run.port import free_port, let_go
 from infini_run.record import replace
 from infini_run.report import describe_end
-from infini_run.survey import find_command, free_port, new_launch_id, survey
+from infini_run.survey import find_command, new_launch_id, survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class ForkSpawner(ExecSpawner):
             zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
+        super().close()
 
     def forget(self) -> None:
         self._lock = RLock()
@@ -213,6 +215,7 @@ def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
         master_port=free_port(),
         environ=environ,
     )
+    let_go(plan.master_port)  # nobody listens there
     return plan, request.options
 
 

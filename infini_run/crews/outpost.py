@@ -18,7 +18,7 @@ from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.plain import to_plain
 from infini_run.plan import Span
 from infini_run.poller import READ, WRITE, Poller
-from infini_run.survey import free_port
+from infini_run.port import free_port
 from infini_run.told import STOPS, Signals
 
 TYPE_CHECKING = False

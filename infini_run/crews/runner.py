@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
@@ -17,7 +18,7 @@ from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, free_port, new_launch_id, survey
+from infini_run.survey import error_folder, find_command, new_launch_id, survey
 from infini_run.words import last_words
 
 TYPE_CHECKING = False
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
 
 MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PORTS = 64  # that the jobs of one spawner have at once
 
 
 def python_command(module: str = "worker") -> list[str]:
@@ -177,9 +179,9 @@ class ExecSpawner:
         self._node = survey(self.options, self._environ)
         self.world_size = self._node.nproc
         self.notices = self._node.notices
-        self._port = self.options.master_port or free_port()
+        self._port = self.options.master_port  # 0: to be chosen
+        self._ports: deque[int] = deque(maxlen=_PORTS)  # that we have chosen: jobs may run at once
         self._span: Span | None = None
-        self._has_met = False  # a job at that port
 
     def join(self, node: int, nnodes: int, host: str, span: Span, meeting: tuple[str, int]) -> None:
         """Be one node of several: what is started from now on is a part of theirs. meeting: where rank 0 listens."""
@@ -190,9 +192,9 @@ class ExecSpawner:
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecRunner]:
         """As Spawner.start. All ranks at once are a job of their own, with a rendezvous port of their own; a part of
         them keeps that of the others. Of one node of several, that is not for it to say."""
-        if len(ranks) == self.world_size and not self.options.master_port and self._span is None:
-            self._port = free_port() if self._has_met else self._port
-            self._has_met = True
+        is_job = len(ranks) == self.world_size and not self.options.master_port and self._span is None
+        if is_job or not self._port:
+            self._choose_port()
         runners: list[ExecRunner] = []
         try:
             for group in [[rank] for rank in ranks] if apart else [ranks]:
@@ -202,6 +204,12 @@ class ExecSpawner:
                 runner.close()
             raise
         return runners
+
+    def _choose_port(self) -> None:
+        from infini_run.port import free_port
+
+        self._port = free_port()
+        self._ports.append(self._port)
 
     def _gang(self, plan: Plan) -> Gang:
         return Gang(plan, self.options, self._environ, self._cwd)
@@ -233,10 +241,15 @@ class ExecSpawner:
                 continue  # it has died, or was closed: seen where its end is
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Others may have our ports. Nothing else of its own is open."""
+        if self._ports:
+            from infini_run.port import let_go
+
+            while self._ports:
+                let_go(self._ports.pop())
 
     def forget(self) -> None:
-        """Nor here."""
+        """Nothing of its own is open."""
 
 
 class Gang:

@@ -1,0 +1,119 @@
+"""Free ports, for a rank 0 that will listen there some seconds from now, which nobody else is to take meanwhile.
+
+Two kinds of others would. A connection that goes out has a port of the kernel's range (ip(7), ip_local_port_range):
+ours are from outside of it. Other launches on this machine choose as we do: each port has a lock, a name in the
+abstract namespace (unix(7)), which is there once for each network, as the ports are, and goes with its process. A
+socket bound to the port itself would not do: a rank 0 that does not set SO_REUSEADDR could not listen.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_OURS = range(16384, 29500)  # below the derived ports (site.py) and those that Kubernetes gives to services
+_ENOUGH = 1000  # where less of them is left, the kernel's choice is the better one
+_EPHEMERAL = "32768 60999"  # where /proc does not say
+_HELD = 64  # locks of one process: who takes more has done with the first
+_LIMITS = "/proc/sys/net/ipv4/"
+
+_locks: dict[int, socket] = {}
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and that no other launch gets until `let_go`, or our end."""
+    choices = _choices(_read("ip_local_port_range") or _EPHEMERAL, _read("ip_local_reserved_ports"))
+    for port in _rotated(choices):
+        if _is_free(port) and _lock(port):
+            return port
+    while True:  # all of them are the kernel's to give, or taken
+        port = _of_the_kernel()
+        if _lock(port):
+            return port
+
+
+def let_go(port: int) -> None:
+    """Others may have the port. Safe twice, and where it is none of ours."""
+    lock = _locks.pop(port, None)
+    if lock is not None:
+        lock.close()
+
+
+def _forget() -> None:
+    """In a forked child: they are our parent's; only our copies are closed."""
+    for port in list(_locks):
+        let_go(port)
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _choices(ephemeral: str, reserved: str) -> Sequence[int]:
+    """The ports that we may choose from; none where they are too few."""
+    low, high = map(int, ephemeral.split())
+    below, above = range(_OURS.start, min(low, _OURS.stop)), range(max(high + 1, _OURS.start), _OURS.stop)
+    found: Sequence[int] = max(below, above, key=len)
+    if reserved:
+        taken = {port for item in reserved.split(",") for port in _span(item)}
+        found = [port for port in found if port not in taken]
+    return found if len(found) >= _ENOUGH else ()
+
+
+def _span(item: str) -> range:
+    low, _, high = item.partition("-")
+    return range(int(low), int(high or low) + 1)
+
+
+def _read(name: str) -> str:
+    try:
+        with open(_LIMITS + name, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _rotated(choices: Sequence[int]) -> Iterator[int]:
+    """All of them, from one of chance on."""
+    count = len(choices)
+    at = int.from_bytes(os.urandom(4), "big") % max(1, count)
+    return (choices[(at + step) % count] for step in range(count))
+
+
+def _is_free(port: int) -> bool:
+    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe.bind(("", port))
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
+
+
+def _of_the_kernel() -> int:
+    probe = socket(AF_INET, SOCK_STREAM)
+    try:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+    finally:
+        probe.close()
+    return port
+
+
+def _lock(port: int) -> bool:
+    """Whether it is ours now. Where there are no such names (a filter of system calls), it is nobody's."""
+    lock = socket(AF_UNIX, SOCK_DGRAM)
+    try:
+        lock.bind(f"\0infini-run-port-{port}")
+    except OSError as error:
+        lock.close()
+        return error.errno != errno.EADDRINUSE
+    _locks[port] = lock
+    if len(_locks) > _HELD:
+        let_go(next(iter(_locks)))
+    return True
