@@ -14,8 +14,6 @@ from infini_run import port as ports
 from infini_run.port import free_port, let_go
 
 TAKE = "from infini_run.port import free_port as take; print(*(take() for _ in range(25)), flush=True); input()"
-    "import sys; from infini_run.port import free_port; print(*(free_port() for _ in range(25)), flush=True); input()"
-)
 
 
 @pytest.fixture
