@@ -19,7 +19,7 @@ from infini_run import frame
 from infini_run.clock import answer
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Wire
+from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 from infini_run.roster import options_of_agents
@@ -177,7 +177,8 @@ class Agent:
         while not handshake.done:
             self._turn(max(0.0, end_s - time.monotonic()))
             if self._lost:
-                raise LinkError("the head did not take our token, or is no infini-run")
+                kind = LinkError if handshake.is_heard else Unheard
+                raise kind("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.done:
                 raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
         self._wire.send(pack_json(frame.NAME, self._name))
@@ -542,11 +543,11 @@ def main(argv: Sequence[str]) -> int:
     try:
         index = _index(node)
         if "link" in options:
-            from infini_run.dial import dial
+            from infini_run.dial import dial, join
 
             host = (os.environ.get(options["host"]) or os.uname().nodename) if "host" in options else ""
-            agent = Agent(dial(options["link"]), index, told=told, host=host)
-            return agent.serve(_token(options.get("token_file", "")))
+            token = _token(options.get("token_file", ""))
+            return join(lambda: Agent(dial(options["link"]), index, told=told, host=host).serve(token))
         wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
         wire.send(OPENING)
         return Agent(wire, index).serve(None)

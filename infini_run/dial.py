@@ -7,7 +7,7 @@ import os
 import socket
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.link import Wire
+from infini_run.link import Unheard, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,18 +17,42 @@ _CONNECT_S = 10.0  # for one address; a node that drops packets must not hold th
 _BACKLOG = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_UNHEARD_S = 10.0  # that a head may take our connection and drop it
 _SAY_S = 5.0  # between two lines about who is waited for
 
 
-def listen(port: int = 0) -> socket.socket:
-    """A socket that listens on all addresses, IPv6 and IPv4, and does not block. Raises UsageError: taken."""
+def find_address(asked: str) -> str:
+    """An address of ours: as it was given, or the first of the interface of that name. Raises UsageError."""
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if asked in interfaces:
+        found = _ipv4_of(asked) or _ipv6_of(asked)
+        if not found:
+            raise UsageError(f"--link_address={asked}: this interface has no address")
+        return found
     try:
-        if socket.has_dualstack_ipv6():
+        known = socket.getaddrinfo(asked, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        names = ", ".join(interfaces)
+        raise UsageError(f"--link_address={asked}: neither an address nor an interface (here: {names})") from None
+    return str(known[0][4][0])
+
+
+def listen(port: int = 0, address: str = "") -> socket.socket:
+    """A socket that listens there (nothing: on all addresses, IPv6 and IPv4), and does not block. Raises UsageError:
+    taken, or not ours."""
+    try:
+        if address:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        elif socket.has_dualstack_ipv6():
             listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
         else:
             listener = socket.create_server(("", port), backlog=_BACKLOG)
     except OSError as error:
-        raise UsageError(f"port {port} for the link between the nodes: {os.strerror(error.errno or 0)}") from None
+        why = os.strerror(error.errno or 0)
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"--link_address={address}: no address of this machine") from None
+        raise UsageError(f"port {port} for the link between the nodes: {why}") from None
     listener.setblocking(False)
     return listener
 
@@ -48,21 +72,34 @@ def accept(listener: socket.socket) -> tuple[Wire, str] | None:
 
 def own_addresses() -> list[str]:
     """How other nodes may reach us: our name first, then the addresses of our interfaces; loopback last."""
+    name = socket.gethostname()
+    found = [address for _, interface in socket.if_nameindex() if (address := _ipv4_of(interface))]
+    far = [address for address in found if not address.startswith("127.")]
+    return [*far, name, *(address for address in found if address.startswith("127."))]
+
+
+def _ipv4_of(interface: str) -> str:
+    """Its first address; "" where it has none."""
     import fcntl
     from struct import pack
 
-    name = socket.gethostname()
-    found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, interface in socket.if_nameindex():
-            request = pack("256s", interface.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR, netdevice(7)
-            except OSError:
-                continue  # it has no IPv4 address
-            found.append(socket.inet_ntoa(answer[20:24]))
-    far = [address for address in found if not address.startswith("127.")]
-    return [*far, name, *(address for address in found if address.startswith("127."))]
+        try:
+            answer = fcntl.ioctl(probe.fileno(), 0x8915, pack("256s", interface.encode()[:15]))
+        except OSError:
+            return ""
+    return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, netdevice(7)
+
+
+def _ipv6_of(interface: str) -> str:
+    """The same, of those that are no link's own (proc(5): address, index, prefix, scope, flags, name)."""
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+    except OSError:  # no IPv6 here
+        return ""
+    found = [words[0] for words in lines if len(words) == 6 and words[5] == interface and words[3] != "20"]
+    return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(found[0])) if found else ""
 
 
 def dial(target: str) -> Wire:
@@ -78,6 +115,22 @@ def dial(target: str) -> Wire:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Wire(fd := connection.detach(), fd)
     raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
+
+
+def join(attempt: Callable[[], int]) -> int:
+    """Dial, and serve; again, where a head that is full of strangers let us go before it said a word. Raises
+    LinkError: that went on for too long, or it is something else."""
+    import time
+
+    end_s, pause_s = time.monotonic() + _UNHEARD_S, _FIRST_PAUSE_S
+    while True:
+        try:
+            return attempt()
+        except Unheard:
+            if time.monotonic() + pause_s > end_s:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def dial_until(target: str, limit_s: float, say: Callable[[str], None]) -> Wire:

@@ -134,7 +134,7 @@ class Head:
         from infini_run.lobby import Lobby
 
         self._lobby = Lobby(self._token, len(self.peers), self._poller, self._admit, self._notice)
-        target = self._lobby.open(self._options.link_port)
+        target = self._lobby.open(self._options.link_port, self._options.link_address)
         path = os.path.join(self._cwd, f".infini-run-{self.launch_id}.token") if self._engine.TOKEN_BY_FILE else ""
         if path:
             self._lobby.write_token(path)
@@ -467,7 +467,7 @@ class Head:
         spans = spans_of(counts)
         self._world_size, self._feed.firsts = spans[0].world_size, [span.first for span in spans]
         if self._lobby is not None:
-            self._lobby.remove_token()
+            self._lobby.rest()
         address, port = meeting(self._options, self.peers)
         self._repeats.end_rest()
         restarts = self._repeats.total
@@ -527,6 +527,8 @@ class Head:
             self._end_s, self._stop_end_s = now_s + _END_S, float("inf")
             self._next_said_s = now_s + _SAY_MISSING_S
             exit_code = self.exit_code
+            if self._options.verbose and self._lobby is not None:
+                self._say(f"{self._lobby.let_go} connections to the link's port were let go that had proved nothing")
             self._fleet.send_all(pack_json(frame.BYE, {"exit_code": exit_code}))
             self._clients.give_up()
         if now_s >= self._end_s and self._clients.are_alive and not self._is_last_resort:

@@ -30,6 +30,10 @@ _STRANGER_PIECE = 1 << 9  # bytes of one read, until then
 _NONCE = 32
 
 
+class Unheard(LinkError):
+    """Who listens there let us go before he said a word."""
+
+
 class Wire:
     """Frames over two descriptors (or twice the same), which it owns and which do not block."""
 
@@ -140,16 +144,20 @@ class Handshake:
     """Each side sends a random number, and proves that it knows the token by the other's and its own. Feed frames
     until `done`. Raises LinkError: the other side does not know it, or is no infini-run at all."""
 
-    def __init__(self, wire: Wire, token: bytes, *, is_head: bool, who: str = "") -> None:
+    def __init__(self, wire: Wire, token: bytes, *, is_head: bool) -> None:
         self._wire = wire
         self._token = token
         self._is_head = is_head
-        self.who = who
         self._ours = os.urandom(_NONCE)
         self._theirs = b""
         self.done = False
         wire.keep_small()
         wire.send(pack(CHALLENGE, self._ours))
+
+    @property
+    def is_heard(self) -> bool:
+        """The other side has said something."""
+        return bool(self._theirs)
 
     def take(self, kind: bytes, payload: bytes) -> None:
         if kind == CHALLENGE and not self._theirs and len(payload) == _NONCE and payload != self._ours:

@@ -1,7 +1,9 @@
 """Who has dialled and has not proved that he is ours: anybody, as long as the port is open.
 
 The one rule: none of it is the job's affair. Who says something else, says nothing for too long, or comes with too
-many, is let go; that is told, a few times.
+many, is let go; what is said is told, a few times. However many dial, one turn lets in a few of them, the job's own
+links have theirs in between, and once all nodes have come strangers get a small share of the head's time. Where there
+is no room the address that has the most of it gives some, and who has said nothing goes before who has.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from _functools import partial
 
 from infini_run import frame
-from infini_run.dial import accept, listen, own_addresses
+from infini_run.dial import accept, find_address, listen, own_addresses
 from infini_run.errors import LinkError, UsageError
 from infini_run.frame import unpack_json
 from infini_run.link import Handshake
@@ -28,13 +30,40 @@ if TYPE_CHECKING:
 
 _PROVE_S = 10.0  # that a handshake may take
 _MOST = 256  # strangers beyond one for each node
+_AT_ONCE = 32  # who are let in in one turn
+_REST_S = 0.1  # between two such turns, where nobody is expected
 _TOLD = 8  # who was turned away, until it is enough
 
 
 class _Stranger:
-    def __init__(self, handshake: Handshake, end_s: float) -> None:
-        self.handshake = handshake
+    def __init__(self, address: str, end_s: float) -> None:
+        self.address = address
         self.end_s = end_s
+        self.handshake: Handshake | None = None  # as soon as he has said a word: who says none costs nothing more
+
+
+class _Crowd:
+    """Strangers by the address that they come from, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._from: dict[str, dict[Wire, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._from)
+
+    def add(self, wire: Wire, address: str) -> None:
+        self._from.setdefault(address, {})[wire] = None
+
+    def remove(self, wire: Wire, address: str) -> None:
+        """Safe for one who is not there."""
+        those = self._from.get(address, {})
+        those.pop(wire, None)
+        if not those:
+            self._from.pop(address, None)
+
+    def oldest_of_most(self) -> Wire:
+        """The first who came from where the most come from."""
+        return next(iter(max(self._from.values(), key=len)))
 
 
 class Lobby:
@@ -56,14 +85,21 @@ class Lobby:
         self._admit = admit
         self._notice = notice
         self._turned_away = 0
+        self.let_go = 0  # who have proved nothing
         self._strangers: dict[Wire, _Stranger] = {}  # in the order in which they came
+        self._silent, self._speaking = _Crowd(), _Crowd()
+        self._is_expecting = True
+        self._rest_end_s = float("inf")
         self._listener: socket | None = None
 
-    def open(self, port: int) -> str:
-        """Listen; where agents are to dial. Raises UsageError: the port is taken."""
-        self._listener = listener = listen(port)
+    def open(self, port: int, asked: str = "") -> str:
+        """Listen on an address or an interface (none: on all); where agents are to dial. Raises UsageError: the port
+        is taken, or there is no such address."""
+        address = find_address(asked) if asked else ""
+        self._listener = listener = listen(port, address)
         self._poller.watch(listener.fileno(), READ, self._accept)
-        return f"{','.join(own_addresses())}:{listener.getsockname()[1]}"
+        hosts = f"[{address}]" if ":" in address else address or ",".join(own_addresses())
+        return f"{hosts}:{listener.getsockname()[1]}"
 
     def write_token(self, path: str) -> None:
         """Where agents find it that can be given no environment. Raises UsageError."""
@@ -75,6 +111,11 @@ class Lobby:
         with open(fd, "wb") as file:
             file.write(os.fsencode(self._token))
 
+    def rest(self) -> None:
+        """All have come: who dials now is no node of this job, and has time."""
+        self._is_expecting = False
+        self.remove_token()
+
     def remove_token(self) -> None:
         """All have read it. Safe twice."""
         path, self._token_file = self._token_file, ""
@@ -84,22 +125,39 @@ class Lobby:
     @property
     def next_end_s(self) -> float:
         """When `expire` has something to do."""
+        return min(self._first_end_s, self._rest_end_s)
+
+    @property
+    def _first_end_s(self) -> float:
         return next((stranger.end_s for stranger in self._strangers.values()), float("inf"))
 
     def expire(self, now_s: float) -> None:
-        """Let those go that have said too little for too long."""
-        while self._strangers and self.next_end_s <= now_s:
+        """Let those go that have said too little for too long; listen again after a rest."""
+        while self._first_end_s <= now_s:
             self._let_go(next(iter(self._strangers)))
+        if self._rest_end_s <= now_s and self._listener is not None:
+            self._rest_end_s = float("inf")
+            self._poller.watch(self._listener.fileno(), READ, self._accept)
 
     def _accept(self) -> None:
-        is_first = True
-        while (found := self._next(is_first)) is not None:
-            is_first, (wire, address) = False, found
+        for at in range(_AT_ONCE):
+            if (found := self._next(is_first=at == 0)) is None:
+                return
+            wire, address = found
+            wire.keep_small()
             if len(self._strangers) >= self._most:
-                self._let_go(next(iter(self._strangers)))
-            handshake = Handshake(wire, os.fsencode(self._token), is_head=True, who=address)
-            self._strangers[wire] = _Stranger(handshake, time.monotonic() + _PROVE_S)
+                self._make_room()
+            self._strangers[wire] = _Stranger(address, time.monotonic() + _PROVE_S)
+            self._silent.add(wire, address)
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
+            self._hear(wire)  # who is ours has said his first word before we come to him
+        if not self._is_expecting and self._listener is not None:
+            self._poller.forget(self._listener.fileno())
+            self._rest_end_s = time.monotonic() + _REST_S
+
+    def _make_room(self) -> None:
+        crowd = self._silent or self._speaking
+        self._let_go(crowd.oldest_of_most())
 
     def _next(self, is_first: bool) -> tuple[Wire, str] | None:
         """Who dials next; None: nobody now. Where no descriptor is left the oldest stranger gives his; but for the
@@ -116,31 +174,37 @@ class Lobby:
                     limit = LIMITS.get(error.errno or 0, error.strerror)
                     self._notice(f"no more nodes can be let in: {limit}")
                     return None
-                self._let_go(next(iter(self._strangers)))
+                self._make_room()
 
     def _hear(self, wire: Wire) -> None:
-        handshake = self._strangers[wire].handshake
+        stranger = self._strangers[wire]
         try:
             for kind, payload in wire.read():
+                handshake = stranger.handshake or self._begin(wire, stranger)
                 if not handshake.done:
                     handshake.take(kind, payload)
                 elif kind == frame.NAME:
                     self._pass_on(wire, unpack_json(payload))
                     return
         except LinkError as error:
-            self._turn_away(f"{handshake.who} dialled the link's port and was turned away: {error}")
+            self._turn_away(f"{stranger.address} dialled the link's port and was turned away: {error}")
             self._let_go(wire)
             return
         if wire.has_ended:
             self._let_go(wire)
 
+    def _begin(self, wire: Wire, stranger: _Stranger) -> Handshake:
+        self._silent.remove(wire, stranger.address)
+        self._speaking.add(wire, stranger.address)
+        stranger.handshake = Handshake(wire, os.fsencode(self._token), is_head=True)
+        return stranger.handshake
+
     def _pass_on(self, wire: Wire, name: object) -> None:
         node = name.get("node") if isinstance(name, dict) else None
         host = name.get("host", "") if isinstance(name, dict) else ""
-        if not isinstance(node, int) or not isinstance(host, str):
+        if type(node) is not int or not isinstance(host, str):
             raise LinkError("it does not say which node it is")
-        del self._strangers[wire]
-        self._poller.forget(wire.fileno())
+        self._forget(wire)
         self._admit(wire, node, host)
 
     def _turn_away(self, text: str) -> None:
@@ -148,9 +212,15 @@ class Lobby:
         if self._turned_away <= _TOLD:
             self._notice(text + (" (no more of these will be told)" if self._turned_away == _TOLD else ""))
 
-    def _let_go(self, wire: Wire) -> None:
-        del self._strangers[wire]
+    def _forget(self, wire: Wire) -> None:
+        stranger = self._strangers.pop(wire)
+        for crowd in (self._silent, self._speaking):
+            crowd.remove(wire, stranger.address)
         self._poller.forget(wire.fileno())
+
+    def _let_go(self, wire: Wire) -> None:
+        self.let_go += 1
+        self._forget(wire)
         wire.close()
 
     def forget(self) -> None:
@@ -167,3 +237,4 @@ class Lobby:
             self._poller.forget(self._listener.fileno())
             self._listener.close()
             self._listener = None
+            self._rest_end_s = float("inf")

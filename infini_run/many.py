@@ -96,12 +96,14 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
         environ = {**environ, TOKEN: token}
         return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)
     from infini_run.agent import Agent
-    from infini_run.dial import dial_until
+    from infini_run.dial import dial_until, join
 
-    wire = dial_until(
-        f"{options.master_addr}:{port}", options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}")
-    )
-    return Agent(wire, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
+    def attempt() -> int:
+        target = f"{options.master_addr}:{port}"
+        wire = dial_until(target, options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}"))
+        return Agent(wire, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
+
+    return join(attempt)
 
 
 def _token_in(path: str) -> str:

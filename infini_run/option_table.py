@@ -179,6 +179,8 @@ FLAGS = (
     _row("where", "link_port", kind.port, 0, "PORT",
          "where the head listens, where nodes dial; by hand, with INFINI_RUN_TOKEN, the port after the rendezvous "
          "endpoint's", shown="a free one"),
+    _row("where", "link_address", plain, "", "ADDR|INTERFACE",
+         "the one address that the head listens on for the nodes, or the interface that has it", shown="all"),
     _row("where", "join_timeout", kind.duration, 300.0, "TIME", "how long to wait for all nodes to come", shown="5m"),
     _row("where", "node_timeout", kind.duration, 10.0, "TIME", "after so much silence a node is lost", shown="10s"),
     _row("where", "export", _variable_names, (), "NAME,...",

@@ -63,6 +63,7 @@ class Options:
     ssh_config: str
     remote_python: str
     link_port: int  # 0: a free one
+    link_address: str
     join_timeout_s: float
     node_timeout_s: float
     export: tuple[str, ...]

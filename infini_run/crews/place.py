@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # What is said to the head; all other flags are the workers'.
 _REACH = (
     *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
-    *("join_timeout", "node_timeout", "link_port", *MEETING),
+    *("join_timeout", "node_timeout", "link_port", "link_address", *MEETING),
 )
 _SPARE_S = 5.0  # that an outpost has beyond its workers' grace
 
