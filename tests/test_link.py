@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini_run import frame
-from infini_run.errors import LinkError
+from infini_run.dial import join
+from infini_run.errors import LinkError, UsageError
 from infini_run.frame import pack, pack_json
-from infini_run.link import OPENING, Handshake, Wire
+from infini_run.link import OPENING, Handshake, Unheard, Wire
 from infini_run.lobby import Lobby
 from infini_run.poller import Poller
 
@@ -288,10 +289,111 @@ def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(lobby):
         assert lobby._strangers == {}
 
 
-def test_there_are_never_more_strangers_than_a_limit(lobby):
-    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(300)]
-    for _ in range(20):
-        lobby.poll(0.01)
-    assert len(lobby._strangers) <= 258
+def crowd(lobby, count, address="127.0.0.1"):
+    there = len(lobby._strangers) + lobby.let_go
+    scans = [socket.create_connection(("127.0.0.1", lobby.port), source_address=(address, 0)) for _ in range(count)]
+    until(lambda: (lobby.poll(0.01), len(lobby._strangers) + lobby.let_go >= there + count)[1])
+    return scans
+
+
+def hang_up(*scans):
     for scan in scans:
         scan.close()
+
+
+def test_there_are_never_more_strangers_than_a_limit(lobby):
+    scans = crowd(lobby, 300)
+    assert len(lobby._strangers) == lobby._most == 258
+    assert [_is_reset(scan) for scan in scans] == [True] * 42 + [False] * 258
+    hang_up(*scans)
+
+
+def test_the_address_that_has_the_most_gives_room(lobby):
+    one, other = crowd(lobby, 20, "127.0.0.2"), crowd(lobby, 300)
+    assert not any(_is_reset(scan) for scan in one)
+    assert sum(_is_reset(scan) for scan in other) == 62
+    hang_up(*one, *other)
+
+
+def test_who_has_said_nothing_goes_before_who_has(lobby):
+    wire = dial(lobby)
+    hand = Handshake(wire, b"t", is_head=False)
+    scans = crowd(lobby, 300)
+    while not hand.done:
+        lobby.poll(0.01)
+        for kind, payload in wire.read():
+            hand.take(kind, payload)
+    hang_up(wire, *scans)
+
+
+def test_a_turn_lets_a_few_in_and_once_all_have_come_there_is_a_rest_between(lobby):
+    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(100)]
+    until(lambda: (lobby.poll(0.01), lobby._strangers)[1])
+    assert len(lobby._strangers) == 32
+    lobby.rest()
+    lobby.poll(0)
+    for _ in range(3):
+        lobby.poll(0)
+        assert len(lobby._strangers) == 64
+    lobby.expire(lobby.next_end_s)
+    lobby.poll(0)
+    assert len(lobby._strangers) == 96
+    hang_up(*scans)
+
+
+def test_who_is_silent_is_told_nothing_and_costs_no_handshake(lobby):
+    (scan,) = crowd(lobby, 1)
+    assert not select.select([scan], [], [], 0)[0]
+    hang_up(scan)
+
+
+def test_an_agent_that_was_let_go_unheard_dials_again():
+    tries = []
+
+    def attempt():
+        tries.append(1)
+        if len(tries) < 3:
+            raise Unheard("let go")
+        return 7
+
+    assert join(attempt) == 7
+    with pytest.raises(LinkError, match="token"):
+        join(lambda: (_ for _ in ()).throw(LinkError("another token")))
+
+
+# ---- where the head listens
+
+
+@pytest.mark.parametrize(("asked", "found"), [("lo", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")])
+def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
+    poller = Poller()
+    lobby = Lobby("t", 2, poller, lambda *_: None, lambda _: None)
+    hosts, _, port = lobby.open(0, asked).rpartition(":")
+    try:
+        assert hosts.strip("[]") == found
+        family = socket.AF_INET6 if ":" in found else socket.AF_INET
+        with socket.socket(family) as end:
+            end.connect((found, int(port)))
+        if found == "127.0.0.1":
+            with socket.socket() as end:
+                assert end.connect_ex(("127.0.0.2", int(port))) != 0
+    finally:
+        lobby.close()
+        poller.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem"),
+    [
+        ("no-such-thing-here", "--link_address=no-such-thing-here: neither an address nor an interface (here: "),
+        ("192.0.2.77", "--link_address=192.0.2.77: no address of this machine"),
+        ("a b", "--link_address=a b: neither an address nor an interface"),
+        ("x" * 300, "neither an address nor an interface"),
+    ],
+)
+def test_an_address_that_is_none_of_ours_is_refused(asked, problem):
+    poller = Poller()
+    with pytest.raises(UsageError) as caught:
+        Lobby("t", 2, poller, lambda *_: None, lambda _: None).open(0, asked)
+    assert problem in str(caught.value)
+    poller.close()

@@ -1,0 +1,58 @@
+"""Whoever may dial the link's port changes nothing by it: nodes join, heartbeats go, the job ends as it would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+from test_by_hand import node, no_agent_left, port, ring, told  # noqa: F401
+
+FLOOD = """
+import collections, os, socket, sys
+os.nice(1)
+held = collections.deque()
+said = bytes.fromhex(sys.argv[2])
+while True:
+    one = socket.socket()
+    try:
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+        one.send(said)
+    except OSError:
+        continue
+    held.append(one)
+    if len(held) == 1:
+        print("one", flush=True)
+    if len(held) > 500:
+        held.popleft().close()
+"""
+CHALLENGE = b"C\0\0\0 " + bytes(range(32))
+
+
+@contextmanager
+def flood(port, said=b"", count=3):
+    """So many processes that dial as fast as they can, say so much, and hold what they have."""
+    words = [sys.executable, "-ISc", FLOOD, str(port), said.hex()]
+    those = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for one in those:
+            assert one.stdout.readline() == b"one\n"
+        yield
+    finally:
+        for one in those:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.parametrize("said", [b"", CHALLENGE], ids=["silent", "half-a-handshake"])
+def test_a_flood_after_the_join_harms_no_heartbeat(node, bell, port, said):  # noqa: F811
+    flags = ("--node_timeout=1", "--verbose")
+    commands = [node(rank, *ring(bell, "exec sleep 3"), flags=flags) for rank in range(2)]
+    bell.hear(4)
+    with flood(port + 1, said):
+        assert [command.wait() for command in commands] == [0, 0], told(*commands)
+    lines = told(*commands)
+    assert not [line for line in lines if "lost" in line or "turned away" in line]
+    (counted,) = [line for line in lines if "connections to the link's port were let go" in line]
+    assert int(counted.split()[1]) > 50
