@@ -63,7 +63,8 @@ class _Crowd:
 
     def oldest_of_most(self) -> Wire:
         """The first who came from where the most come from."""
-        return next(iter(max(self._from.values(), key=len)))
+        those = max(self._from.values(), key=len)
+        return next(iter(those))
 
 
 class Lobby:
