@@ -132,7 +132,6 @@ class Agent:
         self._entry: Entry | None = None
         self._silence_s = float("inf")  # that we bear of the head
         self._heard_s = time.monotonic()
-        self._paused = False  # the head itself is stopped (Ctrl-Z)
         self._told_failure = False
         self._lost = False
         self._loss = _GONE
@@ -361,7 +360,7 @@ class Agent:
 
     def _timeout_s(self) -> float | None:
         """How long the head may still be silent."""
-        if self._paused or self._silence_s == float("inf"):
+        if self._silence_s == float("inf"):
             return None
         return max(0.0, self._heard_s + self._silence_s - time.monotonic())
 
@@ -382,7 +381,7 @@ class Agent:
         self._poller.poll(timeout_s)
         left_s = self._timeout_s()
         if left_s is not None and left_s <= 0 and not self._lost:
-            self._lose()
+            self._lose(f"nothing was heard of the head for {self._silence_s:g} s (--node_timeout)")
         self._watch_all()
 
     def _watch_all(self) -> None:
@@ -413,7 +412,7 @@ class Agent:
     def _hear(self) -> None:
         try:
             for kind, payload in self._wire.read():
-                self._heard_s, self._paused = time.monotonic(), False
+                self._heard_s = time.monotonic()
                 self._take(kind, payload)
         except LinkError as error:
             if self._handshake is None or self._handshake.done:
@@ -447,8 +446,6 @@ class Agent:
 
     def _signal(self, run: NodeRun, number: int) -> None:
         """Ctrl-Z and its end are for whole process groups; all others for the ranks' own processes."""
-        if number == _TSTP:
-            self._paused = True  # the head will say nothing until it is continued
         if number in (_TSTP, _CONT):
             run.signal_groups(_STOP if number == _TSTP else _CONT)
         else:

@@ -89,3 +89,39 @@ class ClockGap:
             looks=tuple(replace(look, time_s=ours(look.time_s)) for look in report.looks),
             clocks=(Clock(host=report.host, offset_s=self.offset_s, bound_s=self.bound_s),),
         )
+
+
+class Absence:
+    """Whether we were away: stopped by a signal, or with a machine that slept (CLOCK_MONOTONIC stands still then,
+    CLOCK_BOOTTIME does not). Who was away must not blame others for a silence that was his own.
+
+    limit_s: what is longer than that is remembered: `away_s`, by CLOCK_BOOTTIME.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._there_s = _clocks()
+        self._back_s = -float("inf")  # by CLOCK_MONOTONIC
+        self.away_s = 0.0
+
+    def note(self, meant_s: float) -> float:
+        """Once a turn, after a wait that was to be no longer than that; for how long we were away, by
+        CLOCK_MONOTONIC, beyond it."""
+        before, now = self._there_s, _clocks()
+        self._there_s = now
+        away_s = now[1] - before[1] - meant_s
+        if away_s > self._limit_s:
+            self.away_s, self._back_s = away_s, now[0]
+        return max(0.0, now[0] - before[0] - meant_s)
+
+    def excuse(self) -> None:
+        """It was known, and cared for, that we were stopped: only a machine that slept meanwhile is an absence."""
+        self.note(time.monotonic() - self._there_s[0])
+
+    def was_away(self, since_s: float) -> bool:
+        """Whether we came back from an absence no longer ago than that."""
+        return time.monotonic() - self._back_s <= since_s
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)

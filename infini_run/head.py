@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import time
+from _signal import SIGCONT, SIGSTOP, SIGTSTP  # the C module: `signal` imports enum
 
 from infini_run import frame
 from infini_run.clients import Clients
-from infini_run.clock import ask
+from infini_run.clock import Absence, ask
 from infini_run.console import Outlets
 from infini_run.engines import Contact, find_engine
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
@@ -29,7 +30,7 @@ from infini_run.poller import READ, Poller
 from infini_run.reach import read_hosts
 from infini_run.record import replace
 from infini_run.repeat import Repeats
-from infini_run.report import Report, signal_name
+from infini_run.report import Report, duration_text, signal_name
 from infini_run.roster import HAND, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
@@ -51,6 +52,7 @@ _SAY_MISSING_S = 5.0
 _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
 _SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
+_AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
 _DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
 _DUE[frame.UP] = ("running",)
@@ -109,6 +111,7 @@ class Head:
         self._engine_end: Ended | None = None  # of one command for all nodes, where it ended before they were over
         self._stops_for_engine = False
         self._repeats = Repeats(options)
+        self._absence = Absence(options.node_timeout_s * (1 - 1 / _BEATS))  # then agents may have given us up
 
     # ---- starting
 
@@ -186,7 +189,9 @@ class Head:
         """Wait for something to do, at most `timeout_s`, or until a descriptor of `also` can be read; then do it."""
         for fd in also:
             self._poller.watch(fd, READ, _nothing)
-        self._poller.poll(self._timeout_s(timeout_s))
+        wait_s = self._timeout_s(timeout_s)
+        self._poller.poll(wait_s)
+        self._excuse(self._absence.note(0.0 if wait_s is None else wait_s))
         for ended in self._clients.take_ended():
             self._bury(ended)
         self._act(time.monotonic())
@@ -339,7 +344,14 @@ class Head:
         self._fleet.part(peer)
         what = "was lost" if was_running else "could not be reached"
         text = f"{peer.title} {what}" + (f": {reason}" if reason else "")
-        error = NodeLost(text, peer.name, peer.index)
+        error: InfiniRunError = NodeLost(text, peer.name, peer.index)
+        limit_s = self._options.node_timeout_s
+        if was_running and self._absence.was_away(limit_s):
+            away = duration_text(self._absence.away_s)
+            error = InfiniRunError(
+                f"infini-run itself was stopped for {away}, or its machine slept: the nodes heard nothing of it for "
+                f"{limit_s:g} s (--node_timeout), and have ended their ranks"
+            )
         is_same = isinstance(self.error, NodeLost) and self.error.node == peer.index
         peer.is_unexplained = not reason
         self._fleet.move(peer, "lost")
@@ -449,13 +461,36 @@ class Head:
                 continue
             self._ask(peer)
 
-    def resume(self) -> None:
-        """We were stopped, and go on: the nodes' silence meanwhile was ours."""
-        now_s = time.monotonic()
-        self._next_beat_s = now_s
-        for peer in self.peers:
-            peer.heard_s = now_s
+    def suspend(self) -> None:
+        """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
+        from infini_run.stand_in import StandIn
+
+        self.signal(SIGTSTP)
+        wires = [peer.wire for peer in self.peers if peer.wire is not None and not peer.wire.has_ended]
+        began_s, stand_in = time.monotonic(), None
+        try:
+            stand_in = StandIn(wires, self._options.node_timeout_s / _BEATS)
+        except OSError as error:
+            limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
+            self._notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
+        os.kill(os.getpid(), SIGSTOP)
+        if stand_in is not None:
+            stand_in.end()
+            self._absence.excuse()
+            self._excuse(time.monotonic() - began_s)
         self._feed.resume()
+        self.signal(SIGCONT)
+
+    def _excuse(self, away_s: float) -> None:
+        """We were not there for so long: that was no silence of the nodes, and nobody could come or stop in time."""
+        now_s = time.monotonic()
+        if away_s < self._options.node_timeout_s / _AWAY:
+            return
+        for peer in self.peers:
+            peer.heard_s = min(now_s, peer.heard_s + away_s)
+        self._join_end_s += away_s
+        self._stop_end_s += away_s
+        self._next_beat_s = now_s
 
     def _go(self) -> None:
         """All have come: the ranks are known, and begin."""

@@ -124,10 +124,7 @@ def _token_in(path: str) -> str:
 
 def obey(head: Head, number: int) -> None:
     if number == signal.SIGTSTP:
-        head.signal(number)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        head.resume()
-        head.signal(signal.SIGCONT)
+        head.suspend()
     elif number in STOPS:
         head.tell(number)
     else:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 class Seal:
     """One direction of one link: the tags of its pieces, in their order. The sender's makes them, the receiver's
-    checks them."""
+    checks them. count: of those so far."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2b(key=key, digest_size=TAG)
-        self._count = 0
+        self.count = 0
 
     def tag(self, piece: Piece) -> bytes:
         """Of the next piece."""
         hashed = self._keyed.copy()
-        hashed.update(self._count.to_bytes(8, "big"))
+        hashed.update(self.count.to_bytes(8, "big"))
         hashed.update(piece)
-        self._count += 1
+        self.count += 1
         return hashed.digest()
 
     def check(self, piece: Piece, tag: bytes) -> None:

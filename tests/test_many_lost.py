@@ -8,9 +8,10 @@ import shlex
 import signal
 import subprocess
 
-from conftest import marked, until
+import pytest
+from conftest import marked, state_of, until
 from test_by_hand import node, port, ring, told  # noqa: F401
-from test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
+from test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 
 
 def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # noqa: F811
@@ -83,3 +84,65 @@ def test_a_program_that_is_not_there_is_the_reports_error(many, tmp_path):  # no
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["world_size"]) == (127, 4)
     assert "/no/such/program" in report["error"]
+
+
+# ---- a head that is not there for a while
+
+
+def sleepers():
+    return [pid for pid, name in marked().items() if name == "sleep"]
+
+
+def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  # noqa: F811
+    """SIGSTOP, or a machine that slept: it is told of nothing, and has to see by itself that it was not there."""
+    flags = ("--node_timeout=1", "--grace=1", f"--report={tmp_path}/r")
+    head, joiner = (node(rank, *ring(bell), flags=flags) for rank in range(2))
+    bell.hear(4)
+    head.suspend()
+    until(lambda: not sleepers())  # they have heard nothing for too long
+    head.signal(signal.SIGCONT)
+    assert [head.wait(), joiner.wait()] == [1, 1]
+    assert told(joiner) == ["infini-run: nothing was heard of the head for 1 s (--node_timeout)"]
+    lines = [line for line in told(head) if "heard of the head" not in line]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("infini-run: infini-run itself was stopped for ")
+    assert "node 1" not in lines[0]
+    assert json.loads((tmp_path / "r").read_text())["exit_code"] == 1
+
+
+def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_there(cabled_bed, many, bell):  # noqa: F811
+    command = many("--grace=1", "--node_timeout=1", *ring(bell), on=cabled_bed, hosts="host[1-2]")
+    bell.hear(4)
+    until(lambda: len(sleepers()) == 4)
+    command.signal(signal.SIGTSTP)
+    until(lambda: all(state_of(pid) == "T" for pid in (command.pid, *sleepers())))
+    cabled_bed.tell("cable", 2, "down")
+    try:
+        until(lambda: len(sleepers()) == 2)
+        assert state_of(command.pid) == "T"
+        command.signal(signal.SIGCONT)
+        assert command.wait() == 1
+        (line,) = own_lines(command)
+        assert line.startswith("infini-run: node 1 (host2) was lost: ")
+    finally:
+        cabled_bed.tell("cable", 2, "up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, bell, number):  # noqa: F811
+    """By hand: the links are sealed, and go on where the stand-in has left them."""
+    commands = [node(rank, *ring(bell), flags=("--node_timeout=1",)) for rank in range(2)]
+    bell.hear(4)
+    for _ in range(2):
+        commands[0].signal(signal.SIGTSTP)
+        until(lambda: len(sleepers()) == 4 and all(state_of(pid) == "T" for pid in (commands[0].pid, *sleepers())))
+        subprocess.run(["sleep", "1.2"], check=True)
+        if number == signal.SIGKILL:
+            break
+        commands[0].signal(signal.SIGCONT)
+        until(lambda: all(state_of(pid) == "S" for pid in sleepers()))
+    assert len(sleepers()) == 4
+    commands[0].signal(number)
+    codes = [command.wait() for command in commands]
+    assert codes == ([-signal.SIGKILL, 1] if number == signal.SIGKILL else [143, 143])
+    until(lambda: not marked())
