@@ -38,7 +38,6 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
     assert [(rank["rank"], rank["lost"], rank["failed"]) for rank in report["ranks"]] == [
         (0, False, True), (1, False, False), (2, True, True), (3, True, True)
     ]  # fmt: skip
-    assert None not in {rank["pid"] for rank in report["ranks"]}
     commands[1].signal(signal.SIGCONT)
     commands[1].wait()
 
