@@ -323,7 +323,7 @@ bool process_sees_itself(pid_t self);
 bool process_is_ending(pid_t pid, int sig);
 enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
 enum mark process_mark(pid_t pid, const char *mark);
-bool process_has_mark(pid_t pid, const char *mark);
+enum mark process_mark_after_exec(pid_t pid, const char *mark); /* MARK_UNKNOWN: not within 0.1 s */
 int process_open(pid_t pid);
 bool process_signal(const struct process *process, int pidfd, int sig);
 

@@ -21,6 +21,7 @@
 #define EXEC_LOOKS 500 /* at a process in an execve, 200 us apart: nothing tells of its end */
 #define STAT_SIZE 1280 /* of a line: 52 numbers of at most 20 digits, and a name */
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
+#define STAT_START_CODE 26
 #define STAT_ENV_START 50
 
 /* A file of /proc is read in the middle of others: one that is interrupted must not look as if it had gone. */
@@ -194,21 +195,19 @@ bool process_is_ending(pid_t pid, int sig) {
            strstr(status, "\nVmSize:") == NULL; /* an exiting process has given its memory back */
 }
 
-/* Whether the environment that a process was started with has the mark. Read in pieces that
- * overlap by the mark's length, so that a mark across two pieces is found. */
-static bool read_mark(pid_t pid, const char *mark, bool *ret_empty) {
+/* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the
+ * mark's length, so that a mark across two pieces is found. MARK_UNKNOWN: the memory that was read is empty, or
+ * an execve or an exit has taken it away, from when on every read is an end of file. */
+static enum mark read_mark(pid_t pid, const char *mark) {
     char path[32], buffer[8192];
     size_t size = strlen(mark) + 1, kept = 1;
-    *ret_empty = false;
-    if (size + 1 > sizeof buffer / 2) return false;
+    if (size + 1 > sizeof buffer / 2) return MARK_NONE;
     (void)snprintf(path, sizeof path, "/proc/%d/environ", (int)pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
+    if (fd < 0) return MARK_NONE;
     buffer[0] = '\0'; /* a string begins after a NUL, the first one too */
     bool found = false;
-    *ret_empty = true;
     for (ssize_t n; !found && (n = read_again(fd, buffer + kept, sizeof buffer - kept)) > 0;) {
-        *ret_empty = false;
         size_t filled = kept + (size_t)n;
         for (char *at = buffer; !found && at + size < buffer + filled; at++) {
             at = memchr(at, '\0', (size_t)(buffer + filled - size - at));
@@ -218,38 +217,40 @@ static bool read_mark(pid_t pid, const char *mark, bool *ret_empty) {
         kept = filled < size + 1 ? filled : size + 1;
         memmove(buffer, buffer + filled - kept, kept);
     }
+    const bool is_whole = kept > 1 && pread(fd, buffer, 1, 0) > 0;
     (void)close(fd);
-    return found;
+    return found ? MARK_FOUND : is_whole ? MARK_NONE : MARK_UNKNOWN;
 }
 
-static bool stat_is_zero(const char *stat, int field) {
+static unsigned long long stat_number(const char *stat, int field) {
     const char *at = strrchr(stat, ')');
     for (int i = 2; at != NULL && i < field; i++) at = strchr(at + 1, ' ');
-    return at != NULL && strncmp(at, " 0 ", 3) == 0;
+    return at == NULL ? 0 : strtoull(at, NULL, 10);
 }
 
-/* Until an execve has filled the new memory, the environment has no address, and reads as empty.
- * Kernel threads and what is exiting have no memory at all. */
-static bool is_executing(pid_t pid) {
+/* A process that was given an empty one, has gone, or has no memory: a kernel thread, a process that exits. Until
+ * an execve has filled the new memory, the environment there reads as empty, too: the address of the code is the
+ * last that it sets. */
+static bool has_no_environment(pid_t pid) {
     char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    if (process_file(path, stat, sizeof stat) < 0) return false;
-    return stat_is_zero(stat, STAT_ENV_START) && !stat_is_zero(stat, STAT_VSIZE);
+    if (process_file(path, stat, sizeof stat) < 0) return true;
+    if (stat_number(stat, STAT_VSIZE) == 0) return true;
+    return stat_number(stat, STAT_START_CODE) != 0 &&
+           stat_number(stat, STAT_ENV_START) == stat_number(stat, STAT_ENV_START + 1);
 }
 
 enum mark process_mark(pid_t pid, const char *mark) {
-    bool empty, found = read_mark(pid, mark, &empty);
-    if (!found && empty && is_executing(pid)) return MARK_UNKNOWN;
-    if (!found && empty) found = read_mark(pid, mark, &empty); /* it may have come meanwhile */
-    return found ? MARK_FOUND : MARK_NONE;
+    enum mark found = read_mark(pid, mark);
+    return found == MARK_UNKNOWN && has_no_environment(pid) ? MARK_NONE : found;
 }
 
-bool process_has_mark(pid_t pid, const char *mark) {
+enum mark process_mark_after_exec(pid_t pid, const char *mark) {
     const struct timespec pause = {.tv_nsec = 200000};
     enum mark found = process_mark(pid, mark);
     for (int i = 0; found == MARK_UNKNOWN && i < EXEC_LOOKS; i++) {
         (void)nanosleep(&pause, NULL);
         found = process_mark(pid, mark);
     }
-    return found == MARK_FOUND;
+    return found;
 }

@@ -53,20 +53,26 @@ static bool is_orphan(const struct ir_group *g, const struct processes *all,
 
 /* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
  * parents of his own. */
-static void mark_marked(const struct ir_group *g, struct processes *all) {
+static bool mark_marked(const struct ir_group *g, struct processes *all) {
+    bool whole = true;
     for (size_t i = 0; i < all->n; i++) {
         struct process *p = &all->at[i];
         bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks;
-        p->ours = !never && (is_worker(g, p->pid) || (p->state != 'Z' && is_orphan(g, all, p) &&
-                                                      process_has_mark(p->pid, g->mark)));
+        p->ours = !never && is_worker(g, p->pid);
+        if (!never && !p->ours && p->state != 'Z' && is_orphan(g, all, p)) {
+            const enum mark found = process_mark_after_exec(p->pid, g->mark);
+            p->ours = found == MARK_FOUND;
+            whole = whole && found != MARK_UNKNOWN;
+        }
         p->decided = never || p->ours;
     }
     processes_spread(all);
     for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap, and that is not us */
         if (all->at[i].state == 'Z') all->at[i].ours = false;
+    return whole;
 }
 
-/* False: for want of descriptors or memory there may be more than were found. */
+/* False: for want of descriptors or memory, or in the middle of an execve, there may be more than were found. */
 static bool strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
     if (!g->has_proc)
@@ -74,7 +80,7 @@ static bool strays_find(struct ir_group *g, struct processes *all) {
     if (g->mark[0] == '\0' && !(g->config.flags & IR_OWN_PROCESS)) return true;
     int r = processes_scan(all, NULL, NULL);
     if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
-    else mark_marked(g, all);
+    else if (!mark_marked(g, all)) r = -EAGAIN;
     cgroup_mark(g, all);
     for (size_t i = 0; i < all->n; i++)
         if (all->at[i].ours && is_worker(g, all->at[i].pid)) all->at[i].ours = false;
