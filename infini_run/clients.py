@@ -46,6 +46,7 @@ class _Running:
         self.unheard = nodes  # its nodes that have not been heard of yet
         self.tries = tries
         self.group = group
+        self.pid = 0  # once it is known
         self.code = 0
         self.words = ""
 
@@ -177,7 +178,9 @@ class Clients:
 
     def _step(self, running: _Running) -> None:
         for event in running.group.step():
-            if event.kind == "exited":
+            if event.kind == "started":
+                running.pid = event.pid
+            elif event.kind == "exited":
                 running.code = 128 + event.signal if event.signal else event.code
             elif event.kind == "start_failed":
                 running.code, running.words = 1, os.strerror(event.signal)
@@ -186,6 +189,16 @@ class Clients:
             if running.tries < _TRIES:  # what ends others (add_ending) has no nodes to tell of
                 self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
             self._close(running)
+
+    def reap_others(self) -> None:
+        """We are process 1: take what has died and is none of our commands. Those are their groups' to take."""
+        while (died := _next_dead()) is not None:
+            for running in [each for each in self._running if each.pid in (0, died)]:
+                self._step(running)
+            if any(each.pid == died for each in self._running):
+                return  # a tracer holds it; SIGCHLD comes again
+            if _next_dead() == died:
+                os.waitpid(died, 0)
 
     def _close(self, running: _Running) -> None:
         del self._running[running]
@@ -232,6 +245,15 @@ def _find(name: str, path: str) -> str:
     """The program's file, as execvp(3) finds it; "" where there is none."""
     files = (os.path.join(folder, name) for folder in path.split(":"))
     return next((file for file in files if os.path.isfile(file) and os.access(file, os.X_OK)), "")
+
+
+def _next_dead() -> int | None:
+    """A child that has died and has not been taken; None: there is none."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if found is None else found.si_pid
 
 
 def _jitter(low: float, high: float) -> float:

@@ -461,6 +461,10 @@ class Head:
                 continue
             self._ask(peer)
 
+    def reap(self) -> None:
+        """For process 1: those who lost their parents have come to us, and have ended."""
+        self._clients.reap_others()
+
     def suspend(self) -> None:
         """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
         from infini_run.stand_in import StandIn

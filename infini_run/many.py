@@ -44,6 +44,8 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     head.start()
     try:
         make_room(len(roster.hosts))
+        if os.getpid() == 1:
+            head.reap()  # what came before we took signals
         while not head.ended:
             head.step(also=(signals.fd,))
             for number in signals.read():
@@ -125,6 +127,8 @@ def _token_in(path: str) -> str:
 def obey(head: Head, number: int) -> None:
     if number == signal.SIGTSTP:
         head.suspend()
+    elif number == signal.SIGCHLD:
+        head.reap()
     elif number in STOPS:
         head.tell(number)
     else:

@@ -1,0 +1,48 @@
+"""The head of many nodes as process 1 of a container: what loses its parent there is reaped, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import processes, until
+from test_by_hand import node, port, ring  # noqa: F401
+from test_many_ssh import bed, many, no_agent_left  # noqa: F401
+from test_pid1 import UNSHARE, process_1
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root"),
+]
+ORPHANS = "for at in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do (sh -c : &); done"
+
+
+def zombies(parent):
+    return [pid for pid, (above, state, _) in processes().items() if above == parent and state in "ZX"]
+
+
+@pytest.mark.parametrize("way", ["hosts", "by hand"])
+def test_orphans_are_reaped_and_commands_are_not(node, many, bell, way):  # noqa: F811
+    """As `docker exec` leaves them, or an ssh that goes on for later connections."""
+    if way == "hosts":
+        head = many(*ring(bell), hosts="host[1-2]", under=UNSHARE)
+        commands = [head]
+    else:
+        commands = [node(rank, *ring(bell), under=UNSHARE if rank == 0 else ()) for rank in range(2)]
+        head = commands[0]
+    bell.hear(4)
+    first = process_1(head)
+    subprocess.run(["nsenter", f"--target={first}", "--pid", "--mount", "sh", "-c", ORPHANS], check=True)
+    until(lambda: not zombies(first))
+    os.kill(first, signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143] * len(commands), head.err
+
+
+def test_an_exit_code_is_the_ranks_own(many):  # noqa: F811
+    """That of an ssh, which is our child, is not taken for an orphan's."""
+    assert many("sh", "-c", "exit 7", hosts="host[1-2]", under=UNSHARE).wait() == 7
+    command = many("true", hosts="host1,no-such-host", under=UNSHARE)
+    assert command.wait() == 1
+    assert b"Could not resolve hostname" in command.err
