@@ -22,6 +22,7 @@ from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
+from infini_run.record import replace
 from infini_run.roster import options_of_agents
 from infini_run.streams import Stream
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from infini_run.node import NodeRun
     from infini_run.options import Options
     from infini_run.plan import Plan
+    from infini_run.relay import Relay
     from infini_run.survey import Command
 
 VERSION_FIELD = "version"
@@ -138,6 +140,8 @@ class Agent:
         self._stop: int | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
+        self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
+        self._relay: Relay | None = None
 
     def serve(self, token: bytes | None) -> int:
         """Our exit code. Raises LinkError: the head has gone, or is none of ours."""
@@ -221,7 +225,9 @@ class Agent:
         options = record_of(Options, spec["options"])
         if self._own is not None:
             _check_same(self._own, options)
-            options = options_of_agents(self._own)
+            ours = options_of_agents(self._own)  # but the terminal, and what is read and shown there, is the head's
+            options = replace(ours, live=options.live, stdin=options.stdin)
+        self._watched = tuple(spec["watch"])
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = survey(options, environ)
         if spec["has_stream"]:
@@ -277,6 +283,7 @@ class Agent:
             say=_say,
             has_head=True,
             heading=str(go["heading"]),
+            seeing=self._open_relay(),
             stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.theirs.fileno()},
         )
         run.start()
@@ -292,6 +299,7 @@ class Agent:
             self._follow_verdict(run)
             self._turn(0)
         run.close()
+        self._close_relay()
         self._carry_rest()
         if self._stream is not None:
             self._stream.finish()
@@ -302,11 +310,27 @@ class Agent:
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
         self._wire.send(pack_json(frame.DONE, done))
 
+    def _open_relay(self) -> Relay | None:
+        if not self._watched:
+            return None
+        from infini_run.relay import Relay
+
+        self._relay = Relay(
+            lambda what: self._wire.send(pack_json(frame.VIEW, what)),
+            lambda: self._wire.waiting < _HELD,
+            counts="trace" in self._watched,
+        )
+        return self._relay
+
+    def _close_relay(self) -> None:
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.close()
+
     def _plan(
         self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]
     ) -> tuple[Plan, Options]:
         from infini_run.plan import Span, make_plan
-        from infini_run.record import replace
         from infini_run.survey import error_folder, survey
 
         options = replace(
@@ -432,6 +456,8 @@ class Agent:
             self._carrier.feed(payload)
         elif kind == frame.DOWN and self._stream is not None:
             self._stream.feed(payload)
+        elif kind == frame.LOOK and self._relay is not None:
+            self._relay.look(unpack_json(payload)["ranks"])
         elif kind == frame.STOP:
             self._stop = int(unpack_json(payload)["signal"])
             if run is not None:

@@ -28,13 +28,15 @@ TAG = 16  # bytes of a seal's tag
 
 # head to agent
 SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
+LOOK = b"L"
 # agent to head
 NAME, HELLO, EVENT, OUT, ERR, UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
+VIEW = b"V"
 # both ways
 CHALLENGE, PROOF, BEAT = b"C", b"P", b"H"
-KINDS = frozenset(
-    (SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE, NAME, HELLO, EVENT, OUT, ERR, UP, DONE, CHALLENGE, PROOF, BEAT)
-)
+_DOWN = (SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE, LOOK)
+_UP = (NAME, HELLO, EVENT, OUT, ERR, UP, DONE, VIEW)
+KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, BEAT))
 
 
 def sealed(frame: bytes, seal: Seal) -> tuple[bytes | memoryview, ...]:

@@ -16,7 +16,7 @@ from infini_run.clients import Clients
 from infini_run.clock import Absence, ask
 from infini_run.console import Outlets
 from infini_run.engines import Contact, find_engine
-from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
+from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.feed import Feed
 from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from infini_run.link import Wire
     from infini_run.lobby import Lobby
     from infini_run.options import Options
+    from infini_run.overview import Overview
     from infini_run.peer import Peer
 
 _TOKEN_SIZE = 32  # random bytes
@@ -55,7 +56,7 @@ _SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
 _AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
 _DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
-_DUE[frame.UP] = ("running",)
+_DUE[frame.UP] = _DUE[frame.VIEW] = ("running",)
 
 
 class Head:
@@ -63,7 +64,8 @@ class Head:
 
     environ: ours, of which the nodes get what --export names. cwd: where the ranks start (None: here), on every node.
     say: gets lines for the user. hear: gets what each node's one rank writes to its descriptor 0, which is a socket
-    then, and to which `send_down` writes (streams.py); its output is labelled by itself.
+    then, and to which `send_down` writes (streams.py); its output is labelled by itself. overview: is told what all
+    nodes tell of their ranks; its owner closes it.
     """
 
     def __init__(
@@ -75,13 +77,15 @@ class Head:
         say: Callable[[str], None],
         cwd: str | None = None,
         hear: Callable[[Peer, bytes], None] | None = None,
+        overview: Overview | None = None,
     ) -> None:
         self._options = options
+        self._overview = overview
         self._roster = roster
         self._hear = hear
         self._engine = engine = find_engine(roster.engine)
         self._environ = environ
-        self._say = say
+        self._say_line = say
         self._cwd = os.getcwd() if cwd is None else os.path.abspath(cwd)
         self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
         self.launch_id = new_launch_id()
@@ -168,6 +172,7 @@ class Head:
             "environ": exported(self._options.export, self._environ),
             "options": to_plain(options),
             "has_stream": self._hear is not None,
+            "watch": [] if self._overview is None else self._overview.wants,
         }
         return pack_json(frame.SPEC, content)
 
@@ -200,6 +205,10 @@ class Head:
             self._notice(f"the console takes no more output ({problem}); the job goes on")
         self._fleet.hold(self._outlets.are_behind)  # our own reader is behind: then nobody is listened to
         self._feed.turn()
+        if self._overview is not None:
+            self._overview.act()
+            for peer, ranks in self._overview.questions():
+                self._fleet.send(peer, pack_json(frame.LOOK, {"ranks": ranks}))
 
     def _timeout_s(self, asked_s: float | None) -> float | None:
         due = [
@@ -217,6 +226,8 @@ class Head:
             due.append(self._end_s if self._clients.are_alive else self._next_said_s)
         if self._feed.is_due:
             due.append(0.0)
+        if self._overview is not None:
+            due.append(time.monotonic() + self._overview.timeout_s())
         wait_s = max(0.0, min(due) - time.monotonic())
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
@@ -230,7 +241,7 @@ class Head:
         if peer.state not in _DUE.get(kind, STATES):
             raise LinkError("what came over the link was not due")
         if kind in (frame.OUT, frame.ERR):
-            self._outlets.write(kind, peer.lines[kind].feed(payload))
+            self._show(kind, peer.lines[kind].feed(payload))
         elif kind == frame.HELLO:
             self._greet(peer, unpack_json(payload))
         elif kind == frame.EVENT:
@@ -239,10 +250,22 @@ class Head:
             peer.clock.take(unpack_json(payload))
             if peer.clock.asks_again():
                 self._ask(peer)
+        elif kind == frame.VIEW and self._overview is not None:
+            self._overview.take(peer, unpack_json(payload))
         elif kind == frame.UP and self._hear is not None:
             self._hear(peer, payload)
         elif kind == frame.DONE:
             self._finish(peer, unpack_json(payload))
+
+    def _show(self, kind: bytes, lines: bytes) -> None:
+        """On our stdout or stderr; above the table, where there is one."""
+        if lines and self._overview is not None and self._overview.say(lines.decode("utf-8", "replace")):
+            return
+        self._outlets.write(kind, lines)
+
+    def _say(self, text: str) -> None:
+        if self._overview is None or not self._overview.say(f"infini-run: {printable(text)}"):
+            self._say_line(text)
 
     def _greet(self, peer: Peer, hello: dict[str, Any]) -> None:
         if "error" not in hello and peer.state != "greeted":
@@ -288,7 +311,7 @@ class Head:
         peer.port = int(done["port"])
         self._fleet.move(peer, "done")
         for kind, lines in peer.lines.items():
-            self._outlets.write(kind, lines.end())
+            self._show(kind, lines.end())
 
     def _bury(self, ended: Ended) -> None:
         """A command has ended: its nodes are lost unless they have said all, or unless it is tried again. One for all
@@ -357,6 +380,8 @@ class Head:
         self._fleet.move(peer, "lost")
         peer.failed_s = min(peer.failed_s, time.monotonic())
         peer.loss = text if was_running else ""
+        if self._overview is not None:
+            self._overview.lose(peer, text)
         if is_same:
             self.error = error
         self._fail(error)
@@ -373,6 +398,8 @@ class Head:
         self._stopping = True
         self._stop_end_s = time.monotonic() + 2 * self._options.grace_s + _SPARE_S
         self._fleet.send_all(pack_json(frame.STOP, {"signal": number}), "running")
+        if self._overview is not None:
+            self._overview.stop()
 
     def kill(self) -> None:
         """SIGKILL to every rank of every node."""
@@ -381,6 +408,8 @@ class Head:
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every rank."""
+        if self._overview is not None:
+            self._overview.note_signal(number)
         self._fleet.send_all(pack_json(frame.SIGNAL, {"signal": number}), "running")
 
     def send_down(self, peer: Peer, data: bytes) -> None:
@@ -398,6 +427,8 @@ class Head:
         was_told, self._told_here = self._told_here, self._told_here or not by
         if not self._told:
             self._told = number
+            if self._overview is not None:
+                self._overview.note(f"told {name}{where}")
             grace = f"{self._options.grace_s:g} s"
             self._say(f"{name}{where}: stopping; SIGKILL in {grace}, or at once when told again")
             self.stop(number if number in (_INT, _QUIT) else 0)
@@ -517,6 +548,8 @@ class Head:
             why = doubt(address, self.peers, read_hosts())
             if why:
                 self._notice(why)
+        if self._overview is not None:
+            self._overview.begin(self.peers, self.launch_id, restarts)
         for peer, span in zip(self.peers, spans, strict=True):
             self._fleet.move(peer, "running")
             peer.report, peer.failed_s = None, float("inf")
@@ -551,6 +584,8 @@ class Head:
             self._stopping, self._stop_end_s = False, float("inf")
             for peer in self.peers:
                 peer.failed_s = float("inf")  # that is behind us: what comes now is another reason
+            if self._overview is not None:
+                self._overview.rest()
             self._say(line)
         return bool(line)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from infini_run.attempt import Attempts
     from infini_run.group import Event
     from infini_run.options import Options, Request
+    from infini_run.overview import Overview
     from infini_run.plan import Plan, Span
     from infini_run.report import Exit, Report
     from infini_run.roster import Roster
@@ -137,7 +138,12 @@ def _run_on_nodes(
     from infini_run.head import Head
 
     folder = None if cwd is None else os.fspath(cwd)
-    head = Head(options, roster, environ=environ, say=_say, cwd=folder)
+    overview: Overview | None = None
+    if options.trace or options.live == "on":
+        from infini_run.overview import open_overview
+
+        overview, options = open_overview(options, os.environ, say=None)
+    head = Head(options, roster, environ=environ, say=_say, cwd=folder, overview=overview)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:
@@ -150,6 +156,9 @@ def _run_on_nodes(
         report = head.report()
     finally:
         head.close()
+        problem = "" if overview is None else overview.close()
+    if problem:
+        report = replace(report, notices=(*report.notices, problem))
     if is_late:
         program = options.program[0]
         raise LaunchTimeout(f"{program} has not ended within {timeout_s:g} s; all ranks were stopped")

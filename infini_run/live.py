@@ -8,163 +8,122 @@ from __future__ import annotations
 
 import time
 
-from infini_run.record import record
 from infini_run.report import signal_name
-from infini_run.sample import Sample, Sampler
+from infini_run.sample import Sample
 from infini_run.table import FAILED, HUNG, LIVE, OVER, Painter, Row, plain, up_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Protocol
 
-    from infini_run.group import Event, Group
+    from infini_run.group import Event
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan
+    from infini_run.plan import Plan, Worker
     from infini_run.report import Exit
     from infini_run.screen import Screen
 
+    Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Sample]]
+
+    class Lines(Protocol):
+        """What a group knows of what its workers have said, by index."""
+
+        def line(self, worker: int) -> bytes:
+            """What it wrote last."""
+
+        def status(self, worker: int) -> bytes:
+            """Its last STATUS=."""
+
+        def activity(self, worker: int) -> tuple[int, int]:
+            """When it last said something, and last WATCHDOG=1 (monotonic, nanoseconds)."""
+
+
 _GAP_S = 0.2  # between two frames
-_TICK_S = 1.0  # the clock
-_NOW = (18, 28)  # SIGCONT, SIGWINCH: what is on the screen is not what we drew
+TICK_S = 1.0  # the clock
+_CONT, _WINCH = 18, 28
 
 
-@record
 class Scene:
-    """A launch to look at. outcome: what became of its ranks so far."""
+    """A launch on one node, to look at.
 
-    plan: Plan
-    group: Group
-    outcome: Callable[[], Outcome]
+    outcome: what became of its ranks so far. sample: what those that live use, by pid; given each one's worker and
+    when it started (monotonic). host: the node's name, where there are several.
+    """
 
-
-class Display:
-    """The table on one screen. Of what happens it takes in what it shows; the rest it looks up when it draws."""
-
-    def __init__(self, screen: Screen, environ: Mapping[str, str]) -> None:
-        self._screen = screen
-        self._painter = Painter(environ)
-        self._sampler = Sampler()
+    def __init__(
+        self, plan: Plan, group: Lines, outcome: Callable[[], Outcome], sample: Sampling, host: str = ""
+    ) -> None:
+        self._plan = plan
+        self._group = group
+        self._outcome = outcome
+        self._sample = sample
+        self._host = host
         self._samples: dict[int, Sample] = {}
         self._sampled_s = 0.0
-        self._scene: Scene | None = None
-        self._indexes: dict[int, int] = {}  # by rank
-        self._pids: set[int] = set()
+        self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         self._lines: dict[int, str] = {}
         self._blamed: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
         self._is_stopping = False
-        self._begin_s = time.time()
-        self._drawn_s = self._due_s = 0.0
-
-    # ---- what happens
-
-    def begin(self, scene: Scene) -> None:
-        self._scene = scene
-        self._indexes = {worker.rank: index for index, worker in enumerate(scene.plan.workers)}
-        self._pids, self._lines, self._blamed = set(), {}, {}
-        self._is_stopping = False
-        self._due_s = 0.0
+        self._lost_s = 0.0
+        self.pids: set[int] = set()
 
     def follow(self, event: Event) -> None:
         """Take one event of the group in."""
         if event.kind == "started":
-            self._pids.add(event.pid)
+            self.pids.add(event.pid)
         elif event.kind in ("hung", "late"):
             self._blamed[event.rank] = (event.kind, event.time_ns)
         elif event.kind == "told":
             self.stop()
-        elif event.kind == "passed" and event.signal in _NOW:
-            if event.signal == _NOW[0]:
-                self._screen.forget()  # the shell wrote below it meanwhile
-            self._due_s = 0.0
 
     def stop(self) -> None:
         self._is_stopping = True
 
-    def say(self, text: str) -> bool:
-        """Above the table. False: there is none, or nobody sees it."""
-        if self._scene is None or self._screen.is_gone or not self._screen.is_ours(self._pids):
-            return False
-        self._screen.say(text)
-        self._due_s = 0.0
-        return True
+    def lose(self) -> None:
+        """The node has gone: nobody knows what becomes of its ranks."""
+        self._lost_s = time.time()
 
-    # ---- when
+    def has(self, rank: int) -> bool:
+        return rank in self._indexes
 
-    def timeout_s(self, asked_s: float | None) -> float | None:
-        """Until the next frame, or what was asked for; None: for ever."""
-        if self._scene is None or self._screen.is_gone:
-            return asked_s
-        wait_s = max(0.0, self._due_s - time.monotonic())
-        return wait_s if asked_s is None else min(wait_s, asked_s)
+    def rows(self, now_s: float) -> list[Row]:
+        """Of all its ranks. now_s: monotonic."""
+        exits = self._outcome().exits()
+        self._take_samples(exits, now_s)
+        return [self._row(exit_) for exit_ in exits]
 
-    def act(self) -> None:
-        """Something has happened, or the time is up."""
-        now_s = time.monotonic()
-        self._due_s = min(self._due_s, self._drawn_s + _GAP_S)
-        if self._scene is not None and not self._screen.is_gone and now_s >= self._due_s:
-            self._draw(self._scene, now_s)
-
-    def end(self) -> None:
-        """The group is about to be closed: the last frame stays."""
-        scene, self._scene = self._scene, None
-        if scene is not None and self._pids and not self._screen.is_gone:
-            self._draw(scene, time.monotonic())
-        self._screen.forget()
-
-    def close(self) -> None:
-        self._sampler.close()
-        self._screen.close()
-
-    # ---- what
-
-    def _draw(self, scene: Scene, now_s: float) -> None:
-        self._drawn_s, self._due_s = now_s, now_s + _TICK_S
-        if not self._screen.is_ours(self._pids):
-            return
-        exits = scene.outcome().exits()
-        self._sample(scene, exits, now_s)
-        columns, lines = self._screen.size()
-        width = columns - 1  # in the last column a terminal may wrap already
-        rows = [self._row(scene, exit_) for exit_ in exits]
-        title = f"infini-run, {len(rows)} rank{'s' if len(rows) != 1 else ''}, {up_text(time.time() - self._begin_s)}"
-        frame = self._painter.frame(rows, title, (width, lines - 1), lambda rank: self._last_line(scene, rank))
-        if not self._screen.draw(frame, width):
-            self._due_s = now_s + _GAP_S
-
-    def _sample(self, scene: Scene, exits: tuple[Exit, ...], now_s: float) -> None:
-        if now_s - self._sampled_s < _TICK_S * 0.9:
+    def _take_samples(self, exits: tuple[Exit, ...], now_s: float) -> None:
+        if now_s - self._sampled_s < TICK_S * 0.9:
             return
         self._sampled_s = now_s
-        epoch_s = time.time() - now_s
-        ranks = {
-            e.pid: (scene.plan.workers[self._indexes[e.rank]], e.start_s - epoch_s)
-            for e in exits
-            if e.pid is not None and e.start_s is not None and e.end_s is None
-        }
-        self._samples = self._sampler.take(ranks, now_s)
+        self._samples = self._sample(living(self._plan, exits, now_s), now_s)
 
-    def _row(self, scene: Scene, exit_: Exit) -> Row:
+    def _row(self, exit_: Exit) -> Row:
         is_over = exit_.end_s is not None
-        sample = Sample() if is_over else self._samples.get(exit_.pid or 0, Sample())
-        if is_over or exit_.start_failure:
-            state, kind = _end_state(exit_, scene.outcome().is_interrupted)
+        is_lost = self._lost_s and not is_over and not exit_.start_failure
+        sample = Sample() if is_over or is_lost else self._samples.get(exit_.pid or 0, Sample())
+        end_s = exit_.end_s or self._lost_s or time.time()
+        if is_lost:
+            state, kind = "lost", FAILED
+        elif is_over or exit_.start_failure:
+            state, kind = _end_state(exit_, self._outcome().is_interrupted)
         else:
-            state, kind = self._state(scene, exit_, sample)
-        end_s = exit_.end_s or time.time()
+            state, kind = self._state(exit_, sample)
         return Row(
             rank=exit_.rank,
+            host=self._host,
             state=state,
             kind=kind,
             pid=exit_.pid,
             up_s=None if exit_.start_s is None else end_s - exit_.start_s,
-            since_s=exit_.end_s or 0.0,
+            since_s=exit_.end_s or self._lost_s,
             cpu=sample.cpu,
             memory=sample.memory,
             gpu_memory=sample.gpu_memory,
             gpu=sample.gpu,
         )
 
-    def _state(self, scene: Scene, exit_: Exit, sample: Sample) -> tuple[str, int]:
+    def _state(self, exit_: Exit, sample: Sample) -> tuple[str, int]:
         """Of one that lives. A rank that was silent too long hangs until it says something."""
         kind, since_ns = self._blamed.get(exit_.rank, ("", 0))
         if exit_.start_s is None:
@@ -173,19 +132,144 @@ class Display:
             return "stuck", HUNG
         if self._is_stopping:
             return "stopping", LIVE
-        if kind and (kind == "late" or scene.group.activity(self._indexes[exit_.rank])[0] <= since_ns):
+        if kind and (kind == "late" or self._group.activity(self._indexes[exit_.rank])[0] <= since_ns):
             return kind, HUNG
         if sample.is_suspended:
             return "suspended", HUNG
         return ("ready" if exit_.ready_s is not None else "running"), LIVE
 
-    def _last_line(self, scene: Scene, rank: int) -> str:
+    def last_line(self, rank: int) -> str:
         """What it wrote last, or last said in STATUS=."""
         index = self._indexes[rank]
-        line = plain(scene.group.line(index))
+        line = plain(self._group.line(index))
         if line:
             self._lines[rank] = line
-        return self._lines.get(rank) or plain(scene.group.status(index))
+        return self._lines.get(rank) or plain(self._group.status(index))
+
+
+def living(plan: Plan, exits: Sequence[Exit], now_s: float) -> dict[int, tuple[Worker, float]]:
+    """Of each pid that lives: its worker, and when it started (monotonic)."""
+    epoch_s, workers = time.time() - now_s, {worker.rank: worker for worker in plan.workers}
+    return {
+        e.pid: (workers[e.rank], e.start_s - epoch_s)
+        for e in exits
+        if e.pid is not None and e.start_s is not None and e.end_s is None
+    }
+
+
+class Display:
+    """The table on one screen: of one node's ranks, or of those of several. footer: a line below the ranks."""
+
+    def __init__(self, screen: Screen, environ: Mapping[str, str], footer: Callable[[], str] = str) -> None:
+        self._screen = screen
+        self._painter = Painter(environ)
+        self._footer = footer
+        self._scenes: dict[int, Scene] = {}  # by node
+        self._begin_s = time.time()
+        self._drawn_s = self._due_s = self._looked_s = 0.0
+        self.shown: set[int] = set()  # ranks that have a line now
+
+    # ---- what happens
+
+    def begin(self, scene: Scene, node: int = 0) -> None:
+        self._scenes[node] = scene
+        self._due_s = 0.0
+
+    def follow(self, event: Event, node: int = 0) -> None:
+        """Take one event of a node in."""
+        if node in self._scenes:
+            self._scenes[node].follow(event)
+        if event.kind == "passed":
+            self.note_signal(event.signal)
+
+    def note_signal(self, number: int) -> None:
+        """We were told this one."""
+        if number == _CONT:
+            self._screen.forget()  # the shell wrote below it meanwhile
+        if number in (_CONT, _WINCH):  # what is on the screen is not what we drew
+            self._due_s = 0.0
+
+    def stop(self, node: int | None = None) -> None:
+        """Ranks are being stopped: a node's, or all."""
+        for at, scene in self._scenes.items():
+            if node in (None, at):
+                scene.stop()
+
+    def lose(self, node: int) -> None:
+        """That node has gone."""
+        if node in self._scenes:
+            self._scenes[node].lose()
+
+    def say(self, text: str) -> bool:
+        """Above the table. False: there is none, or nobody sees it."""
+        if not self.is_seen:
+            return False
+        self._screen.say(text)
+        self._due_s = 0.0
+        return True
+
+    @property
+    def is_seen(self) -> bool:
+        """There is a table, and a screen for it that is ours now."""
+        return bool(self._scenes) and not self._screen.is_gone and self._screen.is_ours(self._pids())
+
+    def _pids(self) -> set[int]:
+        """Ranks may have the foreground; those of other nodes are others here."""
+        return self._scenes[0].pids if len(self._scenes) == 1 and 0 in self._scenes else set()
+
+    # ---- when
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """Until the next frame, or what was asked for; None: for ever."""
+        if not self._scenes or self._screen.is_gone:
+            return asked_s
+        wait_s = max(0.0, self._due_s - time.monotonic())
+        return wait_s if asked_s is None else min(wait_s, asked_s)
+
+    def act(self) -> None:
+        """Something has happened, or the time is up."""
+        now_s = time.monotonic()
+        self._due_s = min(self._due_s, self._drawn_s + _GAP_S)
+        if self._scenes and not self._screen.is_gone and now_s >= self._due_s:
+            self._draw(now_s)
+
+    def take_look(self) -> bool:
+        """Whether it is time to ask other nodes what their ranks use: once a second, while the table is seen."""
+        now_s = time.monotonic()
+        is_due = now_s - self._looked_s >= TICK_S * 0.9 and self.is_seen
+        self._looked_s = now_s if is_due else self._looked_s
+        return is_due
+
+    def end(self) -> None:
+        """The group is about to be closed, or all of them: the last frame stays."""
+        if any(scene.pids for scene in self._scenes.values()) and not self._screen.is_gone:
+            self._draw(time.monotonic())
+        self._scenes.clear()
+        self._screen.forget()
+
+    def close(self) -> None:
+        self._screen.close()
+
+    # ---- what
+
+    def _draw(self, now_s: float) -> None:
+        self._drawn_s, self._due_s = now_s, now_s + TICK_S
+        if not self._screen.is_ours(self._pids()):
+            return
+        columns, lines = self._screen.size()
+        width = columns - 1  # in the last column a terminal may wrap already
+        rows = [row for scene in self._scenes.values() for row in scene.rows(now_s)]
+        where = f" on {len(self._scenes)} nodes" if len(self._scenes) > 1 else ""
+        title = f"infini-run, {len(rows)} rank{'s' if len(rows) != 1 else ''}{where}, "
+        title += up_text(time.time() - self._begin_s)
+        self.shown.clear()
+        frame = self._painter.frame(rows, title, (width, lines - 1), self._last_line, self._footer())
+        if not self._screen.draw(frame, width):
+            self._due_s = now_s + _GAP_S
+
+    def _last_line(self, rank: int) -> str:
+        self.shown.add(rank)
+        return next(scene for scene in self._scenes.values() if scene.has(rank)).last_line(rank)
 
 
 def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:

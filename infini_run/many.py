@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.options import Options
+    from infini_run.overview import Overview
     from infini_run.report import Report
 
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
@@ -40,7 +41,12 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         with unstopped():
             say(f"infini-run: {printable(text)}")
 
-    head = Head(options, roster, environ=environ, say=tell)
+    overview: Overview | None = None
+    if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
+        from infini_run.overview import open_overview
+
+        overview, options = open_overview(options, environ, say=say)
+    head = Head(options, roster, environ=environ, say=tell, overview=overview)
     head.start()
     try:
         make_room(len(roster.hosts))
@@ -53,6 +59,9 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         report = head.report()
     finally:
         head.close()
+        problem = "" if overview is None else overview.close()
+        if problem:
+            tell(problem)
     if options.report:
         _write_report(options.report, report, say)
     text = report.text()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
+    from infini_run.relay import Relay
     from infini_run.report import Report
     from infini_run.seeing import Seeing
     from infini_run.watch import Watch
@@ -52,7 +53,7 @@ class NodeRun:
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
         heading: str = "",
-        seeing: Seeing | None = None,
+        seeing: Seeing | Relay | None = None,
         has_head: bool = False,
         stdins: Mapping[int, int] | None = None,
     ) -> None:

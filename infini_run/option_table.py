@@ -252,10 +252,11 @@ FLAGS = (
          help="print the plan, every rank's environment and arguments, and start nothing"),
     switch("verbose", "seeing", "say what is done"),
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
-         help="one table of all ranks, redrawn in place on the terminal that is our stderr, in place of --console; "
-         "needs rich; auto: with --console=none at a terminal, where rich is"),
+         help="one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of "
+         "--console; needs rich; auto: with --console=none at a terminal, where rich is"),
     _row("seeing", "trace", plain, "", "FILE",
-         "write the life of all ranks to FILE, as a Chrome trace: open it in ui.perfetto.dev", shown="none"),
+         "write the life of all ranks on all nodes to FILE, as a Chrome trace: open it in ui.perfetto.dev",
+         shown="none"),
     _row("seeing", "plot", _file, "", "FILE.png",
          "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
          shown="none"),

@@ -122,7 +122,8 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
 def options_of_agents(options: Options) -> Options:
     """What a node is told: its own part. Output is labelled where it meets that of others."""
     console = "prefix" if options.console == "inherit" else options.console
-    ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "live": "off", "trace": ""}
+    ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
+    ours["live"] = "on" if options.live == "on" else "off"
     return replace(options, console=console, **ours)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan
+    from infini_run.sample import Sampler
     from infini_run.trace import Trace
 
 _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
@@ -31,13 +32,21 @@ class Seeing:
     def __init__(self, trace: Trace | None, display: Display | None) -> None:
         self._trace = trace
         self._display = display
+        self._sampler: Sampler | None = None
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
         """The ranks are about to be started. outcome: what became of them so far."""
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(_scene(plan, group, outcome))
+            self._display.begin(self._scene(plan, group, outcome))
+
+    def _scene(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
+        from infini_run.live import Scene
+        from infini_run.sample import Sampler
+
+        self._sampler = self._sampler or Sampler()
+        return Scene(plan, group, outcome, self._sampler.take)
 
     def follow(self, event: Event) -> None:
         if self._trace is not None:
@@ -80,13 +89,9 @@ class Seeing:
         """The launch is over: write the trace. Safe twice. Why that was not possible, or ""."""
         if self._display is not None:
             self._display.close()
+        if self._sampler is not None:
+            self._sampler.close()
         return "" if self._trace is None else self._trace.write()
-
-
-def _scene(plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
-    from infini_run.live import Scene
-
-    return Scene(plan=plan, group=group, outcome=outcome)
 
 
 def open_seeing(
@@ -97,8 +102,7 @@ def open_seeing(
 
     Raises UsageError: rich is missing, or the trace cannot be written.
     """
-    if options.trace and options.report and _place("trace", options.trace) == _place("report", options.report):
-        raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
+    check_names(options)
     trace = None
     if options.trace:
         from infini_run.files import check_target
@@ -107,9 +111,15 @@ def open_seeing(
 
         trace = Trace(absolute("trace", options.trace))
         check_target("trace", options.trace, options.log_dir)
-    display = _open_display(options, environ, say) if options.live != "off" else None
+    display = open_display(options, environ, say)
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Seeing(trace, display)), options
+
+
+def check_names(options: Options) -> None:
+    """Raises UsageError: trace and report are one file."""
+    if options.trace and options.report and _place("trace", options.trace) == _place("report", options.report):
+        raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
 
 
 def _place(flag: str, path: str) -> tuple[str, str]:
@@ -120,8 +130,15 @@ def _place(flag: str, path: str) -> tuple[str, str]:
     return os.path.realpath(folder), name
 
 
-def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[str], None] | None) -> Display | None:
+def open_display(
+    options: Options,
+    environ: Mapping[str, str],
+    say: Callable[[str], None] | None,
+    footer: Callable[[], str] = str,
+) -> Display | None:
     """`auto` is silent about what it does without."""
+    if options.live == "off":
+        return None
     is_asked = options.live == "on"
     if not _is_screen(environ):
         if is_asked and say is not None:
@@ -136,7 +153,7 @@ def _open_display(options: Options, environ: Mapping[str, str], say: Callable[[s
     from infini_run.live import Display
     from infini_run.screen import Screen
 
-    return Display(Screen(2), environ)
+    return Display(Screen(2), environ, footer)
 
 
 def _is_screen(environ: Mapping[str, str]) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FAILED, HUNG, LIVE, OVER = range(4)  # kinds of rows, in the order of what to see first
 _STYLES = {FAILED: "bold red", HUNG: "bold yellow", LIVE: "green", OVER: "dim"}
+_FOOTED = 4  # lines for ranks, below which a footer goes
+_HOST = 16  # columns of a host's name, at most
 _LINE = 16  # columns below which a last line says nothing
 _IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within a step do not change places
 
@@ -24,7 +26,7 @@ _IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within 
 @record
 class Row:
     """One rank. state: in a word or two, of kind FAILED, HUNG, LIVE or OVER. since_s: when it came to that, for the
-    order; None: not known."""
+    order; None: not known. host: empty where there is one node."""
 
     rank: int
     state: str
@@ -36,6 +38,7 @@ class Row:
     memory: int | None = None
     gpu_memory: int | None = None
     gpu: float | None = None
+    host: str = ""
 
 
 def choose(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
@@ -96,14 +99,23 @@ class Painter:
         self._environ = dict(environ)
 
     def frame(
-        self, rows: Sequence[Row], title: str, size: tuple[int, int], last_line: Callable[[int], str]
+        self,
+        rows: Sequence[Row],
+        title: str,
+        size: tuple[int, int],
+        last_line: Callable[[int], str],
+        footer: str = "",
     ) -> list[str]:
         """At most `size` (columns, lines) of lines, with colours. last_line: what a rank wrote last; asked only for
-        ranks that are shown."""
+        ranks that are shown. footer: the last line, where ranks leave room for it."""
         columns, lines = size
         if columns < 1 or lines < 1:
             return []
         room = lines - 2
+        if footer and room > _FOOTED:
+            room -= 1
+        else:
+            footer = ""
         if len(rows) > room:
             room -= 1
         shown, others = choose(rows, room) if room > 0 else ([], [])
@@ -112,6 +124,8 @@ class Painter:
             parts.append(_grid(shown, columns, last_line))
         if others:
             parts.append(self._text(f"... and {len(others)} more: {count_text(others)}", "dim"))
+        if footer:
+            parts.append(self._text(footer, "dim"))
         return self._render(parts, columns)
 
     def _text(self, text: str, style: str) -> Any:
@@ -142,6 +156,7 @@ def plain(text: bytes) -> str:
 
 _COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (  # title, width, how soon it goes, what it shows
     ("RANK", 5, 0, lambda row: str(row.rank)),
+    ("HOST", _HOST, 1, lambda row: row.host),
     ("STATE", 11, 0, lambda row: row.state),
     ("PID", 7, 3, lambda row: "" if row.pid is None else str(row.pid)),
     ("UP", 8, 4, lambda row: up_text(row.up_s)),
@@ -157,7 +172,12 @@ def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) ->
     from rich.text import Text
 
     has_gpu = any(row.gpu_memory is not None or row.gpu is not None for row in rows)
-    wanted = [column for column in _COLUMNS if has_gpu or not column[0].startswith("GPU")]
+    name = min(_HOST, max(4, *(len(row.host) for row in rows), 0))
+    wanted = [
+        (title, name if title == "HOST" else width, goes, show)
+        for title, width, goes, show in _COLUMNS
+        if (has_gpu or not title.startswith("GPU")) and (title != "HOST" or any(row.host for row in rows))
+    ]
     while sum(width + 1 for _, width, _, _ in wanted) + _LINE > columns and max(column[2] for column in wanted):
         wanted.remove(max(wanted, key=lambda column: column[2]))
     rest = columns - sum(width + 1 for _, width, _, _ in wanted)
@@ -165,7 +185,7 @@ def _grid(rows: Sequence[Row], columns: int, last_line: Callable[[int], str]) ->
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", width=columns, collapse_padding=True
     )
     for title, width, _, _ in wanted:
-        left = title == "STATE"
+        left = title in ("STATE", "HOST")
         grid.add_column(title, width=width, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     if rest >= _LINE // 2:
         grid.add_column("LAST LINE", width=rest, no_wrap=True, overflow="ellipsis")

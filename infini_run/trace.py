@@ -2,7 +2,8 @@
 
 Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chrome://tracing and torch.profiler share:
 slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
-several nodes lie side by side. A process of the trace is a process: pids are the kernel's.
+several nodes lie side by side. A process of the trace is a process: pids are the kernel's, but of several nodes in
+one trace, where two may have the same: there they are numbers of the trace's own.
 
 No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second,
 and once more after the last thing that happened.
@@ -14,31 +15,60 @@ import os
 import time
 
 from infini_run.errors import printable
+from infini_run.record import record
 from infini_run.report import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, Protocol
 
-    from infini_run.group import Event, Group
+    from infini_run.group import Event
     from infini_run.plan import Plan, Worker
 
+    class Volumes(Protocol):
+        """What a group knows of how much its workers have written, by index."""
+
+        def volume(self, worker: int) -> tuple[int, int]:
+            """Bytes of stdout and of stderr."""
+
+
 _GAP_NS = 100_000_000  # at least, between two looks at what ranks have written
-_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and looks become half as frequent
+MOST_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and looks become half as frequent
 _INSTANTS = 10_000  # kept of what may come without end, such as signals passed on
 _BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved colour names
+
+
+@record
+class Home:
+    """Which launcher's ranks a trace is of, where it is not our own: a node's. host: its name. pid: its number in the
+    trace. order: where the viewer puts it. number: gives the numbers of its ranks. begin_ns: when it began. facts: of
+    its launcher."""
+
+    host: str
+    pid: int
+    order: int
+    number: Callable[[], int]
+    begin_ns: int
+    facts: dict[str, Any]
 
 
 class _Life:
     """One rank of one attempt."""
 
-    def __init__(self, index: int, worker: Worker, event: Event, attempt: int) -> None:
+    def __init__(self, index: int, worker: Worker, event: Event, attempt: int, home: Home | None) -> None:
         self.index = index
         self.worker = worker
         self.attempt = attempt
         self.name = f"rank {worker.rank}, attempt {attempt}" if attempt else f"rank {worker.rank}"
+        self.facts: dict[str, Any] = {}
         self.pid = event.pid
+        if home is not None:
+            self.name += f" on {home.host}"
+            self.facts = {"host": home.host, "pid": event.pid}
+            self.pid = home.number()
         self.start_ns = event.time_ns
+        self.lost_ns = 0  # 0: it was not
         self.ready_ns = self.stop_ns = 0  # 0: never
         self.end: Event | None = None
         self.samples: list[tuple[int, int, int]] = []  # when, bytes of stdout, of stderr
@@ -53,8 +83,12 @@ class _Life:
 class Trace:
     """Tell it what happens, then `write`. `path` is absolute. Times come in as CLOCK_MONOTONIC's nanoseconds."""
 
-    def __init__(self, path: str, *, gap_ns: int = _GAP_NS, most_samples: int = _SAMPLES) -> None:
+    def __init__(
+        self, path: str, *, gap_ns: int = _GAP_NS, most_samples: int = MOST_SAMPLES, home: Home | None = None
+    ) -> None:
         self.path = path
+        self._home = home
+        self._pid = os.getpid() if home is None else home.pid
         self._gap_ns = gap_ns
         self._most_samples = most_samples
         self._count = 0
@@ -62,9 +96,9 @@ class Trace:
         self._is_behind = False  # something has happened since the last look
         self._carries = False  # any output
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = time.monotonic_ns() if home is None else home.begin_ns
         self._plan: Plan | None = None
-        self._group: Group | None = None
+        self._group: Volumes | None = None
         self._live: dict[int, _Life] = {}  # by index
         self._lives: list[_Life] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
@@ -75,9 +109,9 @@ class Trace:
 
     # ---- what happens
 
-    def begin(self, plan: Plan, group: Group) -> None:
-        """The ranks are about to be started; again for each attempt."""
-        now_ns = time.monotonic_ns()
+    def begin(self, plan: Plan, group: Volumes, *, now_ns: int = 0) -> None:
+        """The ranks are about to be started; again for each attempt. now_ns: when, where that was not now."""
+        now_ns = now_ns or time.monotonic_ns()
         if self._plan is None:
             self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.file})
         self._plan, self._group = plan, group
@@ -89,9 +123,13 @@ class Trace:
         """Take one event of the group in."""
         getattr(self, f"_note_{event.kind}", self._note_other)(event)
 
-    def stop(self) -> None:
+    def renew(self, attempt: int) -> None:
+        """What begins next is that restart."""
+        self._attempt = attempt
+
+    def stop(self, now_ns: int = 0) -> None:
         """The ranks are being stopped, by us or by whoever told us."""
-        self._stop(time.monotonic_ns())
+        self._stop(now_ns or time.monotonic_ns())
 
     def _stop(self, time_ns: int) -> None:
         if self._stop_ns:
@@ -108,6 +146,12 @@ class Trace:
         self._is_behind = now_ns < self._next_ns and not at_once
         if self._is_behind:
             return
+        self.look(now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """See what ranks have written, unless the last look was too short ago for a long job's trace."""
+        if now_ns < self._next_ns - _GAP_NS:
+            return
         self._next_ns = now_ns + self._gap_ns
         for life in self._live.values():
             self._sample(life, now_ns)
@@ -121,11 +165,17 @@ class Trace:
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
-    def end(self) -> None:
+    def lose(self, now_ns: int) -> None:
+        """Its node has gone: nobody knows what became of its ranks after that."""
+        for life in self._live.values():
+            life.lost_ns = max(now_ns, life.start_ns)
+        self.end(now_ns)
+
+    def end(self, now_ns: int = 0) -> None:
         """The group is about to be closed."""
-        if self._live:
+        if self._live and not now_ns:
             self.act(at_once=True)
-        now_ns = time.monotonic_ns()
+        now_ns = now_ns or time.monotonic_ns()
         self._live.clear()
         self._group, self._is_behind = None, False
         if self._spawn_ns:
@@ -135,7 +185,7 @@ class Trace:
 
     def _note_started(self, event: Event) -> None:
         assert self._plan is not None
-        life = _Life(event.worker, self._plan.workers[event.worker], event, self._attempt)
+        life = _Life(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
         self._live[event.worker] = life
         self._lives.append(life)
         self._spawned_ns = max(self._spawned_ns, event.time_ns)
@@ -210,8 +260,9 @@ class Trace:
         return {"name": name, "ph": "X", "ts": start_us, "dur": end_us - start_us, "pid": pid, "tid": pid}
 
     def _slice(self, name: str, start_ns: int, end_ns: int, args: dict[str, Any] | None = None) -> None:
+        facts = {} if self._home is None else self._home.facts
         self._events.append(
-            {**self._span(name, os.getpid(), start_ns, end_ns), "cat": "launcher", "args": args or {}}
+            {**self._span(name, self._pid, start_ns, end_ns), "cat": "launcher", "args": {**facts, **(args or {})}}
         )
 
     def _instant(self, name: str, event: Event, args: dict[str, Any] | None = None) -> None:
@@ -219,27 +270,34 @@ class Trace:
         if self._told > _INSTANTS:
             return
         life = self._live.get(event.worker)
-        pid = os.getpid() if life is None else life.pid
+        pid = self._pid if life is None else life.pid
         where = {"pid": pid, "tid": pid, "s": "g" if life is None else "p", "ts": self._us(event.time_ns)}
         self._events.append({"name": name, "ph": "i", "cat": "event", **where, "args": args or {}})
 
     def content(self) -> dict[str, Any]:
         """The whole trace so far, in the order of time."""
-        now_ns = time.monotonic_ns()
-        names = _names(os.getpid(), f"infini-run on {os.uname().nodename}", -1)
-        events = list(self._events)
-        for life in self._lives:
-            names += _names(life.pid, life.name, life.worker.rank)
-            events += self._life_events(life, now_ns)
-        events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
         plan = self._plan
         other = {} if plan is None else {"launch_id": plan.launch_id, "world_size": plan.world_size}
-        return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": other}
+        return whole(*self.parts(), other)
+
+    def parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The names of its processes, and what happened so far."""
+        now_ns = time.monotonic_ns()
+        home = self._home
+        names = process_names(
+            self._pid, f"infini-run on {home.host}" if home else _own_name(), home.order if home else -1
+        )
+        events = list(self._events)
+        for life in self._lives:
+            names += process_names(life.pid, life.name, life.worker.rank)
+            events += self._life_events(life, now_ns)
+        return names, events
 
     def _life_events(self, life: _Life, now_ns: int) -> list[dict[str, Any]]:
-        end_ns = life.end.time_ns if life.end else now_ns
+        end_ns = life.end.time_ns if life.end else life.lost_ns or now_ns
         whole = self._span(life.name, life.pid, life.start_ns, end_ns)
-        events = [{**whole, "cat": "rank", "cname": _colour(life.end), "args": _args(life)}]
+        colour = _BAD if life.lost_ns else _colour(life.end)
+        events = [{**whole, "cat": "rank", "cname": colour, "args": _args(life)}]
         stop_ns = min(life.stop_ns or end_ns, end_ns)
         if life.stop_ns:
             events.append({**self._span("stopping", life.pid, stop_ns, end_ns), "cat": "rank"})
@@ -261,18 +319,33 @@ class Trace:
         if self._written or self._plan is None:
             return ""
         self._written = True
-        import json
-
-        from infini_run.files import write_whole
-
-        try:
-            write_whole(self.path, json.dumps(self.content(), separators=(",", ":")).encode() + b"\n")
-        except OSError as error:
-            return f"the trace {self.path} cannot be written: {error.strerror}"
-        return ""
+        return write_trace(self.path, self.content())
 
 
-def _names(pid: int, name: str, order: int) -> list[dict[str, Any]]:
+def whole(names: list[dict[str, Any]], events: list[dict[str, Any]], other: dict[str, Any]) -> dict[str, Any]:
+    """The content of a trace, its events in the order of time."""
+    events = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0)))
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def write_trace(path: str, content: dict[str, Any]) -> str:
+    """The file, whole or not at all. Why that was not possible, or ""."""
+    import json
+
+    from infini_run.files import write_whole
+
+    try:
+        write_whole(path, json.dumps(content, separators=(",", ":")).encode() + b"\n")
+    except OSError as error:
+        return f"the trace {path} cannot be written: {error.strerror}"
+    return ""
+
+
+def _own_name() -> str:
+    return f"infini-run on {os.uname().nodename}"
+
+
+def process_names(pid: int, name: str, order: int) -> list[dict[str, Any]]:
     """How the viewer calls a process, and where it puts it: ourselves first, then by rank."""
     facts = {
         "process_name": {"name": name},
@@ -299,9 +372,12 @@ def _args(life: _Life) -> dict[str, Any]:
         "rank": life.worker.rank,
         "local_rank": life.worker.local_rank,
         "attempt": life.attempt,
+        **life.facts,
     }
     if life.worker.devices:
         args["devices"] = ",".join(life.worker.devices)
+    if life.lost_ns:
+        args["exit"] = "its node was lost"
     if life.end is not None:
         args |= {
             "exit": _end_text(life.end),

@@ -1,0 +1,161 @@
+"""The agent's side of --live and --trace: what happens on this node, told to the head as frames. It stands where
+Seeing stands, and is imported only where the head asks for it.
+
+Events go at once. What ranks have written is counted, for a trace, when something has happened, at most ten times a
+second. What they use is looked at when the head asks, and at no other time: it asks once a second, for a table that
+somebody sees, and not again before it has the answer. Times are this node's CLOCK_MONOTONIC, in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from infini_run.group import Event, Group
+    from infini_run.outcome import Outcome
+    from infini_run.plan import Plan
+    from infini_run.sample import Sampler
+
+_GAP_NS = 100_000_000  # at least, between two counts of what ranks have written
+_LINE = 1000  # bytes of a last line
+MOST_LINES = 500  # that one answer has
+
+
+class Relay:
+    """send: gets what there is to tell, of plain types. has_room: whether the head takes more than what it must have.
+    counts: whether it is asked how much ranks have written."""
+
+    def __init__(self, send: Callable[[list[Any]], None], has_room: Callable[[], bool], *, counts: bool) -> None:
+        self._send = send
+        self._has_room = has_room
+        self._counts = counts
+        self._begin_ns = time.monotonic_ns()
+        self._untold: list[Any] = []
+        self._plan: Plan | None = None
+        self._group: Group | None = None
+        self._outcome: Callable[[], Outcome] | None = None
+        self._sampler: Sampler | None = None
+        self._live: set[int] = set()  # indices of workers
+        self._volumes: dict[int, tuple[int, int]] = {}  # as they were told last
+        self._next_ns = 0
+        self._is_behind = False
+
+    # ---- as Seeing
+
+    def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
+        """The ranks are about to be started."""
+        self._plan, self._group, self._outcome = plan, group, outcome
+        self._live.clear()
+        self._volumes.clear()
+        ranks = [
+            [worker.rank, worker.local_rank, list(worker.devices), worker.stdout.piped or worker.stderr.piped]
+            for worker in plan.workers
+        ]
+        self._tell("begin", self._begin_ns, time.monotonic_ns(), plan.file, ranks)
+        self._flush()
+
+    def follow(self, event: Event) -> None:
+        """Take one event of the group in."""
+        if event.kind == "started":
+            self._live.add(event.worker)
+        elif event.kind == "exited":
+            self._count(event.time_ns, {event.worker} & self._live)
+            self._live.discard(event.worker)
+        flags = event.dumped_core | event.after_stop << 1 | event.status_lost << 2
+        numbers = [event.worker, event.pid, event.code, event.signal, flags, event.time_ns]
+        self._tell("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
+
+    def stop(self) -> None:
+        """The ranks are being stopped."""
+        self._tell("stop", time.monotonic_ns())
+
+    def timeout_s(self, asked_s: float | None) -> float | None:
+        """Until the count that is still to come, or what was asked for; None: for ever."""
+        if not self._is_behind:
+            return asked_s
+        wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
+        return wait_s if asked_s is None else min(wait_s, asked_s)
+
+    def act(self) -> None:
+        """Something has happened, or the time is up."""
+        now_ns = time.monotonic_ns()
+        self._is_behind = self._counts and self._group is not None and now_ns < self._next_ns
+        if self._counts and not self._is_behind and self._has_room():
+            self._next_ns = now_ns + _GAP_NS
+            self._count(now_ns, self._live)
+        self._flush()
+
+    def say(self, text: str) -> bool:
+        """Lines for the user go to the head as any output."""
+        return False
+
+    def end(self) -> None:
+        """The group is about to be closed."""
+        if self._group is None:
+            return
+        now_ns = time.monotonic_ns()
+        self._count(now_ns, self._live)
+        self._tell("end", now_ns)
+        self._flush()
+        self._group, self._is_behind = None, False
+
+    def close(self) -> str:
+        """Safe twice. There is never a problem."""
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+        return ""
+
+    # ---- what the head asks
+
+    def look(self, asked: list[int]) -> None:
+        """What ranks use now, and what those of `asked` that are here wrote last."""
+        plan, group, outcome = self._plan, self._group, self._outcome
+        if plan is None or group is None or outcome is None:
+            self._tell("look", [], [])
+            self._flush()
+            return
+        from infini_run.live import living
+        from infini_run.sample import Sampler
+
+        now_s = time.monotonic()
+        self._sampler = self._sampler or Sampler()
+        ranks = living(plan, outcome().exits(), now_s)
+        indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
+        rows = []
+        for pid, s in self._sampler.take(ranks, now_s).items():
+            at = indexes[ranks[pid][0].rank]
+            said_ns = group.activity(at)[0]
+            rows.append([at, pid, s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended, said_ns])
+        here = [indexes[rank] for rank in asked[:MOST_LINES] if rank in indexes]
+        self._tell("look", rows, [[at, _text(group.line(at)), _text(group.status(at))] for at in here])
+        self._flush()
+
+    # ---- telling
+
+    def _count(self, now_ns: int, workers: set[int]) -> None:
+        group = self._group
+        if group is None or not self._counts:
+            return
+        volumes = {index: group.volume(index) for index in workers}
+        changed = {index: volume for index, volume in volumes.items() if volume != self._volumes.get(index, (0, 0))}
+        if changed:
+            self._volumes |= changed
+            self._tell("written", now_ns, [[index, *volume] for index, volume in changed.items()])
+
+    def _tell(self, *what: Any) -> None:
+        self._untold.append(what)
+
+    def _flush(self) -> None:
+        untold, self._untold = self._untold, []
+        if untold:
+            self._send(untold)
+
+
+def _text(line: bytes) -> str:
+    """The end of it: what is longer ends with what was written last."""
+    return line[-_LINE:].decode("utf-8", "surrogateescape")
