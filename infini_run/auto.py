@@ -29,6 +29,9 @@ NOTHING = "--engine=auto: no engine was found in the environment; this is a laun
 ENGINES = ("slurm", "pbs")  # whose allocations we reach from here
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
+_KNOWN_BOTH = ("nnodes", "node_rank")  # by flags and by the Site
+_PODS = ("podenv", "kubernetes", "lws", "sagemaker")  # where a pod's launcher has PET_* from an operator
+_PET = COMMAND_LINE + 1 + [prefix.text for prefix in PREFIXES].index("PET_")
 _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 
 # What needs a launcher above the rank; where each task is a rank there is none.
@@ -61,8 +64,9 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
     if site.form == BATCH and _is_head(site, asked):
         given["engine"] = replace(given["engine"], value=site.engine)
         return site
-    _agree(given, site, "nnodes")
-    _agree(given, site, "node_rank")
+    site = _without_guesses(given, site)
+    for name in _KNOWN_BOTH:
+        _agree(given, site, name)
     if site.is_task:
         _settle_task(given, site)
     if "nproc_per_node" in given:
@@ -86,6 +90,24 @@ def _is_head(site: Site, asked: str) -> bool:
             f"where ssh may: --engine=ssh --hosts={names}"
         )
     return True
+
+
+def _without_guesses(given: Given, site: Site) -> Site:
+    """A pod's variables are many a framework's, and count nodes or ranks: they are not asked for what PET_* says.
+    Where WORLD_SIZE is as many as the ranks that were asked for, it counts those."""
+    if site.engine not in _PODS:
+        return site
+    names = [name for name in _KNOWN_BOTH if name in given and given[name].level == _PET]
+    nnodes, nproc = given.get("nnodes"), given.get("nproc_per_node")
+    if nnodes is not None and nproc is not None and "nnodes" not in names and isinstance(nproc.value, int):
+        names += ["nnodes"] if site.remark and nnodes.value * nproc.value == site.nnodes else []
+    unknown = {name: 0 if name == "nnodes" else -1 for name in names}
+    return replace(
+        site,
+        **unknown,
+        sources=tuple(source for source in site.sources if source[0] not in names),
+        remark="" if "nnodes" in names else site.remark,
+    )
 
 
 def _agree(given: Given, site: Site, name: str) -> None:

@@ -90,6 +90,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         return _show(plan, options, before, request.site)
     if options.nnodes > 1 and not (request.site and request.site.rank > 0):
         _warn_of_address(options)
+        _warn_of_restarts(options)
     if request.site is not None and request.site.is_task:
         from infini_run.step import become_rank
 
@@ -123,6 +124,15 @@ def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> 
     if not is_quiet:
         _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
     return withhold_place(environ, options.export) if site and not site.is_task else environ
+
+
+def _warn_of_restarts(options: Options) -> None:
+    """Once: each of the launchers is as alone as we are."""
+    if options.max_restarts and options.node_rank == 0:
+        _say(
+            "infini-run: --max_restarts on several nodes: each of them restarts for itself, out of step with the "
+            "others; with INFINI_RUN_TOKEN=... the same on every node they are one job"
+        )
 
 
 def _warn_of_address(options: Options) -> None:

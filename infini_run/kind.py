@@ -91,11 +91,16 @@ def address(text: str) -> str:
     return host
 
 
+NO_PORT = "the port is missing: HOST:PORT is allowed, such as node0:29500"
+
+
 def endpoint(text: str) -> tuple[str, int]:
-    """HOST:PORT or [IPV6]:PORT."""
+    """HOST:PORT or [IPV6]:PORT. Without a port: -1, which only torchrun's c10d allows."""
     host, colon, digits = text.rpartition(":")
-    if not colon or not digits or text[-1] == "]":
-        raise ValueError("the port is missing: HOST:PORT is allowed, such as node0:29500")
+    if not colon or text[-1] == "]":
+        return address(text), -1
+    if not digits:
+        raise ValueError(NO_PORT)
     if ":" in host and not (host[0] == "[" and host[-1] == "]"):
         raise ValueError("an IPv6 address with a port is written in brackets: [IPV6]:PORT")
     return address(host), port(digits)

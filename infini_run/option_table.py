@@ -265,14 +265,17 @@ FLAGS = (
          shown="none"),
 
     _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
-         "honoured: c10d on a single node without endpoint means a free port; etcd is refused"),
+         "honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without "
+         "one is 29400; etcd is refused"),
+    _row("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
+         "honoured: join_timeout=SECONDS is --join_timeout; the rest has no effect, for nobody meets before the "
+         "program starts", shown="none"),
     _row("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
          help="honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
     switch("virtual_local_rank", "torchrun",
            "honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)"),
-    _ignored("rdzv_conf", "K=V,...", "nobody meets before the program starts", _foreign("rdzv_conf")),
     _ignored("monitor_interval", "TIME", "nothing is polled", _foreign("monitor_interval")),
     _ignored("start_method", "", "the program is always executed", choices=("spawn", "fork", "forkserver")),
     _ignored("event_log_handler", "NAME", "see --report"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.flags import COMMAND_LINE, parse
-from infini_run.kind import MAX_INT, StreamMap
+from infini_run.kind import MAX_INT, NO_PORT, StreamMap
 from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 USAGE = "infini-run [flags] [--] program [args...]"
 _MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
-_TORCHRUN = ("numa_binding", "virtual_local_rank")  # flags that stand for flags of ours
+_TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for flags of ours
 TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
+_C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _SECONDS = (
@@ -134,6 +135,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         from infini_run.torchrun import translate
 
         translate(given)
+    _settle_endpoint(given)
     _settle_standalone(given)
     site = _find_site(given, environ)
     roster = _find_roster(given, environ)
@@ -182,6 +184,16 @@ def _find_roster(given: Given, environ: Mapping[str, str]) -> Roster | None:
     from infini_run.roster import call_roll
 
     return call_roll(given, environ, read_file)
+
+
+def _settle_endpoint(given: Given) -> None:
+    """An endpoint without a port: torchrun's c10d has one of its own for that."""
+    endpoint, backend = given.get("rdzv_endpoint"), given.get("rdzv_backend")
+    if endpoint is None or endpoint.value[1] >= 0:
+        return
+    if backend is None or backend.value != "c10d":
+        raise UsageError(f"{endpoint.origin}: {NO_PORT}")
+    given["rdzv_endpoint"] = replace(endpoint, value=(endpoint.value[0], _C10D_PORT))
 
 
 def _settle_standalone(given: Given) -> None:
@@ -259,7 +271,8 @@ def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: 
         raise UsageError(f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed")
     if nnodes > 1 and not is_ours and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
         raise UsageError(
-            f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank"
+            f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank, or "
+            "--engine=auto: then Slurm, PBS, MPI or Kubernetes says which node this is"
         )
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")

@@ -237,7 +237,7 @@ def _common_env(
         ("GROUP_WORLD_SIZE", nnodes),
         ("ROLE_WORLD_SIZE", world),
         ("ROLE_NAME", options.role),
-        ("TORCHELASTIC_RUN_ID", options.run_id or "none"),
+        ("TORCHELASTIC_RUN_ID", options.run_id or (launch_id if options.standalone else "none")),
         ("TORCHELASTIC_RESTART_COUNT", "0"),
         ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
     ]

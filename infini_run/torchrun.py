@@ -22,13 +22,27 @@ BINDS = {"node": "numa", "socket": "socket", "exclusive": "cores", "core-complex
 
 
 def rdzv_conf(text: str) -> str:
-    """`K=V,...`, which is checked and forgotten: there is no rendezvous before the program's own."""
+    """`K=V,...`, of which only join_timeout is heard: there is no rendezvous before the program's own."""
     if not all(part.partition("=")[0].strip() and "=" in part for part in text.split(",") if part.strip()):
         raise ValueError(
-            "K=V,... is allowed, and has no effect: --rdzv_endpoint=HOST:PORT says where rank 0 listens, "
-            "--ready_timeout=TIME how long ranks may take to meet"
+            "K=V,... is allowed, and has no effect but for join_timeout: --rdzv_endpoint=HOST:PORT says where rank 0 "
+            "listens, --ready_timeout=TIME how long ranks may take to meet"
         )
+    _join_timeout(text)
     return text
+
+
+def _join_timeout(text: str) -> float | None:
+    """How long to wait for all nodes, where that is said. Raises ValueError."""
+    found = None
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name.strip() == "join_timeout":
+            try:
+                found = kind.duration(value.strip())
+            except ValueError as error:
+                raise ValueError(f"join_timeout: {error}") from None
+    return found
 
 
 def signals_to_handle(text: str) -> str:
@@ -58,6 +72,10 @@ def translate(given: dict[str, Setting]) -> None:
 
     Raises UsageError: a flag of ours, by the same authority, says something else.
     """
+    conf = given.get("rdzv_conf")
+    join_timeout_s = None if conf is None else _join_timeout(conf.value)
+    if conf is not None and join_timeout_s is not None:
+        _put(given, "join_timeout", replace(conf, value=join_timeout_s))
     binding = given.get("numa_binding")
     if binding is not None and binding.value:
         _put(given, "bind", replace(binding, value=BINDS[binding.value]))

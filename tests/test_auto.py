@@ -56,6 +56,41 @@ def test_a_process_for_each_gpu_or_as_many_as_were_asked_for():
     assert options(environ=ONE_NODE, SLURM_NTASKS_PER_NODE="4", SLURM_GPUS_ON_NODE="2").nproc_per_node == 2
 
 
+# As Kubeflow's operator sets them on the second of two pods with eight ranks each (training-operator, envvar.go):
+# WORLD_SIZE counts ranks, RANK counts pods.
+PYTORCHJOB = {
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "WORLD_SIZE": "16",
+    "RANK": "1",
+    "PET_MASTER_ADDR": "job-master-0",
+    "PET_MASTER_PORT": "23456",
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "8",
+}
+
+
+def test_what_pet_says_wins_over_what_a_pods_variables_may_mean():
+    request = resolve(["--engine=auto", "prog"], PYTORCHJOB)
+    got = request.options
+    assert (got.nnodes, got.node_rank, got.nproc_per_node) == (2, 1, 8)
+    assert (got.master_addr, got.master_port) == ("job-master-0", 23456)
+    assert request.site.remark == "", "nothing was guessed"
+    assert not [line for line in describe(request.site) if "WORLD_SIZE" in line]
+    without = {name: value for name, value in PYTORCHJOB.items() if name != "PET_NODE_RANK"}
+    assert options(environ=without).node_rank == 1
+    by_index = JOB | {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m"}
+    assert options(environ=by_index).node_rank == 3
+
+
+def test_a_world_size_that_is_the_ranks_asked_for_counts_those():
+    pod = {name: value for name, value in PYTORCHJOB.items() if not name.startswith("PET_")}
+    got = options("--nnodes=2", "--nproc_per_node=8", environ=pod)
+    assert (got.nnodes, got.node_rank, got.nproc_per_node) == (2, 1, 8)
+    assert "--nnodes=3, but WORLD_SIZE=16" in refused("--nnodes=3", "--nproc_per_node=8", environ=pod)
+
+
 def test_nobody_looks_without_the_flag():
     assert resolve(["prog"], SRUN) == resolve(["prog"], {})
     assert resolve(["--engine=local", "prog"], SRUN).options.nnodes == 1

@@ -313,6 +313,15 @@ def test_without_a_token_nothing_listens(node, port, bell):
     assert command.wait() == 143
 
 
+@pytest.mark.parametrize(("rank", "token", "lines"), [(0, "", 1), (1, "", 0), (0, "secret", 0)])
+def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, token, lines):
+    commands = [node(each, "true", token=token, flags=("--max_restarts=1",)) for each in {rank, 1 if token else rank}]
+    assert [command.wait() for command in commands] == [0] * len(commands)
+    found = [line for line in told(*commands) if "--max_restarts on several nodes" in line]
+    assert len(found) == lines
+    assert all("with INFINI_RUN_TOKEN=... the same on every node they are one job" in line for line in found)
+
+
 def test_a_token_without_an_endpoint_is_refused(infini_run):
     command = infini_run("--nnodes=2", "true", env={**os.environ, "INFINI_RUN_TOKEN": "x"})
     assert command.wait() == 2

@@ -375,6 +375,8 @@ def test_a_port_nobody_named_is_free_where_it_need_not_be_known():
     assert options("--standalone").master_port == 0
     assert options("--rdzv_backend=c10d").master_port == 0
     assert options("--rdzv_backend=c10d", "--rdzv_endpoint=h:5").master_port == 5
+    assert options("--rdzv_backend=c10d", "--rdzv_endpoint=h").master_port == 29400
+    assert options("--rdzv_endpoint=[::1]", PET_RDZV_BACKEND="c10d").master_port == 29400
     assert options("--rdzv_backend=c10d", "--nnodes=2", "--node_rank=0").master_port == 29500
     assert options("--rdzv_backend=static").master_port == 29500
 

@@ -197,6 +197,8 @@ def test_the_environment_that_comes_in_is_not_changed():
 
 def test_a_job_without_a_name_is_called_none_as_torchrun_does():
     assert dict(plan_of().env)["TORCHELASTIC_RUN_ID"] == "none"
+    assert dict(plan_of("--standalone").env)["TORCHELASTIC_RUN_ID"] == plan_of().launch_id
+    assert dict(plan_of("--standalone", "--run_id=a").env)["TORCHELASTIC_RUN_ID"] == "a"
 
 
 def test_cuda_visible_devices_is_left_alone_unless_gpus_were_asked_for():

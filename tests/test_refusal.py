@@ -127,7 +127,7 @@ REFUSALS = [
     ),
     (
         "--rdzv_backend=c10d --nnodes=2",
-        "--rdzv_backend=c10d with --nnodes=2: node ranks are not handed out, give",
+        "--rdzv_backend=c10d with --nnodes=2: node ranks are not handed out, give --node_rank, or --engine=auto",
     ),
     ("--run_path", "--run_path: this cannot be honoured; give the script as the program"),
     ("--logs_specs=x", "--logs_specs=x: this cannot be honoured; use --log_dir"),

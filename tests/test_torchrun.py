@@ -56,6 +56,16 @@ ASKS = {"help"}  # they are answered, not resolved
 ELSEWHERE = {"max_restarts", "numa_binding"}  # tested with what they stand for
 
 
+def test_the_time_that_nodes_have_to_join_is_torchs_too():
+    assert resolve(["--rdzv_conf=timeout=9,join_timeout=600", "x"], {}).options.join_timeout_s == 600
+    assert resolve(["--join_timeout=5", "x"], {"PET_RDZV_CONF": "join_timeout=600"}).options.join_timeout_s == 5
+    assert resolve(["--rdzv_conf=timeout=9", "x"], {}).options.join_timeout_s == 300
+    with pytest.raises(UsageError, match="join_timeout: "):
+        resolve(["--rdzv_conf=join_timeout=soon", "x"], {})
+    with pytest.raises(UsageError, match="contradict each other"):
+        resolve(["--rdzv_conf=join_timeout=600", "--join_timeout=5", "x"], {})
+
+
 def rows():
     found = [ROW.match(line) for line in DOCUMENT.read_text().splitlines()]
     return {m["name"].replace("-", "_"): (m["variable"] or "", m["fate"]) for m in found if m}

@@ -174,7 +174,7 @@ class ExecSpawner:
         if request.roster is not None:
             raise UsageError("these workers are of one machine")
         assert request.options is not None
-        self.options = request.options
+        self.options = replace(request.options, standalone=False)  # one run, of whatever launches
         self._command = find_command(words, self._environ, cwd=self._cwd or "")
         self._node = survey(self.options, self._environ)
         self.world_size = self._node.nproc
