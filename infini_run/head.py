@@ -334,7 +334,8 @@ class Head:
                 self._fleet.move(peer, "lost")
                 continue
             noise = "" if peer.wire is None else peer.wire.noise
-            self._lose(peer, self._engine.explain(peer.name, ended.code, ended.words + noise))
+            name = "" if peer.is_new and not self._engine.OVER_STDIO else peer.name  # then its agent's words count
+            self._lose(peer, self._engine.explain(name, ended.code, f"{noise}\n{ended.words}"))
         if self._engine_end is not None and not self._stopping:
             self._stops_for_engine = True
             self.stop()
@@ -346,7 +347,7 @@ class Head:
         if self._engine_end is None or self._told:
             return
         lost = sorted((peer for peer in self.peers if peer.is_unexplained), key=lambda peer: peer.failed_s)
-        about = lost[0].name if len(lost) == 1 else ""
+        about = lost[0].name if len(lost) == 1 and lost[0].was_running else ""
         text = self._engine.explain(about, self._engine_end.code, self._engine_end.words)
         if lost and isinstance(self.error, NodeLost) and self.error.node == lost[0].index:
             others = f", and with it {named(lost[1:])}" if lost[1:] else ""

@@ -371,6 +371,17 @@ def test_an_agent_that_is_not_installed_is_told_with_what_to_do(run, case):
     case.end()
 
 
+def test_an_agent_that_does_not_start_is_told_in_its_own_words(run, case, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'licence.dat: No such file or directory' >&2\nexit 3\n")
+    python.chmod(0o755)
+    command = run(f"--remote_python={python}", "true")
+    assert command.wait() == 1
+    why = b"srun ended with 3: licence.dat: No such file or directory"
+    assert command.err == b"infini-run: node 0 (node1) could not be reached: " + why + b"\n"
+    case.end()
+
+
 def test_ranks_are_where_the_list_of_hosts_says(run, four, case):
     """Slurm itself numbers the nodes of a step in its own order; and it hands on how we have logged in elsewhere."""
     env = {**four.env, "SSH_CONNECTION": "10.9.9.9 1234 10.8.8.8 22"}

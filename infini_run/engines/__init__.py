@@ -84,6 +84,22 @@ def find_engine(name: str) -> Engine:
     return engine
 
 
+_OURS = ("infini_run", "_cffi_backend")  # modules that an interpreter without us has not
+_GONE = "infini-run: the head has gone"  # what others say when the first has ended
+
+
+def said(words: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
+    """The lines of it, those that begin as the engine's own do before those that agents have written: the last is the
+    best reason that there is."""
+    lines = [line.strip() for line in words.splitlines() if line.strip() and line.strip() != _GONE]
+    return sorted(lines, key=lambda line: not line.startswith(by_engine)) if by_engine else lines
+
+
+def lacks_us(line: str) -> bool:
+    """Whether an interpreter says that infini-run is not installed there."""
+    return "No module named" in line and any(name in line.rpartition("No module named")[2] for name in _OURS)
+
+
 def agent_words(
     options: Options, contact: Contact, node: str = "", tell: Sequence[str] = (), host: str | None = None
 ) -> list[str]:

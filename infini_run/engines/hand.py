@@ -3,7 +3,7 @@ others' launchers are agents themselves, and dial. Nothing is started elsewhere.
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words
+from infini_run.engines import Client, Contact, agent_words, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
 
 def explain(host: str, code: int, words: str) -> str:
     """What the agent wrote last."""
-    said = [line.strip() for line in words.splitlines() if line.strip()]
-    return f"the agent of this node ended with {code}" + (f": {said[-1]}" if said else "")
+    lines = said(words)
+    return f"the agent of this node ended with {code}" + (f": {lines[-1]}" if lines else "")
 
 
 def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 
-from infini_run.engines import Client, Contact, agent_words
+from infini_run.engines import Client, Contact, agent_words, said
 from infini_run.errors import ProgramMissing, UsageError
 from infini_run.link import TOKEN
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
+_OWN = ("[", "YOUR APPLICATION", "This typically refers", "Please see the FAQ", "mpirun")  # outside of boxes
 _KNOWN = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # program: whether it is Open MPI's
 
 
@@ -67,9 +68,17 @@ def _is_open_mpi(environ: Mapping[str, str]) -> bool:
 
 
 def explain(host: str, code: int, words: str) -> str:
-    """mpirun's own last words."""
-    said = [line.strip() for line in words.splitlines() if line.strip(" -\n")]
-    return f"mpirun ended with {code}" + (f": {said[-1]}" if said else "")
+    """The agent's own last words, else mpirun's."""
+    lines = said(words)
+    ours, is_frame = [], False
+    for line in lines:
+        if not line.strip("-="):
+            is_frame = not is_frame  # a box of mpirun's own
+        elif not is_frame and not line.startswith(_OWN):
+            ours.append(line)
+    theirs = [line for line in lines if line.strip("-=")]
+    about = (ours or theirs)[-1:]
+    return f"mpirun ended with {code}" + (f": {about[0]}" if about else "")
 
 
 def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,7 +8,7 @@ Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words
+from infini_run.engines import Client, Contact, agent_words, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
-_NOT_THERE = ("execve()", "No module named")  # what the node says of an interpreter that it does not have
+_NOT_THERE = "execve()"  # what the node says of an interpreter that it does not have
+_OWN = ("srun:", "slurmstepd:")
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -48,10 +49,13 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
 
 
 def explain(host: str, code: int, words: str) -> str:
-    """srun's own last words."""
-    said = [line.strip() for line in words.splitlines() if line.strip() and "CANCELLED" not in line]
-    cause = next((line for line in said if any(text in line for text in _NOT_THERE)), "")
-    about = cause or next((line for line in reversed(said) if host and host in line), said[-1] if said else "")
+    """The agent's own last words; of a node that was lost what srun says of it, else its last complaint."""
+    lines = [line for line in said(words, by_engine=_OWN) if "CANCELLED" not in line]
+    cause = next((line for line in lines if _NOT_THERE in line or lacks_us(line)), "")
+    named = next((line for line in reversed(lines) if host and host in line), "")
+    is_own = bool(lines) and not lines[-1].startswith(_OWN)
+    errors = [line for line in lines if "error:" in line]
+    about = cause or named or (lines[-1] if is_own or not errors else errors[-1]) if lines else ""
     hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
     return f"srun ended with {code}" + (f": {about}" if about else "") + hint
 

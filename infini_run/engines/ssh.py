@@ -7,7 +7,7 @@ MaxStartups, which refuses connections at random when many come at once.
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words
+from infini_run.engines import Client, Contact, agent_words, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,14 +23,13 @@ TOKEN_BY_FILE = False
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "EscapeChar=none")
 _NO_CONNECTION = 255  # ssh's own failures; all else is the remote side's
 _PASSING = ("kex_exchange_identification", "Connection reset", "Connection closed by", "banner exchange")
+_NO_PROGRAM = (126, 127)  # a shell's word for what cannot be run
 _HINTS = (  # what ssh says, and what to do
     ("Could not resolve hostname", "is the name right? ssh knows it by --ssh_config, DNS or /etc/hosts"),
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key has changed: look why, then ssh-keygen -R {host}"),
     ("Host key verification failed", "its host key is not known here: ssh {host} once by hand"),
     ("Permission denied", "no key of ours is taken there: ssh-copy-id {host}, or an agent (ssh-add -l)"),
-    ("No module named", "install infini-run there, or give --remote_python=PATH of a Python that has it"),
-    ("not found", "give --remote_python=PATH of a Python there that has infini-run"),
-    ("No such file or directory", "give --remote_python=PATH of a Python there that has infini-run"),
+    ("Can't open user config file", "it is the one of --ssh_config"),
     ("timed out", "is it up, and is the port open?"),
     ("Connection refused", "is sshd running there, on that port?"),
 )
@@ -51,11 +50,22 @@ def _quoted(word: str) -> str:
 
 
 def explain(host: str, code: int, words: str) -> str:
-    """ssh's own last words, and what to do about them."""
-    said = next((line for line in reversed(words.splitlines()) if line.strip()), "")
-    hint = next((hint for text, hint in _HINTS if text in words), "")
-    what = f"ssh ended with {code}" + (f": {said.strip()}" if said else "")
-    return f"{what}; {hint.format(host=host)}" if hint else what
+    """ssh's own last words, or those of what ran there; and what to do about them."""
+    lines = said(words)
+    about = lines[-1] if lines else ""
+    what = f"ssh ended with {code}" + (f": {about}" if about else "")
+    hint = _hint(host, code, words, about)
+    return f"{what}; {hint}" if hint else what
+
+
+def _hint(host: str, code: int, words: str, about: str) -> str:
+    if code == _NO_CONNECTION:
+        return next((hint for text, hint in _HINTS if text in words), "").format(host=host)
+    if lacks_us(about):
+        return "install infini-run there, or give --remote_python=PATH of a Python that has it"
+    if code in _NO_PROGRAM or "Command not found" in about:
+        return "give --remote_python=PATH of a Python there that has infini-run"
+    return ""
 
 
 def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
