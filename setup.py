@@ -1,11 +1,17 @@
 """Builds the C core as one abi3 extension; everything else is in pyproject.toml."""
 
 import os
+import shlex
+import subprocess
+import sysconfig
+import zipfile
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError, LinkError
+
+build_scripts = Distribution().get_command_class("build_scripts")  # setuptools has no module of that name
 
 GUARD = "irun-guard"
 GUARD_SOURCES = ["csrc/guard/main.c", "csrc/guard/hunt.c", "csrc/chase.c", "csrc/clock.c", "csrc/process.c"]
@@ -41,6 +47,34 @@ class CoreAndGuard(build_ext):
         return [*super().get_outputs(), os.path.join(self.build_lib, "infini_run", GUARD)]
 
 
+START_FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fno-stack-protector", "-fno-pie"]
+START_LINK = ["-static", "-no-pie", "-nostdlib", "-s"]
+
+
+class ScriptsBehindPrograms(build_scripts):
+    """bin/NAME becomes NAME.py, whose first line the installer writes, and csrc/start/main.c becomes NAME: it starts
+    that also where the interpreter's path has a space or is too long (docs/decisions/0039)."""
+
+    def run(self):
+        self.force = True  # what lies there of an earlier build is no script any more
+        super().run()
+        program = os.path.join(self.build_dir, "start")
+        words = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+        try:
+            subprocess.run([*words, *START_FLAGS, *START_LINK, "-o", program, "csrc/start/main.c"], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"infini-run and infini-job are scripts ({error}): right where the path of Python is a plain one")
+            return
+        for source in self.scripts:
+            path = os.path.join(self.build_dir, os.path.basename(source))
+            os.replace(path, f"{path}.py")
+            self.copy_file(program, path)
+            with zipfile.ZipFile(path, "a") as archive:  # `python PATH` runs it, as it runs any script
+                archive.write(source, "__main__.py")
+            os.chmod(path, 0o755)
+        os.unlink(program)
+
+
 class Abi3Wheel(bdist_wheel):
     """The extension uses the limited API of 3.10, so one wheel serves every later CPython."""
 
@@ -49,4 +83,11 @@ class Abi3Wheel(bdist_wheel):
         return ("cp310", "abi3", platform) if python.startswith("cp") else (python, abi, platform)
 
 
-setup(cffi_modules=["csrc/build.py:ffi"], cmdclass={"bdist_wheel": Abi3Wheel, "build_ext": CoreAndGuard})
+setup(
+    cffi_modules=["csrc/build.py:ffi"],
+    cmdclass={
+        "bdist_wheel": Abi3Wheel,
+        "build_ext": CoreAndGuard,
+        "build_scripts": ScriptsBehindPrograms,
+    },
+)

@@ -7,6 +7,7 @@ by one process beside the head (agents.py): what is measured is the head, which 
 from __future__ import annotations
 
 import os
+import random
 import select
 import shutil
 import signal
@@ -51,7 +52,7 @@ def hosts(folder: Path) -> Iterator[Path]:
 
 def ours(bed: Bed, config: Path, *words: str) -> list[str]:
     flags = ["--engine=ssh", f"--hosts={','.join(HOSTS)}", "--nproc_per_node=2", f"--ssh_config={config}"]
-    return [bed.python, bed.infini_run, *flags, *words]
+    return [bed.infini_run, *flags, *words]
 
 
 def by_hand(config: Path) -> list[str]:
@@ -84,13 +85,16 @@ def launch_cases(bed: Bed, folder: Path) -> list[Case]:
 
 
 def free_port() -> int:
-    """One that nobody has, and nor has anybody the next one, which is the link's."""
+    """One that nobody has, and nor has anybody the next one, which is the link's. Not of those that the kernel gives
+    out by itself: a socket that asks whether the link's is open could be given that port, and meet itself."""
     while True:
-        with socket.socket() as probe, socket.socket() as following:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-            if port < 65535 and following.connect_ex(("127.0.0.1", port + 1)):
-                return port
+        port = random.randrange(12000, 32000)
+        try:
+            for number in (port, port + 1):
+                socket.create_server(("127.0.0.1", number)).close()
+        except OSError:
+            continue
+        return port
 
 
 def ranks_alive(mark: bytes) -> dict[int, int]:
@@ -147,7 +151,7 @@ def failure_cases(bed: Bed, folder: Path) -> list[Case]:
     def by_hand() -> int:
         shape = ["--nnodes=2", "--nproc_per_node=4", f"--rdzv_endpoint=127.0.0.1:{free_port()}"]
         env = {**bed.env, "INFINI_RUN_TOKEN": os.urandom(16).hex()}
-        nodes = [[bed.python, bed.infini_run, *shape, f"--node_rank={node}", *words] for node in range(2)]
+        nodes = [[bed.infini_run, *shape, f"--node_rank={node}", *words] for node in range(2)]
         return time_failure(nodes, env, mark.encode(), 8)
 
     rounds = bed.rounds(FAIL_ROUNDS)
@@ -162,7 +166,7 @@ def failure_cases(bed: Bed, folder: Path) -> list[Case]:
 
 def head_of(bed: Bed, nodes: int, port: int) -> list[str]:
     shape = [f"--nnodes={nodes}", "--node_rank=0", "--nproc_per_node=1", f"--rdzv_endpoint=127.0.0.1:{port}"]
-    return [bed.python, bed.infini_run, *shape, f"--link_port={port + 1}", "/bin/sleep", "1000"]
+    return [bed.infini_run, *shape, f"--link_port={port + 1}", "/bin/sleep", "1000"]
 
 
 def cpu_ns(pid: int) -> int:

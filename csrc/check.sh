@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 warnings=${1:-"-Wall -Wextra -Werror"}
 flags="-std=c11 -D_GNU_SOURCE -Icsrc"
-sources="$(ls csrc/[!_]*.c csrc/guard/*.c)"
+sources="$(ls csrc/[!_]*.c csrc/guard/*.c csrc/start/*.c)"
 
 missing=
 for tool in gcc clang clang-format clang-tidy; do
@@ -39,6 +39,7 @@ calls_nothing() { # FILE [SYMBOL]
 case $(uname -m) in x86_64 | aarch64)
     calls_nothing csrc/child.c
     calls_nothing csrc/guard/entry.c _start
+    calls_nothing csrc/start/main.c
     ;;
 esac
 clang-tidy --quiet $sources -- $flags

@@ -1,0 +1,103 @@
+/* start/main.c: bin/infini-run and bin/infini-job, which start the script beside them, PROGRAM.py.
+ *
+ * An installer writes its interpreter's path into the first line of PROGRAM.py, and the kernel reads no such line
+ * where the path has a space in it or more than 127 characters (Documentation/admin-guide/binfmt-misc.rst,
+ * BINPRM_BUF_SIZE before Linux 5.1). Such a line is read here. There is no libc in it: its start takes longer
+ * than all of this (guard/entry.c). */
+#include <fcntl.h>
+#include <linux/auxvec.h>
+#include <linux/limits.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../raw.h"
+
+#define KERNELS_LIMIT 127 /* characters of the first line, with its #! */
+#define TAIL ".py"
+#define SAY(text) (void)raw(SYS_write, 2, (long)(text), sizeof(text) - 1, 0, 0)
+
+void start_program(uintptr_t *stack);
+
+/* The stack is as the kernel leaves it: argc, argv, NULL, environ, NULL (System V ABI). */
+#if defined(__x86_64__)
+__asm__(".globl _start\n"
+        ".type _start, @function\n"
+        "_start:\n"
+        "  mov %rsp, %rdi\n"
+        "  and $-16, %rsp\n"
+        "  call start_program\n");
+#elif defined(__aarch64__)
+__asm__(".globl _start\n"
+        ".type _start, %function\n"
+        "_start:\n"
+        "  mov x0, sp\n"
+        "  bl start_program\n");
+#else
+#error "no entry for this processor"
+#endif
+
+/* The path that it was executed by, for where /proc is not mounted (getauxval(3)). */
+static const char *executed_path(const uintptr_t *environ) {
+    while (*environ != 0) environ++;
+    for (const uintptr_t *entry = environ + 1; entry[0] != AT_NULL; entry += 2)
+        if (entry[0] == AT_EXECFN) return (const char *)entry[1];
+    return "";
+}
+
+/* Its own path, links followed, and TAIL. Returns false: that is too long. */
+static bool find_script(char *path, const uintptr_t *environ) {
+    size_t size = PATH_MAX - sizeof TAIL, n = 0;
+    long read = raw(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)path, (long)size, 0);
+    if (read > 0) n = (size_t)read;
+    else
+        for (const char *other = executed_path(environ); n < size && other[n] != '\0'; n++)
+            path[n] = other[n];
+    for (size_t i = 0; i < sizeof TAIL; i++) path[n + i] = TAIL[i];
+    return n < size;
+}
+
+/* What is behind #! in the first line. Returns its length; 0: there is no such line. */
+static size_t read_interpreter(const char *script, char *line, size_t size) {
+    long fd = raw(SYS_openat, AT_FDCWD, (long)script, O_RDONLY | O_CLOEXEC, 0, 0);
+    if (fd < 0) return 0;
+    char mark[2] = {0};
+    long n = raw(SYS_read, fd, (long)mark, sizeof mark, 0, 0);
+    if (n == sizeof mark && mark[0] == '#' && mark[1] == '!')
+        n = raw(SYS_read, fd, (long)line, (long)size, 0, 0);
+    else n = 0;
+    (void)raw(SYS_close, fd, 0, 0, 0, 0);
+    for (long i = 0; i < n; i++) {
+        if (line[i] != '\n') continue;
+        line[i] = '\0';
+        return (size_t)i;
+    }
+    return 0;
+}
+
+static bool is_for_the_kernel(const char *line, size_t length) {
+    for (size_t i = 0; i < length; i++)
+        if (line[i] == ' ' || line[i] == '\t') return false;
+    return length + 2 <= KERNELS_LIMIT;
+}
+
+void start_program(uintptr_t *stack) {
+    char script[PATH_MAX], line[PATH_MAX];
+    uintptr_t *argv = stack + 1, *environ = argv + stack[0] + 1;
+    if (stack[0] == 0 || !find_script(script, environ)) {
+        SAY("infini-run: its own path is too long\n");
+        (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
+    }
+    size_t length = read_interpreter(script, line, sizeof line);
+    if (length > 0 && !is_for_the_kernel(line, length)) {
+        uintptr_t argc = stack[0], self = argv[0];
+        stack[0] = (uintptr_t)line; /* LINE SCRIPT ARGUMENTS, as the kernel would have it */
+        argv[0] = (uintptr_t)script;
+        (void)raw(SYS_execve, (long)line, (long)stack, (long)environ, 0, 0);
+        stack[0] = argc;
+        argv[0] = self;
+    }
+    (void)raw(SYS_execve, (long)script, (long)argv, (long)environ, 0, 0);
+    SAY("infini-run: the script beside this program, or its interpreter, cannot be started\n");
+    (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
+}
