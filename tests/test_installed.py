@@ -1,5 +1,4 @@
-"""The installed commands start wherever their environment lies: a path with spaces, or one that the kernel takes for too
-long in the first line of a script."""
+"""The installed commands start wherever their environment lies: in a path with spaces, or one that is too long."""
 
 from __future__ import annotations
 

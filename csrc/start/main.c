@@ -19,7 +19,7 @@
 
 void start_program(uintptr_t *stack);
 
-/* The stack is as the kernel leaves it: argc, argv, NULL, environ, NULL (System V ABI). */
+/* The stack is as the kernel leaves it: argc, argv, NULL, variables, NULL (System V ABI). */
 #if defined(__x86_64__)
 __asm__(".globl _start\n"
         ".type _start, @function\n"
@@ -37,21 +37,26 @@ __asm__(".globl _start\n"
 #error "no entry for this processor"
 #endif
 
-/* The path that it was executed by, for where /proc is not mounted (getauxval(3)). */
-static const char *executed_path(const uintptr_t *environ) {
-    while (*environ != 0) environ++;
-    for (const uintptr_t *entry = environ + 1; entry[0] != AT_NULL; entry += 2)
-        if (entry[0] == AT_EXECFN) return (const char *)entry[1];
-    return "";
+struct auxiliary { /* getauxval(3) */
+    uintptr_t type;
+    const char *text;
+};
+
+/* The path that it was executed by, for where /proc is not mounted. */
+static const char *executed_path(const uintptr_t *variables) {
+    while (*variables != 0) variables++;
+    const struct auxiliary *entry = (const void *)(variables + 1);
+    while (entry->type != AT_NULL && entry->type != AT_EXECFN) entry++;
+    return entry->type == AT_EXECFN ? entry->text : "";
 }
 
 /* Its own path, links followed, and TAIL. Returns false: that is too long. */
-static bool find_script(char *path, const uintptr_t *environ) {
+static bool find_script(char *path, const uintptr_t *variables) {
     size_t size = PATH_MAX - sizeof TAIL, n = 0;
     long read = raw(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)path, (long)size, 0);
     if (read > 0) n = (size_t)read;
     else
-        for (const char *other = executed_path(environ); n < size && other[n] != '\0'; n++)
+        for (const char *other = executed_path(variables); n < size && other[n] != '\0'; n++)
             path[n] = other[n];
     for (size_t i = 0; i < sizeof TAIL; i++) path[n + i] = TAIL[i];
     return n < size;
@@ -83,8 +88,8 @@ static bool is_for_the_kernel(const char *line, size_t length) {
 
 void start_program(uintptr_t *stack) {
     char script[PATH_MAX], line[PATH_MAX];
-    uintptr_t *argv = stack + 1, *environ = argv + stack[0] + 1;
-    if (stack[0] == 0 || !find_script(script, environ)) {
+    uintptr_t *argv = stack + 1, *variables = argv + stack[0] + 1;
+    if (stack[0] == 0 || !find_script(script, variables)) {
         SAY("infini-run: its own path is too long\n");
         (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
     }
@@ -93,11 +98,11 @@ void start_program(uintptr_t *stack) {
         uintptr_t argc = stack[0], self = argv[0];
         stack[0] = (uintptr_t)line; /* LINE SCRIPT ARGUMENTS, as the kernel would have it */
         argv[0] = (uintptr_t)script;
-        (void)raw(SYS_execve, (long)line, (long)stack, (long)environ, 0, 0);
+        (void)raw(SYS_execve, (long)line, (long)stack, (long)variables, 0, 0);
         stack[0] = argc;
         argv[0] = self;
     }
-    (void)raw(SYS_execve, (long)script, (long)argv, (long)environ, 0, 0);
+    (void)raw(SYS_execve, (long)script, (long)argv, (long)variables, 0, 0);
     SAY("infini-run: the script beside this program, or its interpreter, cannot be started\n");
     (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
 }
