@@ -12,19 +12,10 @@
 #ifndef CLONE_PIDFD
 #define CLONE_PIDFD 0x1000
 #endif
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
 #ifndef SYS_clone3
 #define SYS_clone3 435
 #endif
 #define INTO_CGROUP UINT64_C(0x200000000) /* CLONE_INTO_CGROUP, Linux 5.7 */
-
-int pidfd_open_of(const struct ir_group *g, pid_t pid) {
-    if (g->config.flags & IR_NO_PIDFD) return -ENOSYS;
-    long fd = syscall(SYS_pidfd_open, pid, 0);
-    return fd < 0 ? -errno : fd_above_stdio((int)fd);
-}
 
 /* clone3(2), for what clone(2) cannot do: CLONE_INTO_CGROUP. */
 struct clone3_args {

@@ -2,7 +2,7 @@
  *
  * fd.c     descriptors                       child.c  between clone and exec
  * spawn.c  the spawn, clone.c one process of it, arena.c its memory
- * wait.c   exits, in the order of death
+ * wait.c   exits, in the order of death      pidfd.c  a child as itself, and not as a number
  * state.c  the stop's timetable              stray.c  descendants that outlive the workers,
  *                                            process.c what /proc says of them
  *                                            chase.c  those that fork and exit without end
@@ -57,7 +57,9 @@
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
 #define TAIL_BUFFER 4096u        /* last words that are kept for the report */
+#define BY_PIDFD 3               /* P_PIDFD of waitid(2), Linux 5.4 */
 #define GUARD_NAME "irun-guard"
+#define LINE_SIZE 1024u          /* of a file of /proc that is read by lines: the rest of a line is not kept */
 #define STATUS_SIZE 512u         /* of a worker's last STATUS= that is kept */
 #define STRAYS_TOLD 16           /* named one by one; more are only stopped */
 
@@ -269,8 +271,16 @@ void *arena_stack(const struct ir_group *g, uint32_t index);
 int arena_share(struct ir_group *g);
 void arena_free(struct ir_group *g);
 
-/* clone.c */
+/* pidfd.c */
 int pidfd_open_of(const struct ir_group *g, pid_t pid);
+int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage);
+int child_reap(const struct ir_group *g, pid_t pid, int pidfd, siginfo_t *ret_info, int options,
+               struct rusage *ret_usage);
+bool child_is_ours(const struct ir_group *g, pid_t pid, int pidfd);
+int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig);
+bool child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig);
+
+/* clone.c */
 pid_t child_create(struct ir_group *g, struct slot *slot, uint32_t index, int *ret_pidfd);
 
 /* guard.c */
@@ -298,7 +308,6 @@ void wait_exits(struct ir_group *g);
 void wait_execs(struct ir_group *g);
 void wait_any(struct ir_group *g);
 bool wait_has_children(struct ir_group *g);
-int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage);
 int waiter_start(struct ir_group *g, uint32_t index);
 void waiter_ready(struct ir_group *g);
 
@@ -313,6 +322,7 @@ bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
 
 /* process.c */
 ssize_t process_file(const char *path, char *buffer, size_t size);
+bool process_lines(const char *path, void (*take)(const char *line, void *with), void *with);
 bool process_read(pid_t pid, struct process *ret);
 bool processes_add(struct processes *all, const struct process *process);
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);
@@ -334,6 +344,7 @@ void stray_gone(struct ir_group *g, int fd);
 void stray_close(struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
 uint32_t stray_signal(struct ir_group *g, int sig, bool tell);
+void stray_signal_groups(struct ir_group *g, int sig);
 void stray_name_stuck(struct ir_group *g);
 
 /* signal.c */

@@ -81,21 +81,50 @@ int fd_pipe(int ret_fds[2], int nonblocking_end) {
     return 0;
 }
 
-/* write(2) without SIGPIPE: a host program may have a use for that signal, and a reader of ours that
- * has gone is not its affair. The signal goes to the thread that writes, so it is held back and
- * taken here. -errno on failure. */
-ssize_t fd_write(int fd, const void *bytes, size_t size) {
+/* SIGPIPE: a host program may have a use for that signal, or have left it at its default, and a reader of
+ * ours that has gone is not its affair. The signal goes to the thread that writes (write(2) sends it to
+ * itself), so it is held back there and taken. One that was pending before is not ours to take. */
+enum { PIPE_HELD = 1, PIPE_BLOCKED = 2, PIPE_PENDING = 4 };
+
+static void sigpipe_set(sigset_t *ret_set) {
+    (void)sigemptyset(ret_set);
+    (void)sigaddset(ret_set, SIGPIPE);
+}
+
+void ir_sigpipe_hold(int *ret_held) {
     sigset_t only, before, pending;
-    (void)sigemptyset(&only);
-    (void)sigaddset(&only, SIGPIPE);
-    (void)pthread_sigmask(SIG_BLOCK, &only, &before);
-    bool ours = sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 0;
+    sigpipe_set(&only);
+    if (pthread_sigmask(SIG_BLOCK, &only, &before) != 0) return;
+    *ret_held = PIPE_HELD;
+    if (sigismember(&before, SIGPIPE) != 1) return;
+    *ret_held |= PIPE_BLOCKED;
+    if (sigpending(&pending) < 0 || sigismember(&pending, SIGPIPE) == 1) *ret_held |= PIPE_PENDING;
+}
+
+void ir_sigpipe_release(int *held) {
+    const struct timespec now = {0};
+    const int was = *held;
+    sigset_t only;
+    *held = 0;
+    if (!(was & PIPE_HELD)) return;
+    sigpipe_set(&only);
+    if (!(was & PIPE_PENDING)) (void)sigtimedwait(&only, NULL, &now);
+    if (!(was & PIPE_BLOCKED)) (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+}
+
+/* write(2) without SIGPIPE; -errno on failure. */
+ssize_t fd_write(int fd, const void *bytes, size_t size) {
+    int held = 0;
+    ir_sigpipe_hold(&held);
     ssize_t n = write(fd, bytes, size);
     if (n < 0) n = -errno;
-    const struct timespec now = {0};
-    if (n == -EPIPE && ours) (void)sigtimedwait(&only, NULL, &now);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (n != -EPIPE) held |= PIPE_PENDING; /* nothing came that would have to be taken */
+    ir_sigpipe_release(&held);
     return n;
+}
+
+int64_t ir_write(int fd, const char *bytes, uint64_t size) {
+    return fd_write(fd, bytes, size);
 }
 
 static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events, enum watch kind,

@@ -13,13 +13,8 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
-#endif
 
 /* After unshare(CLONE_NEWPID) our first child is process 1 of a new namespace: that must be a worker, and
  * when it ends the kernel ends the others. Until there is one, the link is not there (Linux 4.12). */
@@ -105,7 +100,7 @@ void guard_reaped(struct ir_group *g) {
 void guard_gone(struct ir_group *g) {
     siginfo_t info;
     if (g->guard.pid == 0) return;
-    int r = child_wait(P_PID, g->guard.pid, &info, WEXITED | WNOHANG, NULL);
+    int r = child_reap(g, g->guard.pid, g->guard.pidfd, &info, WEXITED | WNOHANG, NULL);
     if (r < 0 || info.si_pid != 0) guard_reaped(g);
     else fd_unwatch(g, g->guard.pidfd); /* a tracer holds it */
 }
@@ -114,10 +109,7 @@ void guard_gone(struct ir_group *g) {
 void guard_dismiss(struct ir_group *g) {
     if (g->guard.pid == 0) return;
     g->guard.dismissed = true;
-    int pidfd =
-        g->guard.pidfd; /* in a library the host may have reaped it, and its number be another's */
-    if (pidfd < 0 || syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) < 0)
-        if (pidfd < 0 || errno != ESRCH) (void)kill(g->guard.pid, SIGKILL);
+    (void)child_signal(g, g->guard.pid, g->guard.pidfd, SIGKILL);
 }
 
 void guard_stop(struct ir_group *g) {
@@ -127,7 +119,8 @@ void guard_stop(struct ir_group *g) {
     struct pollfd dead = {.fd = guard->pidfd, .events = POLLIN};
     if (guard->pidfd >= 0) (void)poll(&dead, 1, GIVE_UP_MS);
     siginfo_t info;
-    (void)child_wait(P_PID, guard->pid, &info, WEXITED | (guard->pidfd >= 0 ? WNOHANG : 0), NULL);
+    (void)child_reap(g, guard->pid, guard->pidfd, &info,
+                     WEXITED | (guard->pidfd >= 0 ? WNOHANG : 0), NULL);
     guard_forget(g);
 }
 

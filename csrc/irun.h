@@ -28,6 +28,8 @@ enum { /* ir_config.flags */
     IR_NO_PIDFD = 4,    /* behave as on a kernel without pidfds (before 5.3) */
     IR_NO_CGROUP = 8,   /* no cgroup of our own, though we may have one */
     IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
+    IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
+    IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
@@ -186,6 +188,9 @@ void ir_group_stop(struct ir_group *group, int sig);
 /* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
 void ir_group_kill(struct ir_group *group);
 
+/* Sends a signal to every worker's process group, also to what is left of one whose leader has ended. */
+void ir_group_signal_groups(struct ir_group *group, int sig);
+
 /* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
 int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
 
@@ -210,6 +215,15 @@ int ir_group_spare(struct ir_group *group, int pid, int spared);
  * never blocks. Returns 0, also where there is no console; -EAGAIN: nobody reads it, and no more of
  * ours is held: dropped. */
 int ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
+
+/* Any process: SIGPIPE does not reach the calling thread until the release, which takes one that came
+ * meanwhile; not one that was pending before. *held is 0 at first; a release of what is not held does nothing. */
+void ir_sigpipe_hold(int *ret_held);
+void ir_sigpipe_release(int *held);
+
+/* Any process: write(2) that raises no SIGPIPE. Returns how many bytes were written; -errno: -EPIPE,
+ * -EAGAIN, -EINTR. */
+int64_t ir_write(int fd, const char *bytes, uint64_t size);
 
 /* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
  * and later, returns at once. For a group that another thread waits for. */

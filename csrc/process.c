@@ -178,21 +178,57 @@ bool process_sees_itself(pid_t self) {
     return atoi(link) == self;
 }
 
-static uint64_t mask_in(const char *status, const char *name) {
-    const char *line = strstr(status, name);
-    return line == NULL ? 0 : strtoull(line + strlen(name), NULL, 16);
+/* Each line of a file, however long the file is: its first LINE_SIZE - 1 bytes, ended by a NUL and without the
+ * newline. False: it cannot be read. */
+bool process_lines(const char *path, void (*take)(const char *line, void *with), void *with) {
+    char piece[1024], line[LINE_SIZE];
+    size_t size = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t n;
+    while ((n = read_again(fd, piece, sizeof piece)) > 0) {
+        for (ssize_t i = 0; i < n; i++) {
+            if (piece[i] != '\n') {
+                if (size < sizeof line - 1) line[size++] = piece[i];
+                continue;
+            }
+            line[size] = '\0';
+            take(line, with);
+            size = 0;
+        }
+    }
+    (void)close(fd);
+    return n == 0;
 }
 
-/* A signal that ends it has been sent and nothing stands in its way, or it is on its way out: proc_pid_status(5). */
+/* What proc_pid_status(5) says of its signals; a line of that file can be as long as a user has groups. */
+struct status {
+    uint64_t pending, held;
+    bool has_memory;
+};
+
+static void status_take(const char *line, void *with) {
+    struct status *status = with;
+    const char *colon = strchr(line, ':');
+    if (colon == NULL) return;
+    const size_t size = (size_t)(colon - line);
+    const uint64_t mask = size == 6 ? strtoull(colon + 1, NULL, 16) : 0;
+    if (strncmp(line, "SigPnd:", 7) == 0 || strncmp(line, "ShdPnd:", 7) == 0)
+        status->pending |= mask;
+    if (strncmp(line, "SigBlk:", 7) == 0 || strncmp(line, "SigIgn:", 7) == 0 ||
+        strncmp(line, "SigCgt:", 7) == 0)
+        status->held |= mask;
+    if (strncmp(line, "VmSize:", 7) == 0) status->has_memory = true;
+}
+
+/* A signal that ends it has been sent and nothing stands in its way, or it is on its way out. */
 bool process_is_ending(pid_t pid, int sig) {
-    char path[32], status[4096];
+    char path[32];
+    struct status status = {0};
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    if (process_file(path, status, sizeof status) < 0) return true;
-    const uint64_t pending = mask_in(status, "\nSigPnd:") | mask_in(status, "\nShdPnd:");
-    const uint64_t held =
-        mask_in(status, "\nSigBlk:") | mask_in(status, "\nSigIgn:") | mask_in(status, "\nSigCgt:");
-    return (pending & (SIGNAL_BIT(SIGKILL) | (SIGNAL_BIT(sig) & ~held))) != 0 ||
-           strstr(status, "\nVmSize:") == NULL; /* an exiting process has given its memory back */
+    if (!process_lines(path, status_take, &status)) return true;
+    return (status.pending & (SIGNAL_BIT(SIGKILL) | (SIGNAL_BIT(sig) & ~status.held))) != 0 ||
+           !status.has_memory; /* an exiting process has given its memory back */
 }
 
 /* Whether the environment that a process was started with has the mark. Read in pieces that overlap by the

@@ -1,21 +1,14 @@
 /* signal.c: signals of an own process, and signals to workers.
  *
  * All signals are blocked and read from one signalfd, so that none is lost and none has a handler.
- * A worker that is not reaped yet is signalled by its number, which cannot be reused; after that
- * its process group, which its children may keep alive, is reached through the pidfd only. */
+ * Workers are signalled through their pidfds (pidfd.c), which also name a process group whose leader has ended. */
 #include "core.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
-#endif
-#define PIDFD_SIGNAL_TO_GROUP 4u /* PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9 */
 
 enum policy {
     PASS, /* to each worker's leader: a trainer asked for it, its helpers would die of it */
@@ -72,20 +65,25 @@ static int harmless_until_exec(const struct ir_group *g, int sig) {
     return g->execs_fd >= 0 && poll(&execs, 1, 0) == 0 ? SIGTERM : sig;
 }
 
-static void worker_signal_group(const struct worker *w, int sig) {
-    if (w->pid == 0) return;
-    if (!w->reaped) {
-        /* a leader that went to another group is still ours to signal */
-        if (getpgid(w->pid) != w->pid) (void)kill(w->pid, sig);
-        (void)kill(-w->pid, sig);
-    } else if (w->pidfd >= 0) {
-        (void)syscall(SYS_pidfd_send_signal, w->pidfd, sig, NULL, PIDFD_SIGNAL_TO_GROUP);
-    }
+/* False: see child_signal_group. */
+static bool worker_signal_group(const struct ir_group *g, const struct worker *w, int sig) {
+    if (w->pid == 0) return true;
+    if (w->reaped && w->pidfd < 0)
+        return true; /* what is left of it is found when all workers have ended */
+    /* a leader that went to another group is still ours to signal */
+    if (!w->reaped && getpgid(w->pid) != w->pid) (void)child_signal(g, w->pid, w->pidfd, sig);
+    return child_signal_group(g, w->pid, w->pidfd, w->reaped, sig);
 }
 
 void group_signal_groups(struct ir_group *g, int sig) {
+    bool all = true;
     sig = harmless_until_exec(g, sig);
-    for (uint32_t i = 0; i < g->started; i++) worker_signal_group(&g->workers[i], sig);
+    for (uint32_t i = 0; i < g->started; i++) all &= worker_signal_group(g, &g->workers[i], sig);
+    if (!all) stray_signal_groups(g, sig);
+}
+
+void ir_group_signal_groups(struct ir_group *g, int sig) {
+    group_signal_groups(g, sig);
 }
 
 int group_signal_leaders(struct ir_group *g, int sig) {
@@ -93,7 +91,7 @@ int group_signal_leaders(struct ir_group *g, int sig) {
     sig = harmless_until_exec(g, sig);
     for (uint32_t i = 0; i < g->started; i++) {
         const struct worker *w = &g->workers[i];
-        if (w->pid != 0 && !w->reaped && kill(w->pid, sig) == 0) reached++;
+        if (w->pid != 0 && !w->reaped && child_signal(g, w->pid, w->pidfd, sig) == 0) reached++;
     }
     return reached;
 }
@@ -103,7 +101,8 @@ int ir_group_signal(struct ir_group *g, int worker, int sig) {
     if (worker < 0) return group_signal_leaders(g, sig);
     const struct worker *w = &g->workers[worker];
     if (w->pid == 0 || w->reaped) return -ESRCH;
-    return kill(w->pid, harmless_until_exec(g, sig)) < 0 ? -errno : 1;
+    int r = child_signal(g, w->pid, w->pidfd, harmless_until_exec(g, sig));
+    return r < 0 ? r : 1;
 }
 
 /* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they

@@ -143,7 +143,8 @@ static int worker_start(struct ir_group *g, uint32_t index) {
     event_push(g, IR_STARTED, (int)index, pid)->time_ns = now;
     int r = worker_watch(g, index);
     if (r == 0) return 0;
-    (void)kill(pid, SIGKILL); /* nobody would ever hear of its end: it must not go on */
+    (void)child_signal(g, pid, w->pidfd,
+                       SIGKILL); /* nobody would ever hear of its end: it must not go on */
     worker_exited_wait(g, index);
     return r;
 }

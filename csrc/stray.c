@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define GENERATIONS 64 /* between a stray and us, that have not exited */
@@ -43,6 +44,7 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
 static bool is_orphan(const struct ir_group *g, const struct processes *all,
                       const struct process *p) {
     int adopts = 0;
+    if (p->parent == 0) return false; /* it was brought into our PID namespace from outside */
     if (p->parent == g->self)
         return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
     const struct process *ancestor = process_find(all, g->self);
@@ -112,9 +114,18 @@ static void stray_keep(struct ir_group *g, pid_t pid, int fd) {
     else g->strays[g->strays_alive++] = (struct stray){.pid = pid, .fd = fd};
 }
 
+/* Where the host program adopts orphans (it is process 1, or a subreaper) a stray of ours has become its
+ * child, which it knows nothing of. The number alone would not do: whose child it is now nobody knows. */
+static void stray_reap(const struct ir_group *g, const struct stray *stray) {
+    siginfo_t info;
+    if (!(g->config.flags & IR_OLD_PIDFD))
+        (void)child_wait(BY_PIDFD, stray->fd, &info, WEXITED | WNOHANG | __WALL, NULL);
+}
+
 void stray_gone(struct ir_group *g, int fd) {
     for (uint32_t i = 0; i < g->strays_alive; i++)
         if (g->strays[i].fd == fd) {
+            stray_reap(g, &g->strays[i]);
             (void)fd_release(g, fd);
             g->strays[i] = g->strays[--g->strays_alive];
             return;
@@ -199,13 +210,18 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* Sends to every stray there is now; returns how many there are, as stray_count does. As process 1
- * every process that we can see is a stray, and kill(-1) reaches even those that fork as fast as we
- * kill. */
+/* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
+static bool is_the_end(const struct ir_group *g) {
+    return g->self == 1 && (g->config.flags & IR_OWN_PROCESS) && (g->config.flags & IR_LAST);
+}
+
+/* Sends to every stray there is now; returns how many there are, as stray_count does. At the very end of a
+ * process 1, after the cgroup and the search of /proc, kill(-1) reaches even those that fork as fast as we kill,
+ * and those that we cannot look for. */
 uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
     struct processes all;
     const pid_t last = sig == SIGKILL ? chase_begin() : 0;
-    bool whole = strays_find(g, &all);
+    bool whole = strays_find(g, &all), end = is_the_end(g);
     if (tell) strays_note(g, &all, sig);
     if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
@@ -213,16 +229,31 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
         const struct process *stray = &all.at[i];
         if (!stray->ours) continue;
         n++;
-        if (g->self != 1) stray_send(g, stray, sig);
+        stray_send(g, stray, sig);
     }
-    if (sig == SIGKILL && n > 0 && g->self != 1 && (g->config.flags & IR_OWN_PROCESS))
+    if (sig == SIGKILL && n > 0 && !end && (g->config.flags & IR_OWN_PROCESS))
         (void)chase(last, stray_kill_young, g);
-    if (g->self == 1 && (n > 0 || (!g->has_proc && wait_has_children(g)))) {
+    if (end && (g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) {
         (void)kill(-1, sig);
         n++;
     }
     free(all.at);
     return n > 0 || whole ? n : 1;
+}
+
+static bool is_led_by_worker(const struct ir_group *g, const struct process *p) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].pid == p->group) return true;
+    return false;
+}
+
+/* To what is left of process groups that have lost their leaders, where the kernel cannot signal those as such. */
+void stray_signal_groups(struct ir_group *g, int sig) {
+    struct processes all;
+    (void)strays_find(g, &all);
+    for (size_t i = 0; i < all.n; i++)
+        if (all.at[i].ours && is_led_by_worker(g, &all.at[i])) stray_send(g, &all.at[i], sig);
+    free(all.at);
 }
 
 /* Killed once more: they may have been out of sight until now. */

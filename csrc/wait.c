@@ -16,15 +16,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The system call, not libc's waitid: it also gives the resource usage, as wait4 does. */
-int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage) {
-    for (;;) {
-        memset(ret_info, 0, sizeof *ret_info);
-        if (syscall(SYS_waitid, type, pid, ret_info, options, ret_usage) >= 0) return 0;
-        if (errno != EINTR) return -errno;
-    }
-}
-
 /* Once: what is refused to one is refused to all. */
 static void worker_tell_unplaced(struct ir_group *g, uint32_t index) {
     int error = g->slots[index].memory_error;
@@ -79,7 +70,7 @@ static void worker_reap(struct ir_group *g, uint32_t index, int options) {
     if (w->reaped || w->pid == 0) return;
     siginfo_t info;
     struct rusage usage;
-    int r = child_wait(P_PID, w->pid, &info, WEXITED | options, &usage);
+    int r = child_reap(g, w->pid, w->pidfd, &info, WEXITED | options, &usage);
     if (r < 0) worker_finish(g, index, NULL, NULL); /* ECHILD: the host program took it */
     else if (info.si_pid != 0) worker_finish(g, index, &info, &usage);
 }

@@ -222,7 +222,7 @@ def _start(
     from infini_run.group import settle_entry
     from infini_run.node import NodeRun
 
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
     run.start()
     settle_entry()
     return run

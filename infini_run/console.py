@@ -12,6 +12,7 @@ import stat
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run import frame
+from infini_run.group import write
 from infini_run.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
@@ -63,7 +64,7 @@ class Outlet:
         while self._pending:
             try:
                 with unstopped():
-                    sent = os.write(self._own if self._own >= 0 else self._fd, self._pending)
+                    sent = write(self._own if self._own >= 0 else self._fd, self._pending)
             except BlockingIOError:
                 return
             except OSError as error:

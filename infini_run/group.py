@@ -7,7 +7,7 @@ keeps; calls are serialised by one lock, except the one that blocks, which touch
 from __future__ import annotations
 
 import os
-from _thread import RLock
+from _thread import RLock, get_ident
 
 from infini_run._irun import ffi, lib
 from infini_run.errors import StartError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-_ESRCH, _ENOMEM = 3, 12  # not from `errno`: making its 130 names takes as long as this whole module
+_ESRCH, _EINTR, _ENOMEM = 3, 4, 12  # not from `errno`: making its 130 names takes as long as this whole module
 
 INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
@@ -47,7 +47,12 @@ KINDS = {
     lib.IR_ENDED: "ended",
 }
 
-_DEBUG = {"fork": lib.IR_USE_FORK, "nopidfd": lib.IR_NO_PIDFD, "nocgroup": lib.IR_NO_CGROUP}
+_DEBUG = {
+    "fork": lib.IR_USE_FORK,
+    "nopidfd": lib.IR_NO_PIDFD,
+    "oldpidfd": lib.IR_OLD_PIDFD,
+    "nocgroup": lib.IR_NO_CGROUP,
+}
 
 STEPS = {
     lib.IR_STEP_MEMORY: "allocating memory",
@@ -176,7 +181,7 @@ def settle_entry() -> None:
 
 
 def debug_flags(environ: Any) -> int:
-    """INFINI_RUN_DEBUG=fork,nopidfd,nocgroup: what the core would do on an older kernel."""
+    """INFINI_RUN_DEBUG=fork,nopidfd,oldpidfd,nocgroup: what the core would do on an older kernel."""
     asked = environ.get("INFINI_RUN_DEBUG", "").split(",")
     return sum(flag for name, flag in _DEBUG.items() if name in asked)
 
@@ -188,11 +193,57 @@ def is_main_thread() -> bool:
     return get_native_id() == os.getpid()
 
 
+def write(fd: int, data: bytes | bytearray, most: int = 1 << 30) -> int:
+    """os.write of at most the first `most` bytes, without SIGPIPE, which a host program may have left at its default.
+    Raises OSError."""
+    count = -_EINTR
+    while count == -_EINTR:
+        with ffi.from_buffer(data) as view:
+            count = int(lib.ir_write(fd, view, min(len(data), most)))
+    if count < 0:
+        raise OSError(-count, os.strerror(-count))
+    return count
+
+
+class Quietly:
+    """A `with` block in which nothing that this thread writes raises SIGPIPE: the error is told as EPIPE alone."""
+
+    def __init__(self) -> None:
+        self._held = ffi.new("int *")
+
+    def __enter__(self) -> None:
+        lib.ir_sigpipe_hold(self._held)
+
+    def __exit__(self, *_: object) -> None:
+        lib.ir_sigpipe_release(self._held)
+
+
+# Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
+# copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
+forking = RLock()
+_forkers: list[int] = []  # threads that fork, and hold it: one that had begun before this module was there does not
+
+
+def _begin_fork() -> None:
+    _forkers.append(get_ident())
+    forking.acquire()
+
+
+def _end_fork() -> None:
+    if get_ident() in _forkers:
+        _forkers.remove(get_ident())
+        forking.release()
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
+
+
 class Group:
     """A handle on live workers. Spawn once, then step and wait until an `ended` event, then close.
 
     Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped. `beside`
-    another group of the same process it is not: only the workers get their signal mask from the entry.
+    another group of the same process it is not: only the workers get their signal mask from the entry. is_last: with
+    this group the process ends, so that as process 1 it may end whatever else there is.
     mark: in every worker's environment, how strays are known; empty: what leaves a worker's group is not looked for.
     guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
     """
@@ -213,6 +264,7 @@ class Group:
         guard: bytes | None = None,
         folder: bytes | None = None,
         beside: bool = False,
+        is_last: bool = False,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -238,6 +290,7 @@ class Group:
         config.flags = debug
         if entry is not None:
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
+            config.flags |= lib.IR_LAST if is_last else 0
             config.blocked = entry.blocked
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft
@@ -263,7 +316,7 @@ class Group:
             _fill(worker, spec, argv_of[id(spec.argv)], base, kept)
         failure = ffi.new("struct ir_failure *")
         self._ranks = [spec.rank for spec in specs]
-        with self._lock:
+        with self._lock, forking:
             started = lib.ir_group_spawn(self._handle, workers, len(specs), failure)
         if started < 0:
             step = STEPS.get(failure.step, "starting")
@@ -325,6 +378,12 @@ class Group:
         if reached < 0:
             raise OSError(-reached, os.strerror(-reached))
         return reached
+
+    def signal_groups(self, number: int) -> None:
+        """Send a signal to every worker's process group."""
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_signal_groups(self._handle, number)
 
     def stop(self, number: int = 0) -> None:
         """Begin to stop with this signal (0: the stop signal); nothing where that was begun before."""

@@ -20,6 +20,7 @@ from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, U
 from infini_run.feed import Feed
 from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
+from infini_run.group import forking
 from infini_run.joint import join_reports, lost_report
 from infini_run.link import TOKEN
 from infini_run.muster import count_ranks, doubt, meeting, missing, named, unlike
@@ -148,8 +149,9 @@ class Head:
         return Contact(target=target, token_file=path)
 
     def _start_clients(self) -> None:
-        for client, wire in self._clients.start_due():
-            self._adopt(self.peers[client.nodes[0]], wire)
+        with forking:  # until a wire is a peer's, a child that is forked meanwhile would not let go of it
+            for client, wire in self._clients.start_due():
+                self._adopt(self.peers[client.nodes[0]], wire)
 
     def _adopt(self, peer: Peer, wire: Wire) -> None:
         """This wire is that node's: tell it all but who else there is."""

@@ -60,6 +60,7 @@ def run_isolated(
         stop_scope="leader",
         asked_fd=asked_fd,
         entry=replace(entry, blocked=_ALL_SIGNALS),
+        is_last=True,
         debug=debug_flags(environ),
     )
     try:

@@ -16,6 +16,8 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
+from infini_run.forks import forget_in_children
+from infini_run.group import Quietly, write
 from infini_run.node import NodeRun
 from infini_run.options import resolve
 from infini_run.plan import MARK, make_plan, spans_of
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from infini_run.attempt import Attempts
     from infini_run.group import Event
+    from infini_run.head import Head
     from infini_run.options import Options, Request
     from infini_run.overview import Overview
     from infini_run.plan import Plan, Span
@@ -143,7 +146,9 @@ def _run_on_nodes(
         from infini_run.overview import open_overview
 
         overview, options = open_overview(options, os.environ, say=None)
-    head = Head(options, roster, environ=environ, say=_say, cwd=folder, overview=overview)
+    head = Head(options, roster, environ=environ, say=say, cwd=folder, overview=overview)
+    _live.add(head)
+    forget_in_children(head)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:
@@ -155,6 +160,7 @@ def _run_on_nodes(
                 head.stop()
         report = head.report()
     finally:
+        _live.discard(head)
         head.close()
         problem = "" if overview is None else overview.close()
     if problem:
@@ -169,10 +175,22 @@ def _run_on_nodes(
     return report
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """On the host program's stderr, which may be anything, or nothing. Its own stream, and what that still holds, is
+    left out of it: a line that finds no reader must not come up again when the program ends."""
     import sys
 
-    print(f"infini-run: {printable(text)}", file=sys.stderr, flush=True)
+    line = f"infini-run: {printable(text)}\n"
+    try:
+        if sys.stderr is not sys.__stderr__:
+            with Quietly():
+                print(line, end="", file=sys.stderr or sys.__stderr__, flush=True)
+        elif sys.stderr is not None:
+            data = os.fsencode(line)
+            while data:
+                data = data[write(sys.stderr.fileno(), data) :]
+    except (OSError, ValueError):
+        return  # nobody reads it, or it is closed: no reason to end a job
 
 
 class ProcessLauncher:
@@ -206,11 +224,14 @@ class ProcessLauncher:
             if request.site.counts:
                 self._span = spans_of(request.site.counts)[self._options.node_rank]
         self._run: NodeRun | Attempts | None = None
+        self._starting: NodeRun | Attempts | None = None  # known to a child that another thread forks meanwhile
         self._seeing: Seeing | None = None
         self._port = 0  # that we chose
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
+        _live.add(self)
+        forget_in_children(self)
 
     # ---- starting
 
@@ -232,16 +253,17 @@ class ProcessLauncher:
                 plan = self._plan(options, words)
                 for notice in plan.nodes[0].notices:
                     warn(notice, RuntimeWarning, stacklevel=2)
-                run = self._make_run(plan, options, seeing)
+                run = self._starting = self._make_run(plan, options, seeing)
                 run.start()
                 self._run, self._untold, self._seeing = run, [], seeing
-                _live.add(self)
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 if run is not None:
                     run.close()
                 if seeing is not None:
                     seeing.close()
                 raise
+            finally:
+                self._starting = None
 
     def _make_run(self, plan: Plan, options: Options, seeing: Seeing | None) -> NodeRun | Attempts:
         if not options.max_restarts:
@@ -438,9 +460,11 @@ class ProcessLauncher:
 
     def forget(self) -> None:
         """In a forked child: the launch is our parent's."""
-        run, self._run, self._lock, self._seeing = self._run, None, RLock(), None
-        if run is not None:
-            run.forget()
+        runs = (self._run, self._starting)
+        self._run, self._starting, self._lock, self._seeing = None, None, RLock(), None
+        for run in runs:
+            if run is not None:
+                run.forget()
 
     def __enter__(self) -> Self:
         return self
@@ -451,23 +475,17 @@ class ProcessLauncher:
         self.close()
 
 
-_live: WeakSet[ProcessLauncher] = WeakSet()
+_live: WeakSet[ProcessLauncher | Head] = WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
     """A program that just ends: its ranks end with it, while there still is an interpreter to do so."""
-    for launcher in list(_live):
-        launcher.close()
+    for launch in list(_live):
+        launch.close()
 
 
-def _forget_all() -> None:
-    for launcher in list(_live):
-        launcher.forget()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_live.clear)
 
 
 def _words_of(command: Sequence[str]) -> tuple[str, ...]:

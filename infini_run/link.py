@@ -13,6 +13,7 @@ import os
 
 from infini_run.errors import LinkError
 from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack, sealed
+from infini_run.group import write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Wire:
         """Send what there is room for."""
         while self._out:
             try:
-                sent = os.write(self._write_fd, memoryview(self._out)[:_PIECE])
+                sent = write(self._write_fd, self._out, _PIECE)
             except BlockingIOError:
                 return
             except OSError:  # it has gone; what it said before that is still to be read
@@ -152,7 +153,7 @@ class Wire:
             os.close(fd)
         self._read_fd = self._write_fd = -1
         self.has_ended = True
-        self._out.clear()
+        self._out = bytearray()  # not cleared: in a forked child it may be in the midst of being written
 
 
 class Handshake:

@@ -37,7 +37,8 @@ class NodeRun:
 
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
     to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
-    None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job.
+    None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job. is_last: the
+    process ends with it.
     """
 
     _console = (1, 2)  # the descriptors that are our stdout and stderr
@@ -55,6 +56,7 @@ class NodeRun:
         heading: str = "",
         seeing: Seeing | Relay | None = None,
         has_head: bool = False,
+        is_last: bool = False,
         stdins: Mapping[int, int] | None = None,
     ) -> None:
         self.plan = plan
@@ -66,6 +68,7 @@ class NodeRun:
         self._heading = heading
         self._seeing = seeing
         self._has_head = has_head
+        self._is_last = is_last
         self._stdins = stdins or {}
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
@@ -136,6 +139,7 @@ class NodeRun:
             guard=_GUARD,
             folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
+            is_last=self._is_last,
             debug=debug_flags(self._environ) | self._debug,
         )
 
@@ -357,12 +361,10 @@ class NodeRun:
             group.stop(number)
 
     def signal_groups(self, number: int) -> None:
-        """Send a signal to the process group of every rank that lives."""
-        for event in self.outcome.running():
-            try:
-                os.killpg(event.pid, number)
-            except OSError:
-                continue  # it has ended meanwhile
+        """Send a signal to the process group of every rank."""
+        group = self._group
+        if group is not None:
+            group.signal_groups(number)
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""

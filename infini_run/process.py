@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROCESSES, _THREADS = 16, 96  # of a rank that are described
-_MAPS = 1 << 18  # bytes of what a process has mapped
+_MAPS = 1 << 24  # bytes of what a process has mapped: some 100 for each file of each library
 _FRAMES = 24  # of a kernel stack
 
 

@@ -123,6 +123,17 @@ def test_many_strays_are_counted_and_few_are_named(infini_run):
     assert b", ..." in command.err
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be in any group")
+def test_strays_of_a_user_with_many_groups_are_named(infini_run):
+    """/proc/PID/status has them in one line, before what it says of signals."""
+    groups = ",".join(str(1_000_000_000 + i) for i in range(400))
+    words = ("--grace=0.2", *play(*STRAY, "exit=0"))
+    command = infini_run(*words, under=("setpriv", f"--groups={groups}"))
+    assert command.wait() == 0
+    assert b"left behind: left-behind (" in command.err
+
+
 def test_strays_that_need_two_signals_are_counted_once(infini_run, tmp_path):
     command = infini_run(f"--report={tmp_path}/r", "--grace=0.1", *play(*(STUBBORN * 20), "exit=0"))
     strays_of(command, 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import pytest
 from conftest import marked, play, processes, until
@@ -85,3 +86,27 @@ def test_killed_process_1_takes_everything_with_it(infini_run, every_path):
     os.kill(process_1(command), signal.SIGKILL)
     assert command.wait() != 0
     until(lambda: not marked())
+
+
+def test_what_was_brought_into_the_container_outlives_the_strays_of_an_attempt_and_not_the_command(infini_run, gate):
+    """docker exec: between two attempts only what the ranks have left is ended, at the end everything."""
+    fails, ends = gate(), gate()
+    first = f"setsid sleep 1000 & echo first; read x </dev/fd/{fails}; exit 3"
+    script = f"if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then {first}; fi; echo second; read x </dev/fd/{ends}; exit 0"
+    words = ("--max_restarts=1", "--grace=0.2", "sh", "-c", script)
+    command = infini_run(*words, under=UNSHARE, gates=(fails, ends))
+    command.read_lines(b"first")
+    inside = ("nsenter", f"--target={process_1(command)}", "--pid", "--mount", "sleep", "1000")
+    visitor = subprocess.Popen(inside)
+    try:
+        until(lambda: "sleep" in {name for parent, _, name in processes().values() if parent == visitor.pid})
+        fails.open()
+        command.read_lines(b"second")
+        assert visitor.poll() is None
+        ends.open()
+        assert command.wait() == 0
+        assert b"left behind" in command.err
+        assert visitor.wait() != 0
+    finally:
+        visitor.kill()
+        visitor.wait()

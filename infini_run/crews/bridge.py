@@ -7,7 +7,6 @@ a life here: a lane for its channel, and what is told of its process, in order w
 from __future__ import annotations
 
 import os
-import sys
 import time
 from _functools import partial
 from collections import deque
@@ -16,8 +15,9 @@ from threading import Condition
 from infini_run.crews.attempt import attempt
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.lanes import Lanes
-from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
+from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.head import Head
+from infini_run.launch import say
 from infini_run.plain import record_of
 from infini_run.poller import READ, Poller
 from infini_run.report import Exit, describe_end
@@ -111,7 +111,7 @@ class Bridge:
     """options, roster: as for a Head. cwd: where the outposts start. setup: what each is told first."""
 
     def __init__(self, options: Options, roster: Roster, cwd: str | None, setup: Mapping[str, object]) -> None:
-        self.head = Head(options, roster, environ=dict(os.environ), say=_say, cwd=cwd, hear=self._hear)
+        self.head = Head(options, roster, environ=dict(os.environ), say=say, cwd=cwd, hear=self._hear)
         self._setup = setup
         self._poller = Poller()
         self._calls: deque[Callable[[], None]] = deque()
@@ -306,7 +306,3 @@ def _error_of(told: Mapping[str, Any], host: str) -> InfiniRunError:
     if told["kind"] == "usage":
         return UsageError(text)
     return StartError(text, str(told["step"]), int(told["errno"]), told["rank"])
-
-
-def _say(text: str) -> None:
-    print(f"infini-run: {printable(text)}", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from warnings import warn
 from infini_run.crews.runner import ExecSpawner, Gang, python_command
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
+from infini_run.forks import forget_in_children
 from infini_run.group import Event
 from infini_run.launch import read_flags
 from infini_run.node import NodeRun
@@ -137,6 +138,7 @@ class ZygoteProcess:
         self._lock = RLock()
         self._control, theirs = socket.socketpair()
         self._run: NodeRun | None = None
+        forget_in_children(self)
         try:
             plan, options = _zygote_plan(environ)
             self._run = NodeRun(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})

@@ -13,6 +13,7 @@ from collections import deque
 
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
+from infini_run.forks import forget_in_children
 from infini_run.interpreter import inherited_flags, own_path
 from infini_run.launch import read_flags
 from infini_run.node import NodeRun
@@ -259,8 +260,10 @@ class Gang:
         import socket
 
         self.runners: list[ExecRunner] = []
-        theirs: dict[int, socket.socket] = {}
+        self._theirs: dict[int, socket.socket] = {}
+        theirs = self._theirs
         self.run: Run | None = None
+        forget_in_children(self)
         try:
             for worker in plan.workers:
                 ours, theirs[worker.rank] = socket.socketpair()
@@ -304,6 +307,13 @@ class Gang:
             if worker.rank == rank:
                 return last_words(self.run.group, index, worker)[1]
         return ()
+
+    def forget(self) -> None:
+        """In a forked child."""
+        for end in self._theirs.values():
+            end.close()
+        if self.run is not None:
+            self.run.forget()
 
     def close_if_last(self) -> None:
         """Kill and free all, once no runner needs it."""

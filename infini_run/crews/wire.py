@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _HEAD = Struct(">QI")  # bytes of the message, descriptors that come with it
 _MOST = 200  # descriptors at a time; the kernel takes 253 (SCM_MAX_FD)
 _CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
+_QUIET = socket.MSG_NOSIGNAL  # the host program's SIGPIPE is its own
 
 
 class Wire:
@@ -51,7 +52,7 @@ class Wire:
         """Send what was kept, as far as there is room."""
         while self._out:
             try:
-                sent = self._socket.send(self._out[0])
+                sent = self._socket.send(self._out[0], _QUIET)
             except BlockingIOError:
                 return
             except OSError:  # EPIPE, ECONNRESET: nobody reads any more
@@ -90,11 +91,11 @@ class Wire:
 def send_parcel(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
     """A message with descriptors, over a socket that blocks. Raises OSError: nobody is there."""
     data = _pickle.dumps(message, 5)
-    sock.sendall(_HEAD.pack(len(data), len(fds)))
+    sock.sendall(_HEAD.pack(len(data), len(fds)), _QUIET)
     for at in range(0, len(fds), _MOST):
         rights = array.array("i", fds[at : at + _MOST])
-        sock.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-    sock.sendall(data)
+        sock.sendmsg([b"+"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], _QUIET)
+    sock.sendall(data, _QUIET)
 
 
 def receive_parcel(sock: socket.socket) -> tuple[object, list[int]] | None:

@@ -1,0 +1,404 @@
+"""A library in a host program that is process 1, reaps our ranks, forks while we start them, or dies of SIGPIPE."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import CHILDREN, Command
+from shape import UNSHARE, as_root
+
+UNDER_PYTHON = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-c"]
+
+
+@pytest.fixture
+def host():
+    """Run Python text in a process of its own, as a host program would, behind the words `under`."""
+    started = []
+
+    def start(text, *words, under=(), **kwargs):
+        argv = [*under, *UNDER_PYTHON, textwrap.dedent(text), *map(str, words)]
+        started.append(Command(argv, **kwargs))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.close()
+
+
+def run_host(host, text, *words, **kwargs):
+    """To its end, which is a good one; what it wrote."""
+    command = host(text, *words, **kwargs)
+    assert command.wait() == 0, (command.out + command.err).decode()
+    return command.out.decode()
+
+
+# ---- the host is process 1 of its container
+
+
+PROCESS_1 = """
+    import os, subprocess, sys
+    import infini_run as ir
+
+    assert os.getpid() == 1
+    own = subprocess.Popen(["sleep", "600"])
+    up, says = os.pipe()
+    os.set_inheritable(says, True)
+    with ir.ProcessLauncher(["sleep", "600"], grace=0) as other:
+        other.launch()
+        report = ir.run(["sh", "-c", "setsid sleep 200 & exit 0"], grace=0.5)
+        assert report.stray_count == 1, report
+        kids = open("/proc/self/task/1/children").read().split()
+        print(*(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] for pid in kids))
+        with ir.ProcessLauncher(["sh", "-c", f"sleep 200 & echo up >&{says}; wait"]) as killed:
+            killed.launch()
+            os.read(up, 3)
+            killed.kill()
+            killed.wait()
+        assert own.poll() is None, "the host's own child was signalled"
+        assert other.running(), "another launch's rank was signalled"
+    own.kill()
+    own.wait()
+"""
+
+
+@as_root
+@pytest.mark.root
+@pytest.mark.parametrize("path", ["", "fork,oldpidfd"])
+def test_a_host_that_is_process_1_keeps_its_children_and_its_other_launches(path, host, tmp_path, monkeypatch):
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)
+    said = run_host(host, PROCESS_1, tmp_path, under=UNSHARE)
+    if not path:  # a stray that came to the host is reaped, where that can be done for it alone
+        assert "Z" not in said, said
+
+
+@as_root
+@pytest.mark.root
+def test_a_process_that_was_brought_into_the_container_and_has_our_variables_is_no_stray(host, tmp_path):
+    """docker exec, nsenter: its parent is outside of the PID namespace, and there shows as 0."""
+    text = """
+        import os, sys
+        import infini_run as ir
+        script = 'echo id $INFINI_RUN_ID; read x; setsid sleep 200 & exit 0'
+        launcher = ir.ProcessLauncher(["sh", "-c", script], stdin=0, grace=0.5)
+        launcher.launch()
+        launcher.wait()
+        print("strays", len(launcher.report().strays), flush=True)
+        sys.stdin.read()
+        launcher.close()
+    """
+    command = host(text, under=UNSHARE, stdin=subprocess.PIPE)
+    mark = command.read_lines(b"id")[0][1]
+    (inside,) = [int(pid) for pid in children_of(command.pid)]
+    words = ["nsenter", f"--target={inside}", "--pid", "--mount", "env", f"INFINI_RUN_ID={mark}", "sleep", "600"]
+    visitor = subprocess.Popen(words)
+    try:
+        command.process.stdin.write(b"\n")
+        command.process.stdin.flush()
+        assert command.read_lines(b"strays")[0][1] == "1"
+        assert visitor.poll() is None
+    finally:
+        visitor.kill()
+        visitor.wait()
+    command.process.stdin.close()
+    command.process.stdin = None
+    assert command.wait() == 0, command.err
+
+
+def children_of(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return file.read().split()
+
+
+# ---- the host reaps what is ours, and another process has the number
+
+
+STRANGER = """
+    import os, signal, subprocess, sys, threading, time
+    import infini_run as ir
+
+    how, taker = sys.argv[1], sys.argv[2:]
+    def reap():
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                os.sched_yield()
+    gate, opened = os.pipe()
+    go, went = os.pipe()
+    os.set_inheritable(gate, True)
+    os.set_inheritable(go, True)
+    process = subprocess.Popen([*taker, str(gate)], close_fds=False, stdout=subprocess.PIPE, text=True)
+    if how == "ignores":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    else:
+        threading.Thread(target=reap, daemon=True).start()
+    script = f"read x <&{go}; exit 0"
+    launcher = ir.ProcessLauncher(["sh", "-c", script], grace=0)
+    launcher.launch()
+    (rank,) = launcher.status()
+    os.write(went, b"\\n")
+    while os.path.exists(f"/proc/{rank.pid}"):
+        os.sched_yield()
+    os.write(opened, str(rank.pid).encode())
+    assert process.stdout.readline().split() == ["taken", "-1", str(rank.pid)]
+    launcher.signal(signal.SIGUSR1)
+    launcher.signal(signal.SIGUSR1, rank=0)
+    launcher.terminate()  # grace=0: SIGKILL to its group
+    launcher.kill()
+    launcher.wait()
+    os.kill(rank.pid, signal.SIGHUP)
+    print(process.stdout.readline().split()[0], flush=True)
+    os.kill(rank.pid, signal.SIGKILL)
+    os._exit(0)
+"""
+TAKER = [sys.executable, "-ISE", CHILDREN / "take_number.py"]
+
+
+@as_root
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("path", "how"),
+    [("", "ignores"), ("", "reaps"), ("oldpidfd", "ignores"), ("oldpidfd", "reaps"), ("fork,nopidfd", "ignores")],
+)
+def test_who_has_taken_the_number_of_a_rank_gets_no_signal_of_ours(path, how, host, monkeypatch):
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)
+    assert run_host(host, STRANGER, how, *TAKER, under=UNSHARE) == "SIGHUP\n"
+
+
+@as_root
+@pytest.mark.root
+def test_the_status_of_the_hosts_own_child_with_the_number_of_a_rank_stays_the_hosts(host):
+    text = """
+        import os
+        import infini_run as ir
+        go, went = os.pipe()
+        os.set_inheritable(go, True)
+        launcher = ir.ProcessLauncher(["sh", "-c", f"read x <&{go}"], grace=0)
+        launcher.launch()
+        (rank,) = launcher.status()
+        os.write(went, b"\\n")
+        assert os.waitpid(rank.pid, 0)[0] == rank.pid
+        pid = 0
+        while pid != rank.pid:
+            with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+                file.write(str(rank.pid - 1))
+            pid = os.fork()
+            if pid == 0:
+                os._exit(7)
+            if pid != rank.pid:
+                os.waitpid(pid, 0)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        launcher.wait()
+        assert launcher.report().exits[0].status_lost
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        launcher.close()
+    """
+    assert run_host(host, text, under=UNSHARE) == "7\n"
+
+
+@pytest.mark.parametrize("path", ["", "oldpidfd", "fork,nopidfd"])
+def test_a_group_is_stopped_though_the_host_has_reaped_its_leader(path, host, bell, monkeypatch):
+    """The rank that fails takes the others down, also what is left of one that had ended."""
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)
+    text = """
+        import os, signal, sys
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        import infini_run as ir
+        script = '''
+            if [ $RANK != 0 ]; then sleep 600; fi
+            (trap 'echo told > "$0"; exit' TERM; echo up > "$0"; while :; do sleep 0.01; done) &'''
+        with ir.ProcessLauncher(["sh", "-c", script, sys.argv[1]], nproc_per_node=2, keep_going=True) as launcher:
+            launcher.launch()
+            sys.stdin.readline()
+            launcher.terminate()
+            launcher.wait()
+    """
+    command = host(text, bell.path, stdin=subprocess.PIPE)
+    assert bell.hear(1)[0].startswith("up")
+    command.process.stdin.write(b"\n")
+    command.process.stdin.flush()
+    assert bell.hear(1) == ["told"]
+    assert command.wait() == 0, command.err
+
+
+# ---- the host forks while ranks are started
+
+
+FORKS = """
+    import os, sys, threading
+    import infini_run as ir
+
+    hold, _ = os.pipe()
+    def fork():
+        while not stop:
+            pid = os.fork()
+            if pid == 0:
+                os.read(hold, 1)
+                os._exit(0)
+            pids.append(pid)
+            os.sched_yield()
+    stop, pids = [], []
+    thread = threading.Thread(target=fork)
+    thread.start()
+    with ir.ProcessLauncher(["cat"], nproc_per_node=32, stdin="all", log_dir=sys.argv[1], grace=0) as launcher:
+        launcher.launch()
+        stop.append(1)
+        thread.join()
+        ended = launcher.wait(20)
+        launcher.kill()
+        launcher.wait()
+        held = [text for text in launcher.report().notices if "open" in text]
+    for pid in pids:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    print("ended" if ended else "hangs", len(held), len(pids) > 0)
+"""
+
+
+@pytest.mark.parametrize("path", ["", "fork,nopidfd"])
+def test_a_child_that_is_forked_while_ranks_are_started_holds_no_pipe_of_theirs(path, host, tmp_path, monkeypatch):
+    monkeypatch.setenv("INFINI_RUN_DEBUG", path)
+    assert run_host(host, FORKS, tmp_path) == "ended 0 True\n"
+
+
+# ---- on many hosts: a fake ssh runs the agent here
+
+
+@pytest.fixture
+def fake_ssh(tmp_path, monkeypatch):
+    """An `ssh` that runs on this machine what it is to run elsewhere: its last word."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh").write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
+    (folder / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+NODES = f"remote_python={sys.executable!r}"
+
+
+def test_a_child_that_is_forked_while_hosts_are_reached_has_no_link(host, fake_ssh, bell):
+    text = f"""
+        import os, sys, threading
+        import infini_run as ir
+
+        def is_link(fd):
+            path = f"/proc/self/fd/{{fd}}"
+            return int(fd) > 2 and os.path.exists(path) and os.readlink(path).startswith(("socket:", "pipe:"))
+
+        def fork():
+            while not stop:
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(any(map(is_link, os.listdir("/proc/self/fd"))))
+                held.append(os.waitpid(pid, 0)[1])
+        stop, held = [], []
+        thread = threading.Thread(target=fork)
+        thread.start()
+        command = ["sh", "-c", 'echo up > "$0"', sys.argv[1]]
+        report = ir.run(command, hosts=["one", "other"], rdzv_endpoint="127.0.0.1:29500", {NODES})
+        stop.append(1)
+        thread.join()
+        print(report.exit_code, sum(map(bool, held)), len(held) > 0)
+    """
+    assert run_host(host, text, bell.path) == "0 0 True\n"
+    bell.hear(2)
+
+
+# ---- the host has left SIGPIPE at its default
+
+
+WRITERS = {
+    "link": """
+        from infini_run.link import Wire
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        wire = Wire(fd := ours.detach(), fd)
+        for _ in range(3):
+            wire.send(b"x" * 100)
+        assert not wire.wants_write
+        wire.close()
+    """,
+    "zygote": """
+        from infini_run.crews.wire import Wire, send_parcel
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        for fds in ((), (0,)):
+            try:
+                send_parcel(ours, "message", fds)
+            except BrokenPipeError:
+                pass
+        Wire(ours).send("message")
+        ours.close()
+    """,
+    "console": """
+        from infini_run.console import Outlet
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(writer)
+        os.close(reader)
+        outlet = Outlet(1)
+        outlet.write(b"a line")
+        assert isinstance(outlet.problem, BrokenPipeError)
+        outlet.close()
+    """,
+    "what we say": """
+        from infini_run.launch import say
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+        say("a line")
+    """,
+    "core": """
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(writer)
+        os.close(reader)
+        report = ir.run(["sh", "-c", "echo word; exec cat"], nproc_per_node=2, console="prefix", stdin="all")
+        assert report.notices, report
+    """,
+    "many hosts": f"""
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+        report = ir.run(["echo", "word"], hosts=["one", "other"], rdzv_endpoint="127.0.0.1:29500", {NODES})
+        assert report.exit_code == 0
+    """,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_reader_that_has_gone_does_not_end_a_host_with_sigpipe(writer, host, fake_ssh):
+    before = """
+        import os, signal, socket
+        import infini_run as ir
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    """
+    after = """
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set() == signal.sigpending()
+    """
+    run_host(host, "".join(map(textwrap.dedent, (before, WRITERS[writer], after))))
+
+
+def test_a_sigpipe_that_was_pending_before_is_not_taken(host):
+    text = """
+        import os, signal, threading
+        from infini_run.group import write
+        reader, writer = os.pipe()
+        os.close(reader)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+        signal.pthread_kill(threading.get_ident(), signal.SIGPIPE)
+        try:
+            write(writer, b"x")
+        except BrokenPipeError:
+            print(signal.SIGPIPE in signal.sigpending())
+    """
+    assert run_host(host, text) == "True\n"
