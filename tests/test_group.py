@@ -13,7 +13,7 @@ import sys
 import threading
 
 import pytest
-from conftest import LIMIT_S, children, descriptors, processes, until
+from conftest import LIMIT_S, children, descriptors, is_full, processes, until
 from infini_run._irun import ffi, lib
 from live import Live, spec, wait_for_line
 
@@ -410,8 +410,8 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
         0, "yes 0123456789012345678901234567890123456789", stdio=(INHERIT, INHERIT, PIPE), output=(0, TO_CONSOLE)
     )
     flood.argv[2] += b" >&2"
-    with Live(flood, console=(-1, writer)) as live:
-        live.until(lambda: processes()[live.pid(0)][1] == "S" and not live.group.wait(0))
+    with Live(flood, console=(-1, writer)) as live, open(reader, "rb", buffering=0, closefd=False) as console:
+        live.until(lambda: is_full(console) and processes()[live.pid(0)][1] == "S" and not live.group.wait(0))
         for number in range(400):
             live.group.say(f"ours {number} " + "x" * 100)
             live.settle()

@@ -179,6 +179,16 @@ def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
     assert (folder.ending(), folder.has_ended(0)) == (None, True)
 
 
+def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(folder, slurm):
+    """PBS knows the run that is over and the one that is to follow by two ids."""
+    begin(folder, "REQUEUED")
+    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=4)
+    slurm.meanwhile = lambda: folder.write_id("48214")
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final, status.id) == ("QUEUED", False, "48214")
+    assert folder.ending() is None
+
+
 def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slurm):
     begin(folder)
     folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))

@@ -111,7 +111,7 @@ def look(
                 found[folder.name] = replace(found[folder.name], news=str(error))
             continue
         for folder in group:
-            found[folder.name] = _combine(folder, seen, now)
+            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now)
     return [found[folder.name] for folder in folders]
 
 
@@ -161,10 +161,11 @@ def _ended(status: Status, ending: Ending) -> Status:
     )
 
 
-def _combine(folder: Folder, seen: Mapping[str, Seen], now_s: float) -> Status:
-    """The scheduler has answered. The directory is read anew: the job may have ended while we asked."""
+def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: float) -> Status:
+    """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
+    again under another id, of which the answer says nothing."""
     status = look_at_files(folder)
-    if status.is_final:
+    if status.is_final or (asked_id and status.id != asked_id):
         return status
     answer = seen.get(folder.name)
     if answer is None:
