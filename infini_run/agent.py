@@ -23,7 +23,7 @@ from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
 from infini_run.plain import record_of, to_plain
 from infini_run.poller import READ, WRITE, Poller
 from infini_run.record import replace
-from infini_run.roster import options_of_agents
+from infini_run.roster import HEADS_OWN, options_of_agents
 from infini_run.streams import Stream
 
 TYPE_CHECKING = False
@@ -225,6 +225,7 @@ class Agent:
         options = record_of(Options, spec["options"])
         if self._own is not None:
             _check_same(self._own, options)
+            _tell_idle(self._own, options, spec["asked"])
             ours = options_of_agents(self._own)  # but the terminal, and what is read and shown there, is the head's
             options = replace(ours, live=options.live, stdin=options.stdin)
         self._watched = tuple(spec["watch"])
@@ -556,6 +557,15 @@ def _check_same(ours: Options, theirs: Options) -> None:
             raise UsageError(
                 f"--{name}={getattr(ours, name)} here, {getattr(theirs, name)} on node 0: give every node the same"
             )
+
+
+def _tell_idle(ours: Options, theirs: Options, asked: Sequence[str]) -> None:
+    """Flags that are node 0's affair, and have no effect there."""
+    idle = [f"--{name}" for name in HEADS_OWN if getattr(ours, name) not in ("", "auto", "off") and name not in asked]
+    if ours.stdin not in (0, theirs.stdin):
+        idle.append(f"--stdin={ours.stdin}")
+    if idle:
+        _say(f"infini-run: {', '.join(idle)}: no effect here, it is node 0's")
 
 
 def main(argv: Sequence[str]) -> int:

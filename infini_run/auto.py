@@ -36,7 +36,7 @@ _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 
 # What needs a launcher above the rank; where each task is a rank there is none.
 _SUPERVISED = (
-    *("log_dir", "report", "isolate", "keep_going", "ready_timeout", "hang_timeout"),
+    *("log_dir", "report", "isolate", "keep_going", "ready_timeout", "hang_timeout", "max_restarts", "trace"),
     *("grace", "stop_signal", "stop_scope", "redirects", "tee"),
 )
 

@@ -54,6 +54,8 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if request.options is None:
         return _answer(request.question, request.words, before)
     options = request.options
+    if request.idle and not options.dry_run:
+        _say(f"infini-run: {printable(request.idle)}")
     if request.roster is not None:
         from infini_run.many import run_many, show_many
 

@@ -32,7 +32,7 @@ from infini_run.reach import read_hosts
 from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report import Report, duration_text, signal_name
-from infini_run.roster import HAND, Roster, exported, options_of_agents
+from infini_run.roster import HAND, HEADS_OWN, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.version import VERSION
 
@@ -174,6 +174,7 @@ class Head:
             "environ": exported(self._options.export, self._environ),
             "options": to_plain(options),
             "has_stream": self._hear is not None,
+            "asked": [name for name in HEADS_OWN if getattr(self._options, name) not in ("", "auto", "off")],
             "watch": [] if self._overview is None else self._overview.wants,
         }
         return pack_json(frame.SPEC, content)

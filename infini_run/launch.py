@@ -505,6 +505,8 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}= belongs to the command, not to the Python API")
+    if request.idle and options.engine != "auto":  # where a program finds itself is no mistake of its own
+        raise UsageError(request.idle)
     return request
 
 

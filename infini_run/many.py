@@ -100,6 +100,8 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     """The same command was started on every node, with a token: node 0 is the head, the others join it."""
     if not options.rdzv_explicit:
         raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
+    if options.isolate:
+        raise UsageError(f"--isolate with {TOKEN}: it is for one node; drop one of them")
     token = environ.get(TOKEN) or _token_in(environ[TOKEN_FILE])
     port = options.link_port or options.master_port + 1
     if options.node_rank == 0:

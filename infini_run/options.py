@@ -31,6 +31,8 @@ TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, laun
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
+_ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
+                "console")  # effect.py  # fmt: skip
 _SECONDS = (
     "grace",
     "restart_delay",
@@ -106,7 +108,7 @@ class Request:
     where there are none.
 
     site: what --engine=auto found; None without it. roster: the nodes that are to be reached from here; None: we are
-    one of them.
+    one of them. idle: a sentence about flags that have no effect here; empty: all have.
     """
 
     question: str
@@ -114,6 +116,7 @@ class Request:
     words: tuple[str, ...] = ()
     site: Site | None = None
     roster: Roster | None = None
+    idle: str = ""
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
@@ -158,7 +161,17 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
-    return Request(question="", options=options, site=site, roster=roster)
+    idle = "" if given.keys().isdisjoint(_ABOUT_NODES) else _idle_flags(given, values, roster, environ)
+    return Request(question="", options=options, site=site, roster=roster, idle=idle)
+
+
+def _idle_flags(given: Given, values: Values, roster: Roster | None, environ: Mapping[str, str]) -> str:
+    """What there is to say of flags that do nothing here."""
+    from infini_run.effect import HAND, HERE, idle_flags
+
+    is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
+    place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
+    return idle_flags(given, roster.engine if roster else place, is_one_of_several=values["nnodes"] > 1)
 
 
 def _said(given: Given, name: str) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 HAND = "hand"  # nobody reaches anybody: the same command on every node, with a token
 ENGINES = ("ssh", "slurm", "pbs", "mpi")
+HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: what is written and shown at node 0
 _FROM_SITE = ("slurm", "pbs")  # engines that are an allocation's own
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _ONE_NODE = {

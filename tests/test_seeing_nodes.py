@@ -10,12 +10,13 @@ import subprocess
 import sys
 
 import pytest
-from conftest import marked, play, until
+from conftest import COMMAND, marked, play, until
 from hosts import Bed, agents
 from test_by_hand import port  # noqa: F401  a fixture
 from test_live import (
     assert_in_order,
-    window,  # noqa: F401  a fixture
+    shell,  # noqa: F401
+    window,  # noqa: F401
 )
 from test_trace import validate
 
@@ -210,6 +211,19 @@ def test_ranks_of_a_lost_node_are_lost(bed, window, bell):  # noqa: F811
         assert one.wait() == 1
     assert row(one, 1)[:2] == ["host2", "lost"]
     assert_in_order(one)
+
+
+def test_ctrl_z_and_fg_draw_the_table_anew(bed, shell, bell):  # noqa: F811
+    words = ["--hosts=host[1-2]", f"--ssh_config={bed.config}", "--live"]
+    shell.type(shlex.join([*COMMAND, *words, "sh", "-c", f"echo up > {bell.path}; exec sleep 1000"]) + "\n")
+    bell.hear(2)
+    shell.see(lambda: row(shell, 1)[:2] == ["host2", "running"])
+    shell.type("\x1a")
+    shell.see(lambda: any("Stopped" in line for line in shell.text))
+    shell.type("fg\n")
+    shell.see(lambda: heads(shell) == 2 and row(shell, 1)[1:2] == ["running"])
+    shell.type("\x03")
+    shell.see(lambda: shell.text[shell.screen.cursor.y].startswith("next>"))
 
 
 def test_sigkill_leaves_the_terminal_in_order_and_no_rank(flags, window, bell):  # noqa: F811

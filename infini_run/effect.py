@@ -1,0 +1,65 @@
+"""Flags about other nodes that have no effect where they were given, in words. Pure.
+
+Nothing is ignored in silence: what contradicts is refused where it is read; of what merely does nothing here one line
+tells, because a script may give the same flags everywhere. Only what stands on the command line is told of: a
+variable or a file of flags may be meant for other launches. A host program, which gives flags one by one, is refused.
+"""
+
+from __future__ import annotations
+
+from infini_run.flags import COMMAND_LINE
+from infini_run.option_table import DEFAULTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.flags import Setting
+
+HERE, HAND = "here", "hand"  # one launcher for itself; one of several that a token joins
+_MANY = ("ssh", "slurm", "pbs", "mpi")
+_DIALLED = ("slurm", "pbs", "mpi", HAND)
+_AT: dict[str, tuple[str, ...]] = {  # where a flag has an effect
+    "ssh_config": ("ssh",),
+    "remote_python": _MANY,
+    "link_port": _DIALLED,
+    "link_address": _DIALLED,
+    "join_timeout": (*_MANY, HAND),
+    "node_timeout": (*_MANY, HAND),
+    "export": (*_MANY, HAND, "auto"),
+    "console": (HERE, "auto"),
+}
+NAMES = frozenset(_AT)
+
+
+def idle_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
+    """A sentence about those that have no effect; empty: all have. place: HERE, HAND, auto or an engine.
+    is_one_of_several: there are other nodes, and no token."""
+    idle = [
+        given[name].origin
+        for name, places in _AT.items()
+        if name in given and place not in places and given[name].level == COMMAND_LINE and _is_asked(name, given)
+    ]
+    return f"{', '.join(idle)}: no effect here, {_why(given, place, is_one_of_several)}" if idle else ""
+
+
+def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
+    """Of --console only what lets ranks write past us."""
+    value = given[name].value
+    return bool(value == "inherit") if name == "console" else bool(value != DEFAULTS[name])
+
+
+def _why(given: Mapping[str, Setting], place: str, is_one_of_several: bool) -> str:
+    if place == HERE and is_one_of_several:
+        return "without INFINI_RUN_TOKEN each launcher is for itself"
+    if place == HERE:
+        return "there is one node; --hosts=a,b names others"
+    if place == "auto":
+        return "each launcher takes its place in what started it"
+    if given.get("console") is not None and given["console"].value == "inherit":
+        return "lines of several nodes come through us, marked [host:rank]"
+    if place == "ssh":
+        return "no port is opened, the link goes over ssh"
+    if place == HAND:
+        return "nobody is reached from here"
+    return f"nodes are reached by {place}"
