@@ -186,12 +186,14 @@ class Agent:
                 raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
         self._wire.send(pack_json(frame.NAME, self._name))
         try:
-            self._frames.append(self._next(frame.SPEC))
+            what, payload = self._next(frame.SPEC, frame.BYE)
         except LinkError as error:
             if str(error) != _GONE:
                 raise
-            why = "it has no such node, or that one had come before"
-            raise LinkError(f"the head has turned node {self._name['node']} away: {why}; or it has gone") from None
+            raise LinkError("the head has gone before it said what is to run") from None
+        if what == frame.BYE:
+            raise LinkError(f"the head has turned node {self._name['node']} away: {unpack_json(payload)['error']}")
+        self._frames.append((what, payload))
 
     # ---- before the start
 
@@ -241,6 +243,7 @@ class Agent:
                     VERSION_FIELD: VERSION,
                     "host": node.host,
                     "pid": os.getpid(),
+                    "begun": _begun(),
                     "nproc": node.nproc,
                     "port": free_port(),
                     "address": _own_address(),
@@ -520,6 +523,12 @@ def _take_process() -> Entry:
 
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     return take_entry(sum(1 << (number - 1) for number in before))
+
+
+def _begun() -> str:
+    """When this process began, in the kernel's ticks: with its number that names it and no other (proc(5), stat)."""
+    with open("/proc/self/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[19].decode()
 
 
 def _say(text: str) -> None:

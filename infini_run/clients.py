@@ -64,6 +64,7 @@ class Clients:
         self._engine = engine
         self._poller = poller
         self._ended: list[Ended] = []
+        self._killed: list[int] = []
         self._environ = environ
         self._nodes = nodes
         self._waiting: list[tuple[float, Client, int]] = []  # not before when, tries so far
@@ -159,12 +160,28 @@ class Clients:
         self._poller.watch(group.fileno(), READ, partial(self._step, running))
         return None if ours is None else Wire(fd := ours.detach(), fd, awaits_opening=True)
 
-    def add_ending(self, argv: Sequence[str]) -> None:
+    def add_ending(self, client: Client) -> None:
         """The engine's command that ends what was left: its own end is waited for as that of all."""
-        if argv and _find(argv[0], self._environ.get("PATH", os.defpath)):
-            wire = self._start(Client(argv=tuple(argv), nodes=()), _TRIES)
+        if _find(client.argv[0], self._environ.get("PATH", os.defpath)):
+            wire = self._start(client, _TRIES)
             if wire is not None:
                 wire.close()
+
+    def alive_nodes(self) -> set[int]:
+        """Those whose command has not ended."""
+        clients = [running.client for running in self._running if running.tries < _TRIES]
+        return {node for client in clients for node in client.nodes or range(self._nodes)}
+
+    def kill(self, nodes: set[int]) -> None:
+        """The commands of these nodes."""
+        for running in self._running:
+            if running.tries < _TRIES and nodes.intersection(running.client.nodes):
+                running.group.kill()
+
+    def take_killed(self) -> list[int]:
+        """Nodes whose agents such a command has killed, since the last call."""
+        killed, self._killed = self._killed, []
+        return killed
 
     def words(self) -> str:
         """The last line that a command has written which has not ended: why nobody comes."""
@@ -188,6 +205,8 @@ class Clients:
             words = running.words or running.group.tail(0).decode("utf-8", "replace")
             if running.tries < _TRIES:  # what ends others (add_ending) has no nodes to tell of
                 self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
+            elif not running.code:
+                self._killed += running.client.nodes
             self._close(running)
 
     def reap_others(self) -> None:

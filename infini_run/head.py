@@ -179,17 +179,24 @@ class Head:
         }
         return pack_json(frame.SPEC, content)
 
-    def _admit(self, wire: Wire, node: int, host: str) -> None:
+    def _admit(self, wire: Wire, node: int, host: str, address: str) -> None:
         """It is ours, and says which node it is. Its name is surer than its number: an engine may have an order of
         its own, and rank 0 is to be where the others look for it."""
         known = self._by_host.get(host, self._by_host.get(host.partition(".")[0], -1))
         if known >= 0 and self.peers[known].state == "starting":
             node = known
         if 0 <= node < len(self.peers) and self.peers[node].state == "starting":
+            self.peers[node].address = address
             self._adopt(self.peers[node], wire)
-        else:
-            self._notice(f"a node said that it is number {node}, which is none, or had come before; turned away")
-            wire.close()
+            return
+        why = f"there are nodes 0 to {len(self.peers) - 1}"
+        if 0 <= node < len(self.peers):
+            peer = self.peers[node]
+            first = " at ".join(filter(None, (peer.name, peer.address)))
+            why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
+        self._notice(f"{address} says that it is node {node}, and was turned away: {why}")
+        wire.send(pack_json(frame.BYE, {"error": why}))
+        wire.close()
 
     # ---- the loop
 
@@ -202,6 +209,8 @@ class Head:
         self._excuse(self._absence.note(0.0 if wait_s is None else wait_s))
         for ended in self._clients.take_ended():
             self._bury(ended)
+        for node in self._clients.take_killed():
+            self._notice(f"{self.peers[node].title}: its agent did not answer, and was killed there with its ranks")
         self._act(time.monotonic())
         problem = self._outlets.take_problem()
         if problem:
@@ -492,6 +501,7 @@ class Head:
             if self._outlets.are_behind:  # we do not listen: what it says is on its way
                 peer.heard_s = now_s
             elif now_s - peer.heard_s > self._options.node_timeout_s:
+                peer.is_silent = True
                 self._lose(peer, f"nothing was heard of it for {self._options.node_timeout_s:g} s (--node_timeout)")
                 continue
             self._ask(peer)
@@ -609,15 +619,32 @@ class Head:
                 self._say(f"{self._lobby.let_go} connections to the link's port were let go that had proved nothing")
             self._fleet.send_all(pack_json(frame.BYE, {"exit_code": exit_code}))
             self._clients.give_up()
+            if self._engine.OVER_STDIO:
+                silent = [peer for peer in self.peers if peer.is_silent]
+                self._clients.kill({peer.index for peer in silent})  # its ssh may be what is stopped
+                self._end_agents(silent)
         if now_s >= self._end_s and self._clients.are_alive and not self._is_last_resort:
-            self._is_last_resort, self._end_s = True, now_s + _END_S
-            self._clients.add_ending(self._engine.ending([peer.hello for peer in self.peers if peer.hello]))
+            self._is_last_resort = True
+            alive = self._clients.alive_nodes()
+            if self._end_agents([peer for peer in self.peers if peer.index in alive]):
+                self._end_s = now_s + _END_S
         if self._clients.are_alive and now_s < self._end_s:
             return
         if self._reader_end_s == float("inf") and not self._outlets.are_done and now_s >= self._next_said_s:
             self._next_said_s = float("inf")
             self._notice("waiting for the reader of our output; Ctrl-C ends it")
         self.ended = self._outlets.are_done
+
+    def _end_agents(self, peers: Sequence[Peer]) -> bool:
+        """By the engine, for they do not listen: an agent that is stopped leaves its ranks for ever. Whether the
+        engine can do anything about it."""
+        told = [(peer.host, peer.index, peer.hello) for peer in peers if peer.hello and not peer.is_ended_by_engine]
+        for peer in peers:
+            peer.is_ended_by_engine = True
+        clients = self._engine.ending(told, self._options) if told else []
+        for client in clients:
+            self._clients.add_ending(client)
+        return bool(clients)
 
     # ---- the end
 

@@ -68,7 +68,7 @@ class _Crowd:
 
 
 class Lobby:
-    """admit: gets the wire of one that is ours, the number and the host that it says it is.
+    """admit: gets the wire of one that is ours, the number and the host that it says it is, and where it dials from.
     notice: gets lines for the user."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Lobby:
         token: str,
         nodes: int,
         poller: Poller,
-        admit: Callable[[Wire, int, str], None],
+        admit: Callable[[Wire, int, str, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -205,8 +205,9 @@ class Lobby:
         host = name.get("host", "") if isinstance(name, dict) else ""
         if type(node) is not int or not isinstance(host, str):
             raise LinkError("it does not say which node it is")
+        address = self._strangers[wire].address
         self._forget(wire)
-        self._admit(wire, node, host)
+        self._admit(wire, node, host, address)
 
     def _turn_away(self, text: str) -> None:
         self._turned_away += 1

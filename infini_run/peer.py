@@ -56,6 +56,9 @@ class Peer:
         self.was_running = False
         self.ranks = range(0)  # that it runs, or has run
         self.pids: dict[int, int] = {}  # of those
+        self.address = ""  # where it has dialled from
+        self.is_silent = False  # lost, for it said nothing
+        self.is_ended_by_engine = False
         self.loss = ""  # why it was lost, in a sentence
         self.has_command = False  # a command of ours started it; else it came by itself
         self.is_unexplained = False  # it has gone, and nobody has said yet why

@@ -298,8 +298,9 @@ def test_the_same_node_rank_twice_is_turned_away(node, bell):
     bell.hear(4)
     second = node(1, "true", flags=("--join_timeout=5",))
     assert second.wait() == 1
-    assert "the head has turned node 1 away: it has no such node, or that one had come before" in told(second)[0]
-    head.read_error_until(b"number 1")
+    why = f"{os.uname().nodename} at 127.0.0.1 is that one already: give every node a --node_rank of its own"
+    assert told(second) == [f"infini-run: the head has turned node 1 away: {why}"]
+    head.read_error_until(f"infini-run: 127.0.0.1 says that it is node 1, and was turned away: {why}\n".encode())
     head.signal(signal.SIGTERM)
     assert [head.wait(), first.wait()] == [143, 143]
 

@@ -174,7 +174,7 @@ def test_noise_without_end_is_refused():
 @pytest.fixture
 def lobby():
     poller, admitted, notices = Poller(), [], []
-    lobby = Lobby("t", 2, poller, lambda wire, node, host: admitted.append((wire, node, host)), notices.append)
+    lobby = Lobby("t", 2, poller, lambda wire, node, host, _: admitted.append((wire, node, host)), notices.append)
     target = lobby.open(0)
     lobby.port = int(target.rpartition(":")[2])
     lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices

@@ -9,7 +9,8 @@ import signal
 import subprocess
 
 import pytest
-from conftest import marked, state_of, until
+from conftest import marked, processes, state_of, until
+from hosts import agents
 from test_by_hand import node, port, ring, told  # noqa: F401
 from test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 
@@ -132,9 +133,10 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
     """By hand: the links are sealed, and go on where the stand-in has left them."""
     commands = [node(rank, *ring(bell), flags=("--node_timeout=1",)) for rank in range(2)]
     bell.hear(4)
+    until(lambda: len(sleepers()) == 4)
     for _ in range(2):
         commands[0].signal(signal.SIGTSTP)
-        until(lambda: len(sleepers()) == 4 and all(state_of(pid) == "T" for pid in (commands[0].pid, *sleepers())))
+        until(lambda: all(state_of(pid) == "T" for pid in (commands[0].pid, *sleepers())))
         subprocess.run(["sleep", "1.2"], check=True)
         if number == signal.SIGKILL:
             break
@@ -144,4 +146,26 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
     commands[0].signal(number)
     codes = [command.wait() for command in commands]
     assert codes == ([-signal.SIGKILL, 1] if number == signal.SIGKILL else [143, 143])
+    until(lambda: not marked())
+
+
+def test_an_agent_that_is_stopped_for_ever_is_killed_with_its_ranks(many, bell):  # noqa: F811
+    command = many("--grace=1", "--node_timeout=1", *ring(bell), hosts="host[1-2]")
+    bell.hear(4)
+    victim = min(pid for pid, words in agents().items() if not words.startswith(("ssh ", "sshd")))
+    os.kill(victim, signal.SIGSTOP)
+    assert command.wait() == 1
+    first, second = own_lines(command)
+    assert first.endswith("): its agent did not answer, and was killed there with its ranks")
+    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in second
+    until(lambda: not marked())
+
+
+def test_an_ssh_that_is_stopped_for_ever_leaves_no_rank(many, bell):  # noqa: F811
+    command = many("--grace=1", "--node_timeout=1", *ring(bell), hosts="host[1-2]")
+    bell.hear(4)
+    ours = [pid for pid, (parent, _, name) in processes().items() if parent == command.pid and name == "ssh"]
+    os.kill(ours[0], signal.SIGSTOP)
+    assert command.wait() == 1
+    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in own_lines(command)[-1]
     until(lambda: not marked())

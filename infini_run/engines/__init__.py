@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
+    Told = tuple[Host, int, Mapping[str, Any]]  # a node, its index, what its agent said of itself
+
     class Engine(Protocol):
         """A module of this package.
 
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
         def explain(self, host: str, code: int, words: str) -> str:
             """Why the command ended before its agent had said anything, and what to do about it."""
 
-        def ending(self, hellos: Sequence[Mapping[str, Any]]) -> list[str]:
-            """The command that ends what agents have left, when they do not end: they may be stopped, or beyond
-            reach. hellos: what they said of themselves. Empty: the clients' own end is all that there is."""
+        def ending(self, told: Sequence[Told], options: Options) -> list[Client]:
+            """Commands that end what agents have left, when they do not end: they may be stopped, or beyond reach.
+            One that names a node ends with 0 where it has killed its agent. Empty: the clients' own end is all
+            that there is."""
 
         def is_passing(self, code: int, words: str) -> bool:
             """Whether the same command may well succeed a moment later."""

@@ -8,8 +8,8 @@ from infini_run.engines import Client, Contact, agent_words, said
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
+    from infini_run.engines import Told
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
@@ -29,7 +29,7 @@ def explain(host: str, code: int, words: str) -> str:
     return f"its agent ended with {code}" + (f": {lines[-1]}" if lines else "")
 
 
-def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+def ending(told: Sequence[Told], options: Options) -> list[Client]:
     """It is our own child: it ends with us."""
     return []
 

@@ -17,8 +17,8 @@ from infini_run.link import TOKEN
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
+    from infini_run.engines import Told
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
@@ -81,7 +81,7 @@ def explain(host: str, code: int, words: str) -> str:
     return f"mpirun ended with {code}" + (f": {about[0]}" if about else "")
 
 
-def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+def ending(told: Sequence[Told], options: Options) -> list[Client]:
     """mpirun's own end takes what it started with it."""
     return []
 

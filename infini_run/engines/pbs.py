@@ -12,8 +12,8 @@ from infini_run.engines import Client, Contact, agent_words
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
+    from infini_run.engines import Told
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
@@ -36,7 +36,7 @@ def explain(host: str, code: int, words: str) -> str:
     return f"pbs_tmrsh ended with {code}" + (f": {said[-1]}" if said else "; the job's .e file may say why")
 
 
-def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+def ending(told: Sequence[Told], options: Options) -> list[Client]:
     """A task that lives on ends with its job (qdel)."""
     return []
 

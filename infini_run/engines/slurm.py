@@ -13,8 +13,8 @@ from infini_run.engines import Client, Contact, agent_words, lacks_us, said
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
+    from infini_run.engines import Told
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
@@ -60,10 +60,10 @@ def explain(host: str, code: int, words: str) -> str:
     return f"srun ended with {code}" + (f": {about}" if about else "") + hint
 
 
-def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
+def ending(told: Sequence[Told], options: Options) -> list[Client]:
     """scancel of the step, which is SIGKILL to all that is in it. Only an agent knows which step it is."""
-    steps = [hello["told"] for hello in hellos if len(hello.get("told", ())) == len(_STEP)]
-    return ["scancel", "--quiet", ".".join(steps[0])] if steps else []
+    steps = [hello["told"] for _, _, hello in told if len(hello.get("told", ())) == len(_STEP)]
+    return [Client(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
 
 
 def is_passing(code: int, words: str) -> bool:

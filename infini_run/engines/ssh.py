@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from infini_run.engines import Told
     from infini_run.hostlist import Host
     from infini_run.options import Options
 
@@ -37,11 +38,16 @@ _HINTS = (  # what ssh says, and what to do
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
     """One ssh for each host."""
+    words = _words(options)
+    remote = " ".join(["exec", *map(_quoted, agent_words(options, contact))])
+    return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+
+
+def _words(options: Options) -> list[str]:
     words = ["ssh", *(("-F", options.ssh_config) if options.ssh_config else ()), "-T", "-x"]
     for option in _OPTIONS:
         words += ["-o", option]
-    remote = " ".join(["exec", *map(_quoted, agent_words(options, contact))])
-    return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+    return words
 
 
 def _quoted(word: str) -> str:
@@ -68,9 +74,19 @@ def _hint(host: str, code: int, words: str, about: str) -> str:
     return ""
 
 
-def ending(hellos: Sequence[Mapping[str, Any]]) -> list[str]:
-    """sshd ends what ran in a connection that is cut, where it listens; there is nothing else."""
-    return []
+def ending(told: Sequence[Told], options: Options) -> list[Client]:
+    """SIGKILL to each agent, by a connection of its own; the guard there ends its ranks. Where ssh's own end closes
+    the connection, sshd ends nothing: it closes the agent's stdin, which one that is stopped does not read."""
+    return [
+        Client(argv=(*_words(options), "--", host.destination, _kill(hello)), nodes=(index,))
+        for host, index, hello in told
+    ]
+
+
+def _kill(hello: Mapping[str, Any]) -> str:
+    """For whatever shell is there: kills that process, if it is still that one."""
+    pid, begun = int(hello["pid"]), int(hello["begun"])
+    return f"""exec sh -c 'case "$(cat /proc/{pid}/stat)" in *" {begun} "*) kill -KILL {pid};; *) exit 1;; esac'"""
 
 
 def is_passing(code: int, words: str) -> bool:
