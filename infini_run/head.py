@@ -23,7 +23,7 @@ from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.group import forking
 from infini_run.joint import join_reports, lost_report
 from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, doubt, meeting, missing, named, unlike
+from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.plan import spans_of
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _TOKEN_SIZE = 32  # random bytes
 _BEATS = 3  # within the time after which a silent node is lost
 _SAY_MISSING_S = 5.0
+_MISS_S = 2.0  # for others, after one node that does not come
 _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
 _SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
@@ -115,6 +116,8 @@ class Head:
         self._is_last_resort = False
         self._engine_end: Ended | None = None  # of one command for all nodes, where it ended before they were over
         self._stops_for_engine = False
+        self._missed: list[tuple[Peer, InfiniRunError]] = []  # nodes that do not come, and why
+        self._miss_end_s = float("inf")
         self._repeats = Repeats(options)
         self._absence = Absence(options.node_timeout_s * (1 - 1 / _BEATS))  # then agents may have given us up
 
@@ -233,7 +236,7 @@ class Head:
         if self._lobby is not None:
             due.append(self._lobby.next_end_s)
         if self._is_joining:
-            due += [self._join_end_s, self._next_said_s]
+            due += [self._join_end_s, self._next_said_s, self._miss_end_s]
         if self._end_s != float("inf"):
             due.append(self._end_s if self._clients.are_alive else self._next_said_s)
         if self._feed.is_due:
@@ -293,7 +296,7 @@ class Head:
         )
         error.exit_code = int(hello["exit_code"])
         self._fleet.move(peer, "lost")
-        self._fail(error)
+        self._miss(peer, error)
 
     def _ask(self, peer: Peer) -> None:
         """What its clocks show; its answer is a sign of life, too."""
@@ -389,15 +392,33 @@ class Head:
                 f"{limit_s:g} s (--node_timeout), and have ended their ranks"
             )
         is_same = isinstance(self.error, NodeLost) and self.error.node == peer.index
+        was_new = peer.is_new
         peer.is_unexplained = not reason
         self._fleet.move(peer, "lost")
         peer.failed_s = min(peer.failed_s, time.monotonic())
         peer.loss = text if was_running else ""
         if self._overview is not None:
             self._overview.lose(peer, text)
+        if was_new:
+            self._miss(peer, error)
+            return
         if is_same:
             self.error = error
         self._fail(error)
+
+    def _miss(self, peer: Peer, error: InfiniRunError) -> None:
+        """It does not come, before anything has begun. Where each node has a command of its own, others may not come
+        either: they are told of together."""
+        if self._engine.WINDOW == 1 or self._stopping:
+            self._fail(error)
+            return
+        self._missed.append((peer, error))
+        self._miss_end_s = min(self._miss_end_s, time.monotonic() + _MISS_S)
+
+    @property
+    def awaits_others(self) -> bool:
+        """Nodes that do not come are known, and there may be more: the job ends when they have been heard of."""
+        return bool(self._missed) and not self._stopping
 
     def _fail(self, error: InfiniRunError) -> None:
         if self.error is None and not self._told:
@@ -466,6 +487,8 @@ class Head:
         has_come = self._fleet.census.count("joined") == self._fleet.census.total
         if not self._stopping and (has_come or now_s >= self._repeats.due_s):
             self._go()
+        elif self.awaits_others and (not self._is_joining or now_s >= self._miss_end_s):
+            self._fail(explain_missed(self._missed, self.peers))
         elif self._is_joining:
             self._wait_for_nodes(now_s)
         if now_s >= self._next_beat_s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.errors import UsageError
+from infini_run.errors import NodeLost, UsageError
 from infini_run.kind import MAX_INT
 from infini_run.reach import complaint
 
@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infini_run.errors import InfiniRunError
     from infini_run.options import Options
     from infini_run.peer import Peer
 
@@ -19,6 +20,23 @@ _NAMED = 8  # nodes that a message names
 def missing(peers: Sequence[Peer]) -> str:
     """Those that have not come yet, by name; the first few of many."""
     return named([peer for peer in peers if peer.is_new])
+
+
+def explain_missed(missed: Sequence[tuple[Peer, InfiniRunError]], peers: Sequence[Peer]) -> InfiniRunError:
+    """Why the job cannot begin: all nodes that do not come, with why, and those of which nobody knows yet. The exit
+    code is that of the first."""
+    first, error = missed[0]
+    unknown = missing(peers)
+    rest = f"; not reached yet: {unknown}" if unknown else ""
+    if len(missed) == 1 and not rest:
+        return error
+    more = f"; and {named([peer for peer, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
+    text = "; ".join(str(each) for _, each in missed[:_NAMED]) + more + rest
+    if len(missed) > 1:
+        text = f"{len(missed)} of {len(peers)} nodes do not come: {text}"
+    joint = NodeLost(text, first.name, first.index) if isinstance(error, NodeLost) else type(error)(text)
+    joint.exit_code = error.exit_code
+    return joint
 
 
 def named(peers: Sequence[Peer]) -> str:

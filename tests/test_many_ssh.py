@@ -105,6 +105,32 @@ def test_only_the_first_nnodes_hosts_run(many):
     assert sorted(lines_of(command)) == ["[host1:0] host1", "[host2:1] host2"]
 
 
+def test_all_hosts_that_cannot_be_reached_are_named_at_once(many):
+    command = many("true", "--x", hosts="host1,nowhere1.invalid,host2,nowhere2.invalid", nproc=1)
+    assert command.wait() == 1
+    assert len(own_lines(command)) == 1
+    text = own_lines(command)[0]
+    assert text.startswith("infini-run: 2 of 4 nodes do not come: node ")
+    for host in ("nowhere1", "nowhere2"):
+        assert f"({host}.invalid) could not be reached: ssh ended with 255: " in text
+    assert "not reached yet" not in text
+
+
+def test_all_hosts_that_refuse_are_named_at_once_with_those_that_have_said_nothing(bed, infini_run, tmp_path):
+    """The third never says anything: it is not waited for, as long as others are."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ $(uname -n) = host3 ] && exec sleep 1000\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    flags = (f"--ssh_config={bed.config}", f"--remote_python={python}", "--nproc_per_node=1")
+    command = infini_run("--hosts=host[1-3]", *flags, "no-such-program", under=bed.under)
+    assert command.wait() == 127
+    text = own_lines(command)[0]
+    assert "2 of 3 nodes do not come: " in text
+    assert "host1: no-such-program is not on PATH" in text
+    assert "host2: no-such-program is not on PATH" in text
+    assert text.endswith("; not reached yet: host3")
+
+
 UNEVEN = ("--engine=ssh", "--hosts=host1:2,host2:3,host3:1")
 
 

@@ -259,6 +259,8 @@ class Bridge:
                     outpost.has_been_told = True
                     outpost.say({"setup": {**self._setup, "node": peer.index}})
                 outpost.lanes.set_room(peer.wire is None or peer.wire.waiting < _HELD)
+            elif self.head.awaits_others:
+                continue  # then it says why, of all that do not come
             elif peer.is_over and outpost.problem is None and not peer.is_unexplained:
                 outpost.end(self._why(outpost))
                 self.head.stop()
