@@ -12,6 +12,8 @@ from hosts import Bed, agents
 
 import infini_run as ir
 
+pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+
 
 @pytest.fixture(scope="module")
 def bed():

@@ -16,6 +16,8 @@ from hosts import Bed, agents
 
 import infini_run as ir
 
+pytestmark = pytest.mark.xdist_group("functions")  # one bed for all of them
+
 
 @pytest.fixture(scope="module")
 def bed():

@@ -17,6 +17,8 @@ from test_many_slurm import Slurm
 
 from jobs import Jobs
 
+pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+
 TWO = ("--slots=8", "--slots_per_node=4")
 
 

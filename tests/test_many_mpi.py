@@ -12,6 +12,8 @@ import pytest
 from cluster import AS_CASE, Bed, Case, free_ports, need
 from conftest import OURS, processes, until
 
+pytestmark = pytest.mark.xdist_group("mpi")  # one bed for all of them
+
 HOSTS = "host1,host2,host3,host4"
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'

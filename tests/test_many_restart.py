@@ -10,6 +10,8 @@ from conftest import until
 from hosts import agents
 from test_many_ssh import bed, lines_of, many, no_agent_left, own_lines, ring  # noqa: F401
 
+pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+
 FAILS = "[ $RANK = 5 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && exit 7"
 
 

@@ -13,6 +13,8 @@ import pytest
 from cluster import Bed, Case, free_ports, need
 from conftest import COMMAND, LIMIT_S, OURS, until
 
+pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'

@@ -18,6 +18,8 @@ from hosts import Bed, agents
 
 from infini_run.version import VERSION
 
+pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+
 SHOW = (
     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$NNODES $(uname -n) $MASTER_ADDR:$MASTER_PORT"
 )

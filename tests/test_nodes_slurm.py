@@ -13,6 +13,8 @@ from test_many_slurm import Allocation, Slurm
 
 import infini_run as ir
 
+pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+
 
 @pytest.fixture(scope="module")
 def two():

@@ -14,6 +14,8 @@ from conftest import CHILDREN, LIMIT_S, play
 
 from jobs import Jobs
 
+pytestmark = pytest.mark.xdist_group("page")  # one bed for all of them
+
 HOST = os.uname().nodename
 
 
