@@ -95,6 +95,16 @@ def test_ranks_are_where_the_list_of_hosts_says(run, case):
     case.end()
 
 
+def test_hosts_with_different_slots_run_so_many_ranks_each(run, case):
+    say = "echo is $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $(hostname)"
+    command = run("sh", "-c", say, hosts="host2:1,host1:2")
+    assert command.wait() == 0, command.err
+    assert sorted(line.split("is ", 1)[1] for line in command.out.decode().splitlines()) == [
+        "0/3 0/1 0 host2", "1/3 0/2 1 host1", "2/3 1/2 1 host1"
+    ]  # fmt: skip
+    case.end()
+
+
 def test_ranks_do_not_see_the_mpi_that_started_the_agents(run, case):
     """A rank that imports MPI would answer in the agent's place, and wait for ever."""
     command = run("--nproc_per_node=1", "sh", "-c", "env")
