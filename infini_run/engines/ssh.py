@@ -80,12 +80,13 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
     return [
         Client(argv=(*_words(options), "--", host.destination, _kill(hello)), nodes=(index,))
         for host, index, hello in told
+        if type(hello.get("pid")) is int and str(hello.get("begun", "")).isdecimal()
     ]
 
 
 def _kill(hello: Mapping[str, Any]) -> str:
     """For whatever shell is there: kills that process, if it is still that one."""
-    pid, begun = int(hello["pid"]), int(hello["begun"])
+    pid, begun = hello["pid"], hello["begun"]
     return f"""exec sh -c 'case "$(cat /proc/{pid}/stat)" in *" {begun} "*) kill -KILL {pid};; *) exit 1;; esac'"""
 
 
