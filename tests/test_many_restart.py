@@ -6,6 +6,7 @@ import json
 import os
 import signal
 
+import pytest
 from conftest import until
 from hosts import agents
 from test_many_ssh import bed, lines_of, many, no_agent_left, own_lines, ring  # noqa: F401
