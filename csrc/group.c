@@ -143,6 +143,7 @@ int ir_group_step(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */
 void ir_group_end(struct ir_group *g) {
     struct ir_event events[64];
+    if (getpid() != g->self) return; /* a forked child: the workers are its parent's */
     g->told = true; /* nobody listens any more: a console that is not read must not hold us */
     ir_group_kill(g);
     while (g->state != ENDED && g->state != IDLE) {
@@ -165,26 +166,29 @@ static void group_forget(struct ir_group *g) {
 
 struct ir_group *ir_group_free(struct ir_group *g) {
     if (g == NULL) return NULL;
-    if (getpid() != g->self) group_forget(g);
+    const bool forked = getpid() != g->self;
+    if (forked) group_forget(g);
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     guard_close(g);
     cgroup_close(g);
     /* memory that an unkillable child still runs on is never given back */
-    if (g->abandoned == 0) arena_free(g);
+    if (g->abandoned == 0 && !forked) arena_free(g);
     for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) {
         struct worker *w = &g->workers[i];
         (void)fd_close(w->pidfd);
         for (int k = 0; k < 2; k++) (void)fd_close(w->streams[k].fd);
         notify_close(g, i);
-        free(w->status);
     }
     if (g->workers != NULL) sink_close(g);
     const int fds[] = {g->epoll_fd,    g->exits_fd,     g->timer_fd,     g->signal_fd,
                        g->execs_fd,    g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd,
                        g->lifeline[0], g->lifeline[1]};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
+    if (forked)
+        return NULL; /* another thread of the parent may have been in the midst of any of these */
     stray_close(g);
+    for (uint32_t i = 0; g->workers != NULL && i < g->n; i++) free(g->workers[i].status);
     free(g->input.targets);
     free(g->input.buffer);
     free(g->workers);

@@ -230,7 +230,7 @@ int64_t ir_write(int fd, const char *bytes, uint64_t size);
 void ir_group_end(struct ir_group *group);
 
 /* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
- * child that was forked since, it only frees. */
+ * child that was forked since, it only closes descriptors. */
 struct ir_group *ir_group_free(struct ir_group *group);
 
 /* [cffi] */

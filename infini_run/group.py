@@ -467,7 +467,9 @@ class Group:
 
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
-            self._handle = lib.ir_group_free(self._handle)
+            lib.ir_group_end(self._handle)
+            with forking:  # a child must find all of it, or nothing
+                self._handle = lib.ir_group_free(self._handle)
 
 
 def _poll(own: int, also: Sequence[int], timeout_ms: int) -> int:

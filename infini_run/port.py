@@ -12,6 +12,8 @@ import errno
 import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
+from infini_run.group import forking
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,6 +29,11 @@ _locks: dict[int, socket] = {}
 
 def free_port() -> int:
     """A port that nobody listens on, and that no other launch gets until `let_go`, or our end."""
+    with forking:  # a child that is forked meanwhile would hold the port, or its lock
+        return _find()
+
+
+def _find() -> int:
     choices = _choices(_read("ip_local_port_range") or _EPHEMERAL, _read("ip_local_reserved_ports"))
     for port in _rotated(choices):
         if _is_free(port) and _lock(port):

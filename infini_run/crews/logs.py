@@ -7,7 +7,6 @@ anything, text travels.
 from __future__ import annotations
 
 import logging
-import sys
 
 from infini_run.channel import Sender
 from infini_run.crews.attempt import attempt
@@ -49,7 +48,9 @@ def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None 
     of `logger`."""
     _, error = attempt(_hand_over, body, rank, host, logger)
     if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
-        print(f"infini-run: a logging handler raised {type(error).__name__}: {error}", file=sys.stderr)
+        from infini_run.launch import say  # not in a worker, which has no use for it
+
+        say(f"a logging handler raised {type(error).__name__}: {error}")
 
 
 def _hand_over(body: Body, rank: int, host: str, logger: logging.Logger | None) -> None:

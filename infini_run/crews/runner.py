@@ -14,6 +14,7 @@ from collections import deque
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
 from infini_run.forks import forget_in_children
+from infini_run.group import forking
 from infini_run.interpreter import inherited_flags, own_path
 from infini_run.launch import read_flags
 from infini_run.node import NodeRun
@@ -265,11 +266,12 @@ class Gang:
         self.run: Run | None = None
         forget_in_children(self)
         try:
-            for worker in plan.workers:
-                ours, theirs[worker.rank] = socket.socketpair()
-                self.runners.append(
-                    ExecRunner(self, worker.rank, worker.local_rank, plan.nodes[0].host, ours.detach())
-                )
+            with forking:
+                for worker in plan.workers:
+                    ours, theirs[worker.rank] = socket.socketpair()
+                    self.runners.append(
+                        ExecRunner(self, worker.rank, worker.local_rank, plan.nodes[0].host, ours.detach())
+                    )
             stdins = {rank: end.fileno() for rank, end in theirs.items()}
             self.run = self._make_run(plan, options, environ, cwd, stdins)
             self.run.start()
