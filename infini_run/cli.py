@@ -257,13 +257,16 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
     asked_fd, asks_fd = open_asking()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {asks_fd}"
     command = _same_command()
+    folder = "" if options.log_dir else error_folder(options, launch_id, environ)
     try:
-        return run_isolated(command, environ, entry, grace_s=options.grace_s, asked_fd=asked_fd, say=_say)
+        return run_isolated(
+            command, environ, entry, grace_s=options.grace_s, asked_fd=asked_fd, folder=folder, say=_say
+        )
     finally:
-        if not options.log_dir:
+        if folder:
             from infini_run.files import remove_folder
 
-            remove_folder(error_folder(options, launch_id, environ))
+            remove_folder(folder)
 
 
 def _same_command() -> list[str]:

@@ -47,6 +47,7 @@ KINDS = {
     lib.IR_ENDED: "ended",
 }
 
+GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "irun-guard"))
 _DEBUG = {
     "fork": lib.IR_USE_FORK,
     "nopidfd": lib.IR_NO_PIDFD,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import StartError
-from infini_run.group import STEPS, Group, Spec, debug_flags, settle_entry
+from infini_run.group import GUARD, STEPS, Group, Spec, debug_flags, settle_entry
 from infini_run.plan import MARK
 from infini_run.record import replace
 
@@ -42,9 +42,11 @@ def run_isolated(
     *,
     grace_s: float,
     asked_fd: int,
+    folder: str,
     say: Callable[[str], None],
 ) -> int:
-    """Run `command` so, and return what it exits with. asked_fd: where it asks to be stopped, and we with it.
+    """Run `command` so, and return what it exits with. asked_fd: where it asks to be stopped, and we with it. folder:
+    its error files', which nobody in it can remove when we are SIGKILLed ("": none).
 
     Raises StartError: not permitted here.
     """
@@ -59,6 +61,8 @@ def run_isolated(
         stop_signal=_TERM,
         stop_scope="leader",
         asked_fd=asked_fd,
+        guard=GUARD if folder else None,
+        folder=os.fsencode(folder),
         entry=replace(entry, blocked=_ALL_SIGNALS),
         is_last=True,
         debug=debug_flags(environ),

@@ -11,7 +11,7 @@ import time
 from _thread import RLock
 
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.group import INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
+from infini_run.group import GUARD, INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
 from infini_run.plan import MARK
 from infini_run.scratch import Scratch
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from infini_run.watch import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
-_GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "irun-guard"))
 
 
 class NodeRun:
@@ -136,7 +135,7 @@ class NodeRun:
             console=self._console if self._is_labelled else (-1, -1),
             say_fd=self._console[1],
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
-            guard=_GUARD,
+            guard=GUARD,
             folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
             is_last=self._is_last,

@@ -115,9 +115,14 @@ def test_group_of_a_rank_is_ended_whatever_its_environment(infini_run, every_pat
     all_end(pids)
 
 
-def test_error_folder_of_a_killed_launcher_is_removed(infini_run, tmp_path):
-    script = 'f=$TORCHELASTIC_ERROR_FILE; echo folder "$(dirname "$f")"; : > "$f"; echo; exec sleep 1000'
-    command = infini_run("sh", "-c", script)
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--isolate",), marks=pytest.mark.root), ("--engine=local", "--max_restarts=1")]
+)
+def test_error_folder_of_a_killed_launcher_is_removed(infini_run, flags):
+    """Whatever its ranks have made in it."""
+    script = 'f=$TORCHELASTIC_ERROR_FILE; echo folder "$(dirname "$f")"; : > "$f"; mkdir -p "$f.d/.hidden/x"; '
+    script += 'ln -s / "$f.d/link"; echo; exec sleep 1000'
+    command = infini_run(*flags, "sh", "-c", script)
     folder = Path(command.read_lines(b"folder")[0][1])
     command.read_until(b"\n\n")
     assert list(folder.iterdir())
@@ -125,9 +130,10 @@ def test_error_folder_of_a_killed_launcher_is_removed(infini_run, tmp_path):
     until(lambda: not folder.exists())
 
 
-def test_an_isolated_launch_needs_no_guard(infini_run):
-    command = infini_run("--isolate", *play(*STUBBORN, "say=ready", "wait"))
-    command.read_lines(b"ready")
+def test_an_isolated_launch_without_a_folder_needs_no_guard(infini_run, tmp_path):
+    """Its processes end with the kernel's help; only the folder for error files needs somebody."""
+    command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "say=ready", "wait"))
+    command.read_until(b"ready")
     assert not guards_of(command.pid)
     kill(command)
     until(lambda: not marked())

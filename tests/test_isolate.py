@@ -10,7 +10,7 @@ import signal
 import time
 
 import pytest
-from conftest import LIBC_OWN, marked, play, processes, until
+from conftest import GUARD, LIBC_OWN, marked, play, processes, until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]
@@ -158,7 +158,7 @@ def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, e
 def test_everything_dies_with_the_inner_launcher(infini_run, every_path):
     command = infini_run("--isolate", *play(*STUBBORN, "say=ready", "wait"))
     command.read_lines(b"ready")
-    (inner,) = [pid for pid, (parent, _, _) in processes().items() if parent == command.pid]
+    (inner,) = [pid for pid, (parent, _, name) in processes().items() if parent == command.pid and name != GUARD]
     os.kill(inner, signal.SIGKILL)
     assert command.wait() == 137
     assert not marked()

@@ -52,17 +52,6 @@ static void read_workers(struct launch *launch) {
     launch->n = n > 0 ? (size_t)n / sizeof *launch->workers : 0;
 }
 
-/* The launcher's own folder for error files, in which only ranks write. */
-static void remove_folder(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    DIR *dir = fd < 0 ? NULL : fdopendir(fd);
-    if (dir == NULL) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        (void)unlinkat(fd, entry->d_name, 0);
-    (void)closedir(dir);
-    (void)rmdir(path);
-}
-
 static void kill_cgroup(const char *path) {
     char file[PATH_MAX];
     (void)snprintf(file, sizeof file, "%s/cgroup.kill", path);
@@ -71,13 +60,17 @@ static void kill_cgroup(const char *path) {
     (void)close(fd);
 }
 
-/* The leaves, and those that ranks have made in them. */
+/* A folder and all that ranks have made in it: the launcher's own for error files, or cgroups, whose
+ * files go with them. */
 static void remove_tree(int at, const char *name) {
     int fd = openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     DIR *dir = fd < 0 ? NULL : fdopendir(fd);
     if (dir == NULL) return;
-    for (struct dirent *entry; (entry = readdir(dir)) != NULL;)
-        if (entry->d_type == DT_DIR && entry->d_name[0] != '.') remove_tree(fd, entry->d_name);
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
+        if (unlinkat(fd, entry->d_name, 0) < 0 && entry->d_type != DT_REG)
+            remove_tree(fd, entry->d_name);
+    }
     (void)closedir(dir);
     (void)unlinkat(at, name, AT_REMOVEDIR);
 }
@@ -107,7 +100,7 @@ int main(int argc, char **argv) {
     read_workers(&launch);
     if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
     if (process_sees_itself(getpid())) end_launch(&launch);
-    if (argv[GUARD_FOLDER][0] != '\0') remove_folder(argv[GUARD_FOLDER]);
+    if (argv[GUARD_FOLDER][0] != '\0') remove_tree(AT_FDCWD, argv[GUARD_FOLDER]);
     if (argv[GUARD_CGROUP][0] != '\0') remove_cgroup(argv[GUARD_CGROUP]);
     return 0;
 }
