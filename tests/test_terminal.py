@@ -13,7 +13,7 @@ import subprocess
 import termios
 
 import pytest
-from conftest import COMMAND, LIMIT_S, is_alive, marked, play, processes, state_of, until
+from conftest import COMMAND, GUARD, LIMIT_S, is_alive, marked, play, processes, state_of, until
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 PROMPT = b"next> "
@@ -202,7 +202,7 @@ def test_ctrl_z_stops_an_isolated_job_and_fg_continues_it(terminal, nproc, every
     terminal.run("--isolate", f"--nproc_per_node={nproc}", *play("tell=USR1", "end=USR2:0", "say=ready", "wait"))
     terminal.pids("ready", nproc)
     ranks, launcher = list(marked()), terminal.launcher()
-    (inner,) = [pid for pid, (parent, _, _) in processes().items() if parent == launcher]
+    (inner,) = [pid for pid, (parent, _, name) in processes().items() if parent == launcher and name != GUARD]
     for _ in range(3):
         terminal.type("\x1a")
         terminal.see(PROMPT)
