@@ -8,6 +8,7 @@
  *                                            chase.c  those that fork and exit without end
  * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
  * pump.c   pipes to lines                    sink.c   lines to the console
+ * rest.c   what is not a line yet            outlet.c a write that never blocks
  * input.c  our stdin to the workers          notify.c what workers say of themselves
  * group.c  the handle                        entry.c  the process at its start
  * guard.c  the process that ends what we leave; guard/main.c is that process
@@ -71,6 +72,7 @@ struct ir_group;
 enum watch {
     WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
     WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET, WATCH_GUARD, WATCH_ASKED, WATCH_NOTIFY,
+    WATCH_RESTS,
 };
 
 /* ---- child.c: everything a child needs, and where it leaves its failure */
@@ -108,6 +110,9 @@ struct stream {
     bool paused;     /* not watched, with bytes at hand: the console does not take more */
     bool ended;      /* no more will come: an unended last line is passed on too */
     bool more;       /* the last piece did not end its line */
+    bool plain;      /* its lines go to the console without a label */
+    bool due;        /* what is left of it is passed on, though it ends no line */
+    int64_t held_ns; /* since when there is a rest that ends no line; 0: there is none */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
     uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
@@ -144,15 +149,15 @@ struct worker {
 
 /* ---- sink.c: one console */
 struct sink {
-    int fd;          /* -1: none */
-    bool owned;      /* fd is ours to close */
-    bool pollable;   /* a pipe, socket or terminal: never block on it */
-    bool nonblocking; /* our own O_NONBLOCK description: any size may be written */
-    bool waiting;    /* watched for room */
+    struct ir_outlet *outlet;
+    uint32_t awaited; /* of epoll: room, or the last of it to be taken */
     int which;
     bool broken;     /* EPIPE and the like: everything more is dropped */
+    bool open;       /* its last line has no end */
+    bool mixed;      /* more than one stream has written to it */
+    const struct stream *last; /* whose line it is; NULL: ours, or none */
     uint32_t start, end;
-    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own */
+    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
 };
 
 /* ---- input.c: our stdin to several workers */
@@ -211,6 +216,9 @@ struct ir_group {
     struct ir_config config;
     char *mark;
     int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd, terminal_fd;
+    int rest_fd;                /* the timer of rest.c */
+    bool rests_timed;           /* it runs */
+    bool went_badly;            /* a worker did not end with 0 */
     int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
     int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
@@ -235,7 +243,7 @@ struct ir_group {
     uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
     pid_t *strays_by_pid;
     struct stray *strays;       /* strays_alive of them, in a library */
-    struct sink sinks[2];       /* sinks[1].fd == -1 and err_sink 0 where both are one file */
+    struct sink sinks[2];       /* the second without buffer and err_sink 0 where both are one file */
     int err_sink;
     struct input input;
     char *log_buffer;           /* STREAM_BUFFER, for the marked lines of one write */
@@ -365,9 +373,15 @@ void tty_check_stopped(struct ir_group *g);
 /* pump.c */
 void pump_ready(struct ir_group *g, uint32_t index, int which);
 void pump_drain(struct ir_group *g, uint32_t index);
+void pump_pass_rest(struct ir_group *g, uint32_t index, int which);
 void pump_resume(struct ir_group *g);
 void pump_close(struct ir_group *g);
 bool pump_idle(const struct ir_group *g);
+
+/* rest.c */
+int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+void rest_note(struct ir_group *g, struct stream *s);
+void rest_ready(struct ir_group *g);
 
 /* notify.c */
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
@@ -379,10 +393,11 @@ void notify_close(struct ir_group *g, uint32_t index);
 int sink_open(struct ir_group *g);
 struct sink *sink_of(struct ir_group *g, int which);
 bool sink_has_room(struct ir_group *g, struct sink *s, uint32_t wanted);
+void sink_begin(struct sink *s, const struct stream *stream);
 void sink_put(struct sink *s, const char *bytes, uint32_t size);
 void sink_flush(struct ir_group *g, struct sink *s);
 void sink_flush_all(struct ir_group *g);
-bool sink_empty(const struct ir_group *g);
+bool sink_finish_all(struct ir_group *g);
 void sink_close(struct ir_group *g);
 
 /* input.c */

@@ -76,6 +76,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->self = getpid();
     g->has_proc = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = g->terminal_fd = -1;
+    g->rest_fd = -1;
     g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
     g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
@@ -119,6 +120,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_GUARD: guard_gone(g); break;
     case WATCH_ASKED: tty_asked(g); break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
+    case WATCH_RESTS: rest_ready(g); break;
     }
 }
 
@@ -183,7 +185,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     if (g->workers != NULL) sink_close(g);
     const int fds[] = {g->epoll_fd,    g->exits_fd,     g->timer_fd,     g->signal_fd,
                        g->execs_fd,    g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd,
-                       g->lifeline[0], g->lifeline[1]};
+                       g->lifeline[0], g->lifeline[1],  g->rest_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
         return NULL; /* another thread of the parent may have been in the midst of any of these */

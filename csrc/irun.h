@@ -54,7 +54,11 @@ struct ir_config {
 
 enum { IR_FD_INHERIT = -1, IR_FD_PIPE = -2 }; /* ir_worker.stdio, instead of a descriptor */
 
-enum { IR_TO_CONSOLE = 1, IR_TO_LOG = 2 }; /* ir_worker.output */
+enum { /* ir_worker.output */
+    IR_TO_CONSOLE = 1,
+    IR_TO_LOG = 2,
+    IR_PLAIN = 4, /* lines go to the console without the label; one without end after 0.2 s */
+};
 
 enum { /* ir_worker.flags */
     IR_WORKER_FOREGROUND = 1, /* gets the terminal, if it is ours to give */
@@ -82,7 +86,7 @@ struct ir_worker {
                                   * word, in place of a new process; it makes itself what is said here */
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE; of one that was forked
                                   * IR_FD_INHERIT, or the reading end of its pipe, which does not block */
-    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG */
+    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG | IR_PLAIN */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
     int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */
 };
@@ -232,6 +236,27 @@ void ir_group_end(struct ir_group *group);
 /* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
  * child that was forked since, it only closes descriptors. */
 struct ir_group *ir_group_free(struct ir_group *group);
+
+struct ir_outlet;
+
+/* Makes a way to write to `fd`, which stays the caller's and as it is, that never blocks: a pipe or a
+ * terminal is opened anew, a socket told with each send, a thread of its own writes where that is
+ * refused; regular files are just written. -EBADF; -EMFILE, -ENOMEM, -EAGAIN: no thread. */
+int ir_outlet_new(int fd, struct ir_outlet **ret_outlet);
+
+/* How many bytes it took; -EAGAIN: none, ir_outlet_fd polls writable when there is room; -EPIPE and the
+ * like: it takes no more. Raises no SIGPIPE. */
+int64_t ir_outlet_write(const struct ir_outlet *outlet, const char *bytes, uint32_t size);
+
+/* The descriptor to poll; -1: a file, which always has room. */
+int ir_outlet_fd(const struct ir_outlet *outlet);
+
+/* No more is written: 0 when its thread, if there is one, has written all; -EAGAIN: not yet, ir_outlet_fd polls
+ * readable then; or the error of its last write. */
+int ir_outlet_finish(struct ir_outlet *outlet);
+
+/* Returns NULL. A thread that a reader holds up stays until that has read, or the process ends. */
+struct ir_outlet *ir_outlet_free(struct ir_outlet *outlet);
 
 /* [cffi] */
 

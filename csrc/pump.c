@@ -1,9 +1,9 @@
 /* pump.c: from the workers' pipes to lines.
  *
  * A line ends with \n, \r\n or a lone \r (a progress bar's). Whole lines leave, with the worker's
- * label, for the console, and as they are for the log, where lines of stderr begin with a mark
- * unless they have a log of their own. No byte is changed, lost or reordered within a stream; only
- * labels, marks and missing newlines are added. A stream whose console is full is not read: its
+ * label or plain, for the console, and as they are for the log, where lines of stderr begin with a
+ * mark unless they have a log of their own. No byte is changed, lost or reordered within a stream;
+ * only labels, marks and missing newlines are added. A stream whose console is full is not read: its
  * worker waits, as it would on any pipe. */
 #include "core.h"
 
@@ -134,21 +134,38 @@ static uint32_t next_piece(const struct stream *s) {
     if (cr != NULL) {
         uint32_t n = (uint32_t)(cr - at) + 1;
         if (n < size) return cr[1] == '\n' ? n + 1 : n;
-        if (s->ended) return n;
+        if (s->ended || s->due) return n;
         return size == STREAM_BUFFER ? n - 1 : 0;
     }
     if (newline != NULL) return searched + 1;
-    return s->ended || size == STREAM_BUFFER ? size : 0;
+    return s->ended || s->due || size == STREAM_BUFFER ? size : 0;
+}
+
+/* The same of lines that need nothing between them: as many as there are. */
+static uint32_t next_lines(const struct stream *s) {
+    const char *at = s->buffer + s->start;
+    uint32_t size = s->end - s->start;
+    if (size == 0) return 0;
+    uint32_t known = s->ended || s->due ? size : size - 1;
+    const char *newline = memrchr(at, '\n', size);
+    uint32_t whole = newline != NULL ? (uint32_t)(newline - at) + 1 : 0;
+    const char *cr = whole < known ? memrchr(at + whole, '\r', known - whole) : NULL;
+    if (cr != NULL) return (uint32_t)(cr - at) + 1;
+    if (whole > 0) return whole;
+    if (size == STREAM_BUFFER) return known;
+    return s->ended || s->due ? size : 0;
 }
 
 static bool console_put(struct ir_group *g, struct stream *s, struct sink *sink, const char *bytes,
                         uint32_t size) {
     const char *label = s->more ? s->label_more : s->label;
     uint32_t label_size = s->more ? s->label_more_size : s->label_size;
-    if (!sink_has_room(g, sink, label_size + size + 1)) return false;
-    sink_put(sink, label, label_size);
+    if (!sink_has_room(g, sink, label_size + size + 2)) return false;
+    sink_begin(sink, s);
+    if (!s->plain) sink_put(sink, label, label_size);
     sink_put(sink, bytes, size);
-    if (!ends_line(bytes, size)) sink_put(sink, "\n", 1);
+    if (s->plain) sink->open = !ends_line(bytes, size);
+    else if (!ends_line(bytes, size)) sink_put(sink, "\n", 1);
     return true;
 }
 
@@ -160,8 +177,8 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     bool marked = logged && which == 1 && shares_log(&g->workers[index]);
     struct gathered lines = {0};
     uint32_t from = s->start, size;
-    bool all = true;
-    while ((size = next_piece(s)) > 0) {
+    bool all = true, plain = s->plain && !marked;
+    while ((size = plain ? next_lines(s) : next_piece(s)) > 0) {
         const char *bytes = s->buffer + s->start;
         if (sink != NULL && !console_put(g, s, sink, bytes, size)) {
             all = false;
@@ -176,7 +193,9 @@ static bool stream_pass(struct ir_group *g, uint32_t index, int which) {
     if (logged && !marked && s->start > from)
         log_plain(g, index, which, s->buffer + from, s->start - from);
     if (lines.size > 0) log_write(g, index, 1, g->log_buffer, lines.size);
-    if (s->start == s->end) s->start = s->end = 0;
+    if (s->start > from) s->held_ns = 0;
+    if (s->start == s->end) s->start = s->end = 0, s->due = false;
+    else if (s->plain && all) rest_note(g, s);
     return all;
 }
 
@@ -231,6 +250,16 @@ void pump_drain(struct ir_group *g, uint32_t index) {
     for (int which = 0; which < 2; which++)
         for (int i = 0; i < DRAIN_READS; i++)
             if (stream_read(g, index, which) == 0) break;
+}
+
+/* It has waited long enough for the end of its line. */
+void pump_pass_rest(struct ir_group *g, uint32_t index, int which) {
+    struct stream *s = &g->workers[index].streams[which];
+    s->held_ns = 0;
+    s->due = s->end > s->start;
+    if (s->paused || stream_pass(g, index, which)) return;
+    s->paused = true;
+    stream_watch(g, index, which, 0);
 }
 
 /* The console has room again. */

@@ -1,34 +1,20 @@
-/* sink.c: the console: whole lines in, one writer, never blocking.
+/* sink.c: the console: whole lines in, one writer, never blocking (outlet.c).
  *
- * O_NONBLOCK belongs to the open file, which we share with the shell; so a pipe or terminal is
- * opened anew through /proc/self/fd. Where that is not allowed, a small write is made only when
- * poll says that there is room. Regular files are just written. */
+ * A line that a stream has left unended, where lines carry no label, is ended here before another's
+ * begins: lines of two never mix. */
 #include "core.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#define CAREFUL_WRITE 4096u /* PIPE_BUF: a pipe that polls writable takes this without blocking */
-
-static int sink_open_one(struct sink *sink, int fd, const struct stat *status) {
-    sink->fd = fd;
+static int sink_open_one(struct sink *sink, int fd) {
+    int r = ir_outlet_new(fd, &sink->outlet);
+    if (r < 0) return r;
     sink->buffer = malloc(SINK_BUFFER + SINK_MARGIN);
-    if (sink->buffer == NULL) return -ENOMEM;
-    sink->pollable = !S_ISREG(status->st_mode) && !S_ISBLK(status->st_mode);
-    if (!sink->pollable || S_ISSOCK(status->st_mode)) return 0;
-    int own = fd_reopen(fd, O_WRONLY);
-    if (own < 0) return 0;
-    sink->fd = own;
-    sink->owned = true;
-    sink->nonblocking = true;
-    return 0;
+    return sink->buffer == NULL ? -ENOMEM : 0;
 }
 
 /* stdout and stderr that are one pipe or terminal share one sink: a line of one must not land in
@@ -38,16 +24,15 @@ int sink_open(struct ir_group *g) {
     const int *fds = g->config.console_fd;
     g->err_sink = 1;
     for (int i = 0; i < 2; i++) {
-        g->sinks[i].fd = -1;
         g->sinks[i].which = i;
         if (fds[i] < 0) continue;
         if (fstat(fds[i], &status[i]) < 0) continue; /* closed by the host program: nowhere */
-        if (i == 1 && g->sinks[0].fd >= 0 && status[0].st_dev == status[1].st_dev &&
+        if (i == 1 && g->sinks[0].buffer != NULL && status[0].st_dev == status[1].st_dev &&
             status[0].st_ino == status[1].st_ino) {
             g->err_sink = 0;
             continue;
         }
-        int r = sink_open_one(&g->sinks[i], fds[i], &status[i]);
+        int r = sink_open_one(&g->sinks[i], fds[i]);
         if (r < 0) return r;
     }
     return 0;
@@ -65,17 +50,14 @@ void sink_put(struct sink *sink, const char *bytes, uint32_t size) {
     sink->end += size;
 }
 
-/* How many bytes it took; -errno. */
-static ssize_t sink_write(const struct sink *sink) {
-    const char *bytes = sink->buffer + sink->start;
-    size_t size = sink->end - sink->start;
-    if (sink->nonblocking || !sink->pollable) return fd_write(sink->fd, bytes, size);
-    struct pollfd room = {.fd = sink->fd, .events = POLLOUT};
-    if (poll(&room, 1, 0) <= 0) return -EAGAIN;
-    if (size > CAREFUL_WRITE) size = CAREFUL_WRITE;
-    ssize_t n = send(sink->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (n >= 0) return n;
-    return errno == ENOTSOCK ? fd_write(sink->fd, bytes, size) : -errno;
+/* Before a line of `stream` (NULL: of ours). It may take a byte of room. */
+void sink_begin(struct sink *sink, const struct stream *stream) {
+    if (sink->last != NULL && sink->last != stream) {
+        sink->mixed = true;
+        if (sink->open) sink_put(sink, "\n", 1);
+    }
+    sink->last = stream;
+    sink->open = false;
 }
 
 static void sink_break(struct ir_group *g, struct sink *sink, int error) {
@@ -86,42 +68,41 @@ static void sink_break(struct ir_group *g, struct sink *sink, int error) {
     event->signal = error;
 }
 
-static void sink_wait(struct ir_group *g, struct sink *sink, bool wait) {
-    if (wait == sink->waiting) return;
-    if (!wait) {
-        fd_unwatch(g, sink->fd);
-    } else {
-        int r = fd_watch(g, sink->fd, EPOLLOUT, WATCH_SINK, (uint32_t)sink->which);
-        if (r == -EEXIST) r = 0;
-        if (r < 0) { /* nothing to wait for: a device that says EAGAIN and cannot be polled */
-            sink_break(g, sink, -r);
-            return;
-        }
-    }
-    sink->waiting = wait;
+static void sink_wait(struct ir_group *g, struct sink *sink, uint32_t events) {
+    if (events == sink->awaited) return;
+    int fd = ir_outlet_fd(sink->outlet);
+    if (sink->awaited != 0) fd_unwatch(g, fd);
+    sink->awaited = events;
+    if (events == 0) return;
+    int r = fd_watch(g, fd, events, WATCH_SINK, (uint32_t)sink->which);
+    if (r >= 0 || r == -EEXIST) return;
+    sink->awaited = 0;
+    sink_break(g, sink,
+               -r); /* nothing to wait for: a device that says EAGAIN and cannot be polled */
 }
 
 void sink_flush(struct ir_group *g, struct sink *sink) {
     while (sink->start < sink->end) {
-        ssize_t n = sink_write(sink);
+        int64_t n =
+            ir_outlet_write(sink->outlet, sink->buffer + sink->start, sink->end - sink->start);
         if (n >= 0) {
             sink->start += (uint32_t)n;
         } else if (n == -EAGAIN) {
-            sink_wait(g, sink, true);
+            sink_wait(g, sink, EPOLLOUT);
             return;
         } else if (n != -EINTR) {
-            sink_wait(g, sink, false);
+            sink_wait(g, sink, 0);
             sink_break(g, sink, (int)-n);
             return;
         }
     }
     sink->start = sink->end = 0;
-    sink_wait(g, sink, false);
+    sink_wait(g, sink, 0);
 }
 
 bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
     if (sink->broken || sink->end + wanted <= SINK_BUFFER) return true;
-    if (!sink->waiting) sink_flush(g, sink);
+    if (!sink->awaited) sink_flush(g, sink);
     if (sink->start > 0) {
         memmove(sink->buffer, sink->buffer + sink->start, sink->end - sink->start);
         sink->end -= sink->start;
@@ -133,11 +114,34 @@ bool sink_has_room(struct ir_group *g, struct sink *sink, uint32_t wanted) {
 /* A sink that waits for room is left to its event: what follows it wakes the streams, too. */
 void sink_flush_all(struct ir_group *g) {
     for (int i = 0; i < 2; i++)
-        if (g->sinks[i].buffer != NULL && !g->sinks[i].waiting) sink_flush(g, &g->sinks[i]);
+        if (g->sinks[i].buffer != NULL && !g->sinks[i].awaited) sink_flush(g, &g->sinks[i]);
 }
 
-bool sink_empty(const struct ir_group *g) {
-    return g->sinks[0].end == 0 && g->sinks[1].end == 0;
+/* The output of one stream of a launch that went well stays what was written, to the byte. */
+static bool ends_unended(const struct ir_group *g, const struct sink *sink) {
+    return sink->open && (sink->mixed || g->told || g->went_badly);
+}
+
+static bool sink_finish(struct ir_group *g, struct sink *sink) {
+    if (ends_unended(g, sink)) {
+        sink_put(sink, "\n", 1);
+        sink->open = false;
+    }
+    if (!sink->awaited) sink_flush(g, sink);
+    if (sink->broken) return true;
+    if (sink->start < sink->end) return false;
+    int r = ir_outlet_finish(sink->outlet);
+    sink_wait(g, sink, r == -EAGAIN ? EPOLLIN : 0);
+    if (r < 0 && r != -EAGAIN) sink_break(g, sink, -r);
+    return r != -EAGAIN;
+}
+
+/* No more will come: whether all of it has left us. */
+bool sink_finish_all(struct ir_group *g) {
+    bool all = true;
+    for (int i = 0; i < 2; i++)
+        if (g->sinks[i].buffer != NULL && !sink_finish(g, &g->sinks[i])) all = false;
+    return all;
 }
 
 /* Where ranks have the console themselves we need it only if there is something to say; and then a
@@ -145,7 +149,7 @@ bool sink_empty(const struct ir_group *g) {
 static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
     struct stat status;
     if (which != 1 || g->config.say_fd < 0 || fstat(g->config.say_fd, &status) < 0) return 0;
-    int r = sink_open_one(&g->sinks[1], g->config.say_fd, &status);
+    int r = sink_open_one(&g->sinks[1], g->config.say_fd);
     if (r == 0) *ret_sink = &g->sinks[1];
     return r;
 }
@@ -154,16 +158,17 @@ int ir_group_say(struct ir_group *g, int stream, const char *lines, uint32_t siz
     struct sink *sink = sink_of(g, stream);
     int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
     if (r < 0 || sink == NULL || sink->broken) return r;
-    if (sink->end + size > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
+    if (sink->end + size + 1 > SINK_BUFFER + SINK_MARGIN) return -EAGAIN;
+    sink_begin(sink, NULL);
     sink_put(sink, lines, size);
-    if (!sink->waiting) sink_flush(g, sink);
+    if (!sink->awaited) sink_flush(g, sink);
     return 0;
 }
 
 void sink_close(struct ir_group *g) {
     for (int i = 0; i < 2; i++) {
         struct sink *sink = &g->sinks[i];
-        if (sink->owned) sink->fd = fd_close(sink->fd);
+        sink->outlet = ir_outlet_free(sink->outlet);
         free(sink->buffer);
         sink->buffer = NULL;
     }

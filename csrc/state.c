@@ -180,7 +180,7 @@ void state_check(struct ir_group *g) {
     if (g->state == DRAINING) {
         pump_close(g);
         sink_flush_all(g);
-        if (pump_idle(g) && sink_empty(g)) state_cause(g, FLUSHED);
+        if (pump_idle(g) && sink_finish_all(g)) state_cause(g, FLUSHED);
     }
 }
 

@@ -51,6 +51,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;
     if (w->told) event->flags |= IR_AFTER_STOP;
+    if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0) g->went_badly = true;
     if (info == NULL) {
         event->flags |= IR_STATUS_LOST;
         return;

@@ -133,7 +133,7 @@ def _settle_task(given: Given, site: Site) -> None:
     for name in _SUPERVISED:
         if name in given and given[name].value != DEFAULTS[name]:
             _refuse_supervised(given[name], tasks)
-    if "console" in given and given["console"].value == "prefix":
+    if "console" in given and given["console"].value in ("lines", "prefix"):
         _refuse_supervised(given["console"], tasks)
     for name in ("master_port", "rdzv_endpoint"):
         port = given.get(name)

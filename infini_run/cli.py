@@ -150,7 +150,7 @@ def _warn_of_address(options: Options) -> None:
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: Site | None) -> Plan:
     from infini_run.plan import Task, make_plan, spans_of
-    from infini_run.survey import error_folder, find_command, new_launch_id, survey
+    from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     task = None
@@ -168,6 +168,7 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: 
         span=spans_of(site.counts)[options.node_rank] if site is not None and site.counts else None,
         error_dir="" if task else error_folder(options, launch_id, environ),
         stdin_is_terminal=options.stdin != "none" and os.isatty(0),
+        unshared=unshared_streams(),
         task=task,
     )
 

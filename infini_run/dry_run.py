@@ -82,6 +82,8 @@ def render_json(plan: Plan, site: Site | None = None, later: Mapping[str, str] |
                     "cpus": list(worker.place.cpus) if worker.place else None,
                     "memory_nodes": list(worker.place.nodes) if worker.place else None,
                     "stdin": worker.stdin,
+                    "stdout": worker.stdout.way,
+                    "stderr": worker.stderr.way,
                     "log": worker.log or None,
                     "error_log": worker.error_log or None,
                 }

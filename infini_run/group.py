@@ -24,6 +24,7 @@ INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
 TO_CONSOLE = int(lib.IR_TO_CONSOLE)
 TO_LOG = int(lib.IR_TO_LOG)
+PLAIN = int(lib.IR_PLAIN)
 
 NO_CGROUP = int(lib.IR_NO_CGROUP)
 

@@ -23,7 +23,7 @@ from infini_run.options import resolve
 from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, new_launch_id, survey
+from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -296,6 +296,7 @@ class ProcessLauncher:
             stdin_is_terminal=options.stdin != "none" and os.isatty(0),
             lends_terminal=False,
             span=self._span,
+            unshared=unshared_streams(),
         )
 
     def _free_port(self) -> int:

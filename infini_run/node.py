@@ -11,8 +11,8 @@ import time
 from _thread import RLock
 
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.group import GUARD, INHERIT, PIPE, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
-from infini_run.plan import MARK
+from infini_run.group import GUARD, INHERIT, PIPE, PLAIN, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
+from infini_run.plan import MARK, inheriting
 from infini_run.scratch import Scratch
 
 TYPE_CHECKING = False
@@ -80,7 +80,6 @@ class NodeRun:
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
         self._ended = False
-        self._is_labelled = any(o.piped and o.console for w in plan.workers for o in (w.stdout, w.stderr))
 
     # ---- starting
 
@@ -88,6 +87,8 @@ class NodeRun:
         """Start every worker. Raises UsageError for a file that cannot be made and StartError where a worker
         could not be created: then none is left."""
         try:
+            if self.options.console == "auto":
+                self._settle_console()
             self._open()
             specs = [self._spec(worker) for worker in self.plan.workers]
             base = self.plan.base(self._environ) | dict(self.plan.env)
@@ -108,6 +109,17 @@ class NodeRun:
             bound = [f"  rank {worker.rank}: {worker.place}" for worker in self.plan.workers if worker.place]
             self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
 
+    def _settle_console(self) -> None:
+        """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
+        if not any(output.plain for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
+            return
+        from infini_run.shortage import has_descriptors
+
+        if not has_descriptors(self.plan.workers):
+            self.plan = inheriting(self.plan)
+            if self.options.verbose and self._say is not None:
+                self._say("infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves")
+
     def _explained(self, error: StartError) -> StartError:
         from infini_run.shortage import explain
 
@@ -126,13 +138,14 @@ class NodeRun:
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
         self._scratch.make(self.plan, self.options, self._heading)
+        has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         self._group = Group(
             len(self.plan.workers),
             mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
             grace_s=self.options.grace_s,
             stop_signal=self.options.stop_signal,
             stop_scope=self.options.stop_scope,
-            console=self._console if self._is_labelled else (-1, -1),
+            console=self._console if has_console else (-1, -1),
             say_fd=self._console[1],
             stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
             guard=GUARD,
@@ -157,6 +170,7 @@ class NodeRun:
         for i, output in enumerate((worker.stdout, worker.stderr)):
             spec.stdio[i + 1] = self._target(output)
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
+            spec.output[i] |= PLAIN if output.plain else 0
         if self.options.console == "prefix":
             spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
         spec.log_fd = self._scratch.logs.get(worker.rank, -1)

@@ -204,9 +204,10 @@ FLAGS = (
     _choice("output", "log_layout", ("flat", "torchrun"),
             "flat: as above; torchrun: DIR/<run id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, "
             "stderr.log and error.json"),
-    _choice("output", "console", ("inherit", "prefix", "none"),
-            "where output goes: straight to this terminal, through us in lines marked [rank 3], or nowhere",
-            shown="inherit; prefix with --log_dir or --tee"),
+    _choice("output", "console", ("auto", "inherit", "lines", "prefix", "none"),
+            "how output is shown: inherit: each process writes itself; lines: whole lines as they are, which "
+            "never mix; prefix: lines marked [rank 3]; auto: prefix with --log_dir, --tee and from other nodes, "
+            "inherit for one process, a terminal and /dev/null, else lines", shown="auto"),
     _row("output", "ranks_on_console", kind.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
     _row("output", "stdin", kind.stdin_reader, 0, "rank0|all|none|N",
          "who reads this terminal's input; the others read /dev/null", shown="rank0"),

@@ -149,7 +149,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
-    if (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]) and "console" not in given:
+    if values["console"] == "auto" and (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]):
         values["console"] = "prefix"
     _settle_live(given, values)
     counts = roster.counts if roster is not None else site.counts if site is not None else ()
@@ -259,7 +259,7 @@ def _settle_live(given: Given, values: Values) -> None:
 
     Whether there is a screen is not known here: where there is none, the console is what it would be without."""
     live, console = given.get("live"), given.get("console")
-    if values["live"] == "on" and console is not None and console.value != "none":
+    if values["live"] == "on" and console is not None and console.value not in ("auto", "none"):
         assert live is not None
         if live.level == console.level:
             raise UsageError(

@@ -67,12 +67,20 @@ class Span:
 
 @record
 class Output:
-    """Where one stream of a worker goes. Neither: nowhere. `piped`: through us, so that it can be labelled,
-    logged, or its last words kept."""
+    """Where one stream of a worker goes. Neither: nowhere. `piped`: through the launcher, so that it can be labelled,
+    logged, or its last words kept. `plain`: piped to the console, in whole lines without a label."""
 
     console: bool
     log: bool
     piped: bool
+    plain: bool = False
+
+    @property
+    def way(self) -> str:
+        """To the console: inherit, lines, prefix or none."""
+        if not self.console:
+            return "none"
+        return "inherit" if not self.piped else "lines" if self.plain else "prefix"
 
 
 @record
@@ -133,11 +141,13 @@ def make_plan(
     error_dir: str = "",
     stdin_is_terminal: bool = False,
     lends_terminal: bool = True,
+    unshared: tuple[bool, bool] = (False, False),
     task: Task | None = None,
     span: Span | None = None,
 ) -> Plan:
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
-    leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it.
+    leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it. `unshared`: stdout and stderr, if
+    it is a terminal or /dev/null, where the launcher does not stand between unasked.
     `task`: the plan is for this one alone. `span`: of the one node that there is, where that does not follow from its
     node rank; without it all nodes have as many ranks as this one. Several nodes are all that there are.
 
@@ -160,8 +170,9 @@ def make_plan(
     ]
     if task:
         places = [(nodes[0], task.rank, task.local_rank)]
+    consoles = tuple(_console(options, len(places), alone) for alone in unshared)
     workers = tuple(
-        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads)
+        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads, consoles)
         for place in places
     )
     if not is_even:
@@ -277,6 +288,7 @@ def _worker(
     error_dir: str,
     copies_terminal: bool,
     threads: Sequence[int],
+    consoles: Sequence[str],
 ) -> Worker:
     text, local = str(rank), str(local_rank)
     notify = notify_address(launch_id, rank)
@@ -309,8 +321,8 @@ def _worker(
         devices=devices,
         place=node.places[local_rank] if node.places else None,
         stdin=_stdin(options, rank, node.nproc, copies_terminal),
-        stdout=_output(options, rank, local_rank, STDOUT),
-        stderr=_output(options, rank, local_rank, STDERR),
+        stdout=_output(options, rank, local_rank, STDOUT, consoles[0]),
+        stderr=_output(options, rank, local_rank, STDERR, consoles[1]),
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
         log=log,
         error_log=error_log,
@@ -354,11 +366,31 @@ def _stdin(options: Options, rank: int, nproc: int, copies_terminal: bool) -> st
     return "pipe" if copies_terminal else "inherit"
 
 
-def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output:
-    """--console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
+def _console(options: Options, ranks: int, is_unshared: bool) -> str:
+    """How one stream is shown, where nobody said: lines of several ranks must not mix in a pipe or a file."""
+    if options.console != "auto":
+        return options.console
+    return "inherit" if ranks == 1 or is_unshared else "lines"
+
+
+def inheriting(plan: Plan) -> Plan:
+    """The same plan without pipes that are there for whole lines alone."""
+    direct = Output(console=True, log=False, piped=False)
+
+    def of(output: Output) -> Output:
+        return direct if output.plain and not output.log else output
+
+    return replace(
+        plan,
+        workers=tuple(replace(each, stdout=of(each.stdout), stderr=of(each.stderr)) for each in plan.workers),
+    )
+
+
+def _output(options: Options, rank: int, local_rank: int, stream: int, console: str) -> Output:
+    """console says how, the rank filters say whose; --redirects takes a stream off, --tee puts it back."""
     has_table = options.live == "on"  # which shows the last line of each rank
     shown = (
-        options.console != "none"
+        console != "none"
         and not has_table
         and (options.ranks_on_console is None or rank in options.ranks_on_console)
         and (options.local_ranks_filter is None or local_rank in options.local_ranks_filter)
@@ -366,6 +398,8 @@ def _output(options: Options, rank: int, local_rank: int, stream: int) -> Output
     if streams_of(options.redirects, local_rank) & stream and not streams_of(options.tee, local_rank) & stream:
         shown = False
     logged = bool(options.log_dir)
-    labelled = shown and options.console == "prefix"
+    labelled = shown and console == "prefix"
+    plain = shown and not labelled and (console == "lines" or logged)
     last_words = stream == STDERR and not shown
-    return Output(console=shown, log=logged, piped=labelled or logged or last_words or has_table)
+    piped = labelled or plain or logged or last_words or has_table
+    return Output(console=shown, log=logged, piped=piped, plain=plain)

@@ -121,8 +121,8 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
 
 
 def options_of_agents(options: Options) -> Options:
-    """What a node is told: its own part. Output is labelled where it meets that of others."""
-    console = "prefix" if options.console == "inherit" else options.console
+    """What a node is told: its own part. Output is labelled where it meets that of others, unless --console=lines."""
+    console = "prefix" if options.console in ("auto", "inherit") else options.console
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
     ours["live"] = "on" if options.live == "on" else "off"
     return replace(options, console=console, **ours)

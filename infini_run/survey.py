@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_NULL = os.makedev(1, 3)  # null(4)
 
 
 @record
@@ -243,6 +244,19 @@ def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, .
         return likely_shares(find(environ), nproc) if may_have_gpus() else ()
     except DeviceError:
         return ()
+
+
+def unshared_streams() -> tuple[bool, bool]:
+    """Whether stdout and stderr are a terminal or /dev/null (or closed): lines there need no care of ours."""
+    return _is_unshared(1), _is_unshared(2)
+
+
+def _is_unshared(fd: int) -> bool:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return True
+    return stat.S_ISCHR(status.st_mode) and (status.st_rdev == _NULL or os.isatty(fd))
 
 
 def is_taken(port: int) -> bool:

@@ -63,11 +63,11 @@ def complete(*words, setup=""):
         (["--noverb"], ["--noverbose"]),
         (["--shutdown"], ["--shutdown_timeout="]),
         (["--start_meth"], []),  # does nothing here
-        (["--console", "=", ""], ["inherit", "none", "prefix"]),
-        (["--console", "="], ["inherit", "none", "prefix"]),
+        (["--console", "=", ""], ["auto", "inherit", "lines", "none", "prefix"]),
+        (["--console", "="], ["auto", "inherit", "lines", "none", "prefix"]),
         (["--console", "=", "p"], ["prefix"]),
         (["--console", "p"], ["prefix"]),
-        (["-console", ""], ["inherit", "none", "prefix"]),
+        (["-console", ""], ["auto", "inherit", "lines", "none", "prefix"]),
         (["--console=p"], ["--console=prefix"]),  # where "=" does not part words
         (["--nproc-per-node", "=", ""], ["auto", "cpu", "gpu"]),
         (["--hang_timeout", ""], ["off"]),

@@ -22,7 +22,7 @@ def test_help_fits_80_columns_and_shows_every_flag_and_its_values(full):
 
 def test_help_shows_defaults_and_ends_with_examples_that_work():
     text = help_text(False)
-    assert "(default: inherit; prefix with --log_dir or --tee)" in " ".join(text.split())
+    assert "(default: auto)" in " ".join(text.split())
     assert "not built" not in text
     examples = text.partition("Examples:\n")[2].replace("\\\n", " ").splitlines()
     assert len(examples) == 5

@@ -147,7 +147,7 @@ def test_the_defaults_are_complete():
         omp_num_threads=0,
         log_dir="",
         log_layout="flat",
-        console="inherit",
+        console="auto",
         ranks_on_console=None,
         local_ranks_filter=None,
         stdin=0,
@@ -280,7 +280,7 @@ def every_option(draw):
         omp_num_threads=draw(st.integers(0, 512)),
         log_dir="logs" + draw(names),
         log_layout="flat" if "/" in run_id else draw(st.sampled_from(["flat", "torchrun"])),
-        console=draw(st.sampled_from(["inherit", "prefix", "none"])),
+        console=draw(st.sampled_from(["inherit", "lines", "prefix", "none"])),
         ranks_on_console=draw(some(nnodes * local)),
         local_ranks_filter=draw(some(local)),
         stdin=draw(st.integers(0, nnodes * local - 1) | st.sampled_from(["all", "none"])),
@@ -404,7 +404,8 @@ def test_the_console_is_prefixed_where_there_is_a_log_directory():
     assert options("--log_dir=x").console == "prefix"
     assert options("--log_dir=x", "--console=inherit").console == "inherit"
     assert options("--log_dir=x", PET_CONSOLE="none").console == "none"
-    assert options("--log_dir=").console == "inherit"
+    assert options("--log_dir=x", "--console=auto").console == "prefix"
+    assert options("--log_dir=").console == "auto"
 
 
 def test_torchruns_flags_without_meaning_are_accepted():

@@ -297,7 +297,7 @@ def test_a_log_is_named_by_its_global_rank():
     assert [w.log for w in plan_of("--nproc_per_node=2").workers] == ["", ""]
 
 
-CONSOLES = ("inherit", "prefix", "none")
+CONSOLES = ("auto", "inherit", "lines", "prefix", "none")
 SHOWN = (
     (),
     ("--ranks_on_console=1",),
@@ -328,7 +328,9 @@ def test_a_stream_goes_where_console_log_filters_redirects_and_tee_say(console, 
             assert output.log == log
             # through us only where something must be done with it, or stderr's last words be kept
             keeps_words = stream == STDERR and not on_console
-            assert output.piped == (log or (on_console and console == "prefix") or keeps_words)
+            how = ("prefix" if log else "lines") if console == "auto" else console
+            assert output.piped == (log or (on_console and how in ("lines", "prefix")) or keeps_words)
+            assert output.plain == (on_console and how != "prefix" and (log or how == "lines"))
 
 
 def test_redirects_and_tee_can_name_local_ranks():

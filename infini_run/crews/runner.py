@@ -20,7 +20,7 @@ from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, new_launch_id, survey
+from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.words import last_words
 
 TYPE_CHECKING = False
@@ -226,6 +226,7 @@ class ExecSpawner:
             master_port=self._port,
             environ=self._environ,
             error_dir=error_folder(self.options, launch_id, self._environ),
+            unshared=unshared_streams(),
             span=self._span,
         )
         env = tuple(
