@@ -11,7 +11,7 @@ from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.link import TOKEN, TOKEN_FILE
 from infini_run.record import replace
-from infini_run.roster import HAND, Roster
+from infini_run.roster import HAND, Roster, options_of_agents
 from infini_run.told import STOPS, Signals
 
 TYPE_CHECKING = False
@@ -158,7 +158,7 @@ def show_many(options: Options, roster: Roster) -> str:
         raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
     counts = roster.counts or [nproc] * len(roster.hosts)
     plan = make_plan(
-        options,
+        replace(options, console=options_of_agents(options).console),
         Command(file=options.program[0], argv=options.program),
         [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(roster.hosts)],
         launch_id=new_launch_id(),
