@@ -112,14 +112,20 @@ void ir_sigpipe_release(int *held) {
     if (!(was & PIPE_BLOCKED)) (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
 }
 
-/* write(2) without SIGPIPE; -errno on failure. */
+/* write(2) without SIGPIPE; -errno on failure. Nor does a terminal stop us (stty tostop): a write of a
+ * thread that blocks SIGTTOU goes through in the background, too. */
 ssize_t fd_write(int fd, const void *bytes, size_t size) {
     int held = 0;
+    sigset_t tty, before;
+    (void)sigemptyset(&tty);
+    (void)sigaddset(&tty, SIGTTOU);
+    (void)pthread_sigmask(SIG_BLOCK, &tty, &before);
     ir_sigpipe_hold(&held);
     ssize_t n = write(fd, bytes, size);
     if (n < 0) n = -errno;
     if (n != -EPIPE) held |= PIPE_PENDING; /* nothing came that would have to be taken */
     ir_sigpipe_release(&held);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return n;
 }
 

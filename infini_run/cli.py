@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
-_PIECE = 4096  # PIPE_BUF: a pipe that polls writable takes this without blocking
 
 
 def main() -> None:
@@ -37,7 +36,7 @@ def main() -> None:
     try:
         code = _run(sys.argv[1:], before)
     except InfiniRunError as error:
-        _print(2, f"infini-run: {printable(str(error))}")
+        _tell(f"infini-run: {printable(str(error))}")
         code = error.exit_code
     os._exit(code)
 
@@ -207,7 +206,7 @@ def _launch(
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
-        _print(2, text, wait_s=_READER_S if report.told else None)
+        _tell(text, wait_s=_READER_S if report.told else None)
     return report.exit_code
 
 
@@ -242,7 +241,7 @@ def _write_report(path: str, content: dict[str, object]) -> None:
     try:
         write_report(path, content)
     except OSError as error:
-        _print(2, f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
+        _say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
 def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | None) -> int:
@@ -315,26 +314,32 @@ def _unblock(before: set[int] | None) -> None:
 
 
 def _say(text: str) -> None:
-    _print(2, text, wait_s=_READER_S)
+    _tell(text, wait_s=_READER_S)
 
 
-def _has_room(fd: int, wait_s: float) -> bool:
-    import select
+def _tell(text: str, *, wait_s: float | None = None) -> None:
+    """A line for the user. wait_s: how long a reader that does not read may hold us; None: until a signal comes,
+    which nobody else takes any more. Before the core is there, a signal does what it does to any program."""
+    if "infini_run._irun" not in sys.modules:
+        _print(2, text)
+        return
+    from infini_run.outlet import write_all
 
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(wait_s * 1000))
+    write_all(2, os.fsencode(text + "\n"), wait_s, _stop_fd if wait_s is None else None)
 
 
-def _print(fd: int, text: str, *, wait_s: float | None = None) -> int:
-    """1 where an answer could not be written; a reader that has had enough is nobody's failure.
+def _stop_fd() -> int:
+    from infini_run.told import Signals
 
-    wait_s: how long a reader that does not read may hold us; None: for ever.
-    """
+    return Signals().fd
+
+
+def _print(fd: int, text: str) -> int:
+    """An answer: 1 where it could not be written; a reader that has had enough is nobody's failure."""
     data = os.fsencode(text + "\n")
     try:
-        while data and (wait_s is None or _has_room(fd, wait_s)):
-            data = data[os.write(fd, data[:_PIECE]) :]
+        while data:
+            data = data[os.write(fd, data) :]
     except BrokenPipeError:
         return 0
     except OSError as error:

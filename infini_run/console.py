@@ -1,8 +1,6 @@
-"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader.
+"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader (outlet.py).
 
-A pipe or a terminal is opened once more, so that not to block is our own affair and not that of all who share it
-(open(2) on /proc/self/fd makes a new file description). What finds no room is kept; the caller reads no more
-from the nodes until `waiting` is small again.
+The caller reads no more from the nodes until `waiting` is small again.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import stat
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run import frame
-from infini_run.group import write
+from infini_run.outlet import Outlet
 from infini_run.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
@@ -23,77 +21,13 @@ _HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
 _LONGEST = 1 << 18  # of a line that is held for its end; agents send pieces of 64 KiB and a label as lines, at most
 
 
-class Outlet:
-    """One of our two streams."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._own = -1
-        self._pending = bytearray()
-        self.problem: OSError | None = None  # it takes no more: what comes is dropped
-        self.is_lossy = False  # something was dropped
-        self.blocks = False  # a file, which is written at once
-        try:
-            mode = os.fstat(fd).st_mode
-        except OSError as error:
-            self.problem = error
-            return
-        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
-            try:
-                self._own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-            except OSError:
-                self.blocks = True
-        else:
-            self.blocks = True
-
-    def fileno(self) -> int:
-        return self._own
-
-    @property
-    def waiting(self) -> int:
-        return len(self._pending)
-
-    def write(self, data: bytes) -> None:
-        """Write it, or keep it until there is room."""
-        if self.problem is None:
-            self._pending += data
-            self.flush()
-        self.is_lossy = self.is_lossy or (self.problem is not None and bool(data))
-
-    def flush(self) -> None:
-        while self._pending:
-            try:
-                with unstopped():
-                    sent = write(self._own if self._own >= 0 else self._fd, self._pending)
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self.problem, self.is_lossy = error, True
-                self._pending.clear()
-                return
-            del self._pending[:sent]
-
-    def give_up(self) -> bool:
-        """Write no more; whether something was lost by that."""
-        was_waiting = bool(self._pending)
-        if was_waiting:
-            self._pending.clear()
-            self.problem = BlockingIOError()
-        return was_waiting
-
-    def close(self) -> None:
-        """Safe twice; our stdout and stderr themselves stay."""
-        if self._own >= 0:
-            os.close(self._own)
-            self._own = -1
-
-
 class Outlets:
     """Both, by the kind of frame that is written there."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        self._outlets = {frame.OUT: Outlet(1), frame.ERR: Outlet(2)}
+        out = Outlet(1)
+        self._outlets = {frame.OUT: out, frame.ERR: out if _are_one(1, 2) else Outlet(2)}
         self._is_told = False
 
     def write(self, kind: bytes, data: bytes) -> None:
@@ -108,6 +42,13 @@ class Outlets:
 
         if outlet.fileno() >= 0:
             self._poller.watch(outlet.fileno(), WRITE if outlet.waiting else 0, go_on)
+
+    def _watch_end(self, outlet: Outlet) -> bool:
+        """No more is written there: whether the reader's side has all of it."""
+        is_done = outlet.finish()
+        if not is_done and not outlet.waiting:
+            self._poller.watch(outlet.fileno(), READ, lambda: None)
+        return is_done
 
     def take_problem(self) -> str:
         """Why something that was written is lost, in the system's words, once; "" where nothing is."""
@@ -130,8 +71,11 @@ class Outlets:
 
     @property
     def are_done(self) -> bool:
-        """Our own reader has all that there was."""
-        return not any(outlet.waiting for outlet in self._outlets.values())
+        """Our own reader has all that there was, and no more comes."""
+        if any(outlet.waiting for outlet in self._outlets.values()):
+            return False
+        left = [outlet for outlet in self._outlets.values() if not self._watch_end(outlet)]
+        return not left
 
     def close(self) -> None:
         """Safe twice."""
@@ -139,6 +83,14 @@ class Outlets:
             if outlet.fileno() >= 0:
                 self._poller.forget(outlet.fileno())
             outlet.close()
+
+
+def _are_one(first: int, second: int) -> bool:
+    """Whether two descriptors are one pipe, file or terminal: a line of one must not land in one of the other."""
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:
+        return False
 
 
 class Lines:

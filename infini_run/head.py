@@ -65,9 +65,9 @@ class Head:
     """A launch on many nodes: start, `step` until `ended`, `close`; then `report` and `error` tell how it went.
 
     environ: ours, of which the nodes get what --export names. cwd: where the ranks start (None: here), on every node.
-    say: gets lines for the user. hear: gets what each node's one rank writes to its descriptor 0, which is a socket
-    then, and to which `send_down` writes (streams.py); its output is labelled by itself. overview: is told what all
-    nodes tell of their ranks; its owner closes it.
+    say: gets lines for the user; None: they go to our stderr, as those of the nodes do. hear: gets what each node's
+    one rank writes to its descriptor 0, which is a socket then, and to which `send_down` writes (streams.py); its
+    output is labelled by itself. overview: is told what all nodes tell of their ranks; its owner closes it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Head:
         roster: Roster,
         *,
         environ: Mapping[str, str],
-        say: Callable[[str], None],
+        say: Callable[[str], None] | None = None,
         cwd: str | None = None,
         hear: Callable[[Peer, bytes], None] | None = None,
         overview: Overview | None = None,
@@ -87,7 +87,7 @@ class Head:
         self._hear = hear
         self._engine = engine = find_engine(roster.engine)
         self._environ = environ
-        self._say_line = say
+        self._say_line = self._write_line if say is None else say
         self._cwd = os.getcwd() if cwd is None else os.path.abspath(cwd)
         self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
         self.launch_id = new_launch_id()
@@ -113,6 +113,7 @@ class Head:
         self._next_beat_s = now_s
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
+        self._is_reader_limited = False
         self._is_last_resort = False
         self._engine_end: Ended | None = None  # of one command for all nodes, where it ended before they were over
         self._stops_for_engine = False
@@ -466,11 +467,18 @@ class Head:
             grace = f"{self._options.grace_s:g} s"
             self._say(f"{name}{where}: stopping; SIGKILL in {grace}, or at once when told again")
             self.stop(number if number in (_INT, _QUIT) else 0)
-            self._reader_end_s = time.monotonic() + _READER_S
+            self.limit_reader()
         elif was_told and not by:
             self._reader_end_s = time.monotonic()
             self._say(f"{name} again: killing what is left")
             self.kill()
+
+    def _write_line(self, text: str) -> None:
+        self._outlets.write(frame.ERR, os.fsencode(f"infini-run: {printable(text)}\n"))
+
+    def limit_reader(self) -> None:
+        """A stop was asked for: who does not read our output has a second."""
+        self._reader_end_s, self._is_reader_limited = time.monotonic() + _READER_S, True
 
     def _notice(self, text: str) -> None:
         self._notices.append(text)
@@ -653,10 +661,14 @@ class Head:
                 self._end_s = now_s + _END_S
         if self._clients.are_alive and now_s < self._end_s:
             return
-        if self._reader_end_s == float("inf") and not self._outlets.are_done and now_s >= self._next_said_s:
+        self.ended = self._outlets.are_done
+        if self.ended or self._reader_end_s != float("inf"):
+            return
+        if self._is_reader_limited:
+            self.limit_reader()  # it fell behind only after the stop
+        elif now_s >= self._next_said_s:
             self._next_said_s = float("inf")
             self._notice("waiting for the reader of our output; Ctrl-C ends it")
-        self.ended = self._outlets.are_done
 
     def _end_agents(self, peers: Sequence[Peer]) -> bool:
         """By the engine, for they do not listen: an agent that is stopped leaves its ranks for ever. Whether the

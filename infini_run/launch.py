@@ -146,7 +146,8 @@ def _run_on_nodes(
         from infini_run.overview import open_overview
 
         overview, options = open_overview(options, os.environ, say=None)
-    head = Head(options, roster, environ=environ, say=say, cwd=folder, overview=overview)
+    own = has_own_stderr()
+    head = Head(options, roster, environ=environ, say=None if own else say, cwd=folder, overview=overview)
     _live.add(head)
     forget_in_children(head)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -158,6 +159,7 @@ def _run_on_nodes(
             if deadline is not None and not is_late and time.monotonic() >= deadline:
                 is_late = True
                 head.stop()
+                head.limit_reader()
         report = head.report()
     finally:
         _live.discard(head)
@@ -173,6 +175,16 @@ def _run_on_nodes(
     if check and report.exit_code != 0:
         raise WorkerError(report)
     return report
+
+
+def has_own_stderr() -> bool:
+    """Whether sys.stderr is this process's stderr, and not a notebook's or a test's."""
+    import sys
+
+    try:
+        return sys.stderr is sys.__stderr__ and sys.stderr is not None and sys.stderr.fileno() == 2
+    except (OSError, ValueError):
+        return False
 
 
 def say(text: str) -> None:

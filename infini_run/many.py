@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
-from infini_run.console import unstopped
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.link import TOKEN, TOKEN_FILE
+from infini_run.outlet import write_all
 from infini_run.record import replace
 from infini_run.roster import HAND, Roster, options_of_agents
 from infini_run.told import STOPS, Signals
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from infini_run.overview import Overview
     from infini_run.report import Report
 
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 
 
@@ -36,17 +37,12 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         check_target("report", options.report)
     _fill_stdio()
     signals = Signals()
-
-    def tell(text: str) -> None:
-        with unstopped():
-            say(f"infini-run: {printable(text)}")
-
     overview: Overview | None = None
     if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
         from infini_run.overview import open_overview
 
         overview, options = open_overview(options, environ, say=say)
-    head = Head(options, roster, environ=environ, say=tell, overview=overview)
+    head = Head(options, roster, environ=environ, overview=overview)
     head.start()
     try:
         make_room(len(roster.hosts))
@@ -61,12 +57,13 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
         head.close()
         problem = "" if overview is None else overview.close()
         if problem:
-            tell(problem)
+            say(f"infini-run: {printable(problem)}")
     if options.report:
         _write_report(options.report, report, say)
     text = report.text()
     if text:
-        say(text)
+        data = os.fsencode(f"{text}\n")
+        write_all(2, data, _READER_S if report.told else None, lambda: signals.fd)
     return report.exit_code
 
 

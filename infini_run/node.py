@@ -13,7 +13,7 @@ from _thread import RLock
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.group import GUARD, INHERIT, PIPE, PLAIN, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
 from infini_run.plan import MARK, inheriting
-from infini_run.scratch import Scratch
+from infini_run.scratch import Scratch, has_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,8 +113,6 @@ class NodeRun:
         """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
         if not any(output.plain for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
             return
-        from infini_run.shortage import has_descriptors
-
         if not has_descriptors(self.plan.workers):
             self.plan = inheriting(self.plan)
             if self.options.verbose and self._say is not None:

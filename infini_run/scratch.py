@@ -11,8 +11,26 @@ from infini_run.errors import StartError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.options import Options
-    from infini_run.plan import Plan
+    from infini_run.plan import Plan, Worker
+
+
+_PER_RANK = 2  # a pidfd, a notify socket
+_OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
+
+
+def has_descriptors(workers: Sequence[Worker]) -> bool:
+    """Whether a launch with the pipes of this plan stays within the limit on open descriptors. Both ends of every
+    pipe are open until the ranks run."""
+    pipes = sum(worker.stdout.piped + worker.stderr.piped + (worker.stdin == "pipe") for worker in workers)
+    wanted = 2 * pipes + _PER_RANK * len(workers) + _OF_OURS
+    try:
+        held = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        held = 3
+    return held + wanted <= os.sysconf("SC_OPEN_MAX")
 
 
 class Scratch:

@@ -7,13 +7,13 @@ us, SIGKILL too, leaves a terminal in order. Never blocks: who has pressed Ctrl-
 from __future__ import annotations
 
 import os
-import time
+
+from infini_run.outlet import Outlet, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-_CAREFUL = 512  # bytes that a terminal takes without blocking when it polls writable
 _HELD = 1 << 16  # of lines for a terminal that takes none
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: how long for who does not read, at the end
 
@@ -23,9 +23,8 @@ class Screen:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._own = _reopen(fd)  # O_NONBLOCK belongs to the open file, which we share with the shell
+        self._outlet = Outlet(fd)
         self._height = self._width = 0  # of what is drawn
-        self._untaken = b""
         self.is_gone = False  # hung up: nothing more is drawn
 
     def size(self) -> tuple[int, int]:
@@ -60,7 +59,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Lines that stay, where the drawn ones were; those are drawn anew below."""
-        if len(self._untaken) < _HELD:
+        if self._outlet.waiting < _HELD:
             self._put(f"{self._above()}\x1b[J{text.rstrip()}\n".replace("\n", "\r\n"))
             self.forget()
 
@@ -70,55 +69,21 @@ class Screen:
 
     def close(self) -> None:
         """Wait a little for a terminal that has not taken everything."""
-        end_s = time.monotonic() + _READER_S
-        while not self._flush() and not self.is_gone and time.monotonic() < end_s:
-            self._wait(end_s - time.monotonic())
-        if self._own >= 0:
-            os.close(self._own)
-        self._own, self.is_gone = -1, True
+        if not self._outlet.finish():
+            wait(self._outlet, _READER_S)
+        self._outlet.close()
+        self.is_gone = True
 
     def _above(self) -> str:
         return f"\r\x1b[{self._height}A" if self._height else "\r"
 
     def _put(self, text: str) -> None:
-        self._untaken += text.encode("utf-8", "replace")
+        if not self.is_gone:
+            self._outlet.write(text.encode("utf-8", "replace"))
         self._flush()
 
     def _flush(self) -> bool:
         """Whether everything is written, as much as the terminal takes now."""
-        try:
-            while self._untaken and not self.is_gone:
-                if self._own >= 0:
-                    size = os.write(self._own, self._untaken)
-                elif self._wait(0.0):
-                    size = os.write(self._fd, self._untaken[:_CAREFUL])
-                else:
-                    return False
-                self._untaken = self._untaken[size:]
-        except BlockingIOError:
-            return False
-        except OSError:  # EIO: it hung up
-            self.is_gone, self._untaken = True, b""
-        return not self.is_gone
-
-    def _wait(self, timeout_s: float) -> bool:
-        import select
-
-        poll = select.poll()
-        poll.register(self._fd if self._own < 0 else self._own, select.POLLOUT)
-        return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-
-def _reopen(fd: int) -> int:
-    import fcntl
-
-    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        opened = os.open(f"/proc/self/fd/{fd}", flags)
-    except OSError:  # another user's, after su
-        return -1
-    if opened > 2:
-        return opened
-    own = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)  # our stdio was closed
-    os.close(opened)
-    return own
+        self._outlet.flush()
+        self.is_gone = self.is_gone or self._outlet.problem is not None  # EIO: it hung up
+        return not self.is_gone and not self._outlet.waiting

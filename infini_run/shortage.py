@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from infini_run.errors import StartError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from infini_run.plan import Worker
 
 LIMITS = {
     errno.EAGAIN: "the limit on processes was hit: ulimit -u, the cgroup's pids.max or kernel.threads-max",
@@ -19,22 +12,6 @@ LIMITS = {
     errno.ENFILE: "the machine's limit on open files was hit: fs.file-max",
     errno.ENOMEM: "no memory is left, or vm.overcommit_memory forbids more",
 }
-
-
-_PER_RANK = 2  # a pidfd, a notify socket
-_OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
-
-
-def has_descriptors(workers: Sequence[Worker]) -> bool:
-    """Whether a launch with the pipes of this plan stays within the limit on open descriptors. Both ends of every
-    pipe are open until the ranks run."""
-    pipes = sum(worker.stdout.piped + worker.stderr.piped + (worker.stdin == "pipe") for worker in workers)
-    wanted = 2 * pipes + _PER_RANK * len(workers) + _OF_OURS
-    try:
-        held = len(os.listdir("/proc/self/fd"))
-    except OSError:
-        held = 3
-    return held + wanted <= os.sysconf("SC_OPEN_MAX")
 
 
 def explain(error: StartError) -> StartError:

@@ -17,7 +17,7 @@ from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.head import Head
-from infini_run.launch import say
+from infini_run.launch import has_own_stderr, say
 from infini_run.plain import record_of
 from infini_run.poller import READ, Poller
 from infini_run.report import Exit, describe_end
@@ -111,7 +111,10 @@ class Bridge:
     """options, roster: as for a Head. cwd: where the outposts start. setup: what each is told first."""
 
     def __init__(self, options: Options, roster: Roster, cwd: str | None, setup: Mapping[str, object]) -> None:
-        self.head = Head(options, roster, environ=dict(os.environ), say=say, cwd=cwd, hear=self._hear)
+        own = has_own_stderr()
+        self.head = Head(
+            options, roster, environ=dict(os.environ), say=None if own else say, cwd=cwd, hear=self._hear
+        )
         self._setup = setup
         self._poller = Poller()
         self._calls: deque[Callable[[], None]] = deque()
@@ -204,6 +207,7 @@ class Bridge:
         """The same by SIGKILL."""
         self._is_closing = True
         self.call(self.head.kill)
+        self.call(self.head.limit_reader)
 
     def join(self) -> None:
         """Until everything has ended, on every node."""

@@ -1,0 +1,120 @@
+"""Writes to a descriptor that others share: never blocks, and changes nothing for them (csrc/outlet.c).
+
+A reader that does not read must hold nobody who is to stop: what finds no room is kept here, and the caller waits as
+long as it likes, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run._irun import ffi, lib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EAGAIN, _EINTR = 11, 4  # not from `errno`: making its 130 names takes long
+_PIECE = 1 << 20
+
+
+class Outlet:
+    """One stream. What is written is kept until there is room."""
+
+    def __init__(self, fd: int) -> None:
+        self._pending = bytearray()
+        self._has_finished = False
+        self.problem: OSError | None = None  # it takes no more: what comes is dropped
+        self.is_lossy = False  # something was dropped
+        handle = ffi.new("struct ir_outlet **")
+        error = lib.ir_outlet_new(fd, handle)
+        self._handle = handle[0]
+        if error < 0:
+            self.problem = OSError(-error, os.strerror(-error))
+
+    def fileno(self) -> int:
+        """Polls writable when there is room, and readable when `finish` has something new to say; -1: a file."""
+        return int(lib.ir_outlet_fd(self._handle)) if self._handle else -1
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that found no room yet."""
+        return len(self._pending)
+
+    def write(self, data: bytes) -> None:
+        """Write it, or keep it until there is room."""
+        if self.problem is None and not self._has_finished:
+            self._pending += data
+            self.flush()
+        self.is_lossy = self.is_lossy or (self.problem is not None and bool(data))
+
+    def flush(self) -> None:
+        """Write what is kept, as far as there is room."""
+        while self._pending and self._handle:
+            with ffi.from_buffer(self._pending) as piece:  # let go of, so that it may shrink
+                sent = int(lib.ir_outlet_write(self._handle, piece, min(len(self._pending), _PIECE)))
+            if sent == -_EAGAIN:
+                return
+            if sent >= 0:
+                del self._pending[:sent]
+            elif sent != -_EINTR:
+                self._break(OSError(-sent, os.strerror(-sent)))
+
+    def _break(self, problem: OSError) -> None:
+        self.problem, self.is_lossy = problem, True
+        self._pending.clear()
+
+    def finish(self) -> bool:
+        """No more is written: whether the reader's side has all of it."""
+        self.flush()
+        if self._pending:
+            return False
+        if self.problem is not None or not self._handle:
+            return True
+        self._has_finished = True
+        error = int(lib.ir_outlet_finish(self._handle))
+        if error < 0 and error != -_EAGAIN:
+            self._break(OSError(-error, os.strerror(-error)))
+        return error != -_EAGAIN
+
+    def give_up(self) -> bool:
+        """Write no more; whether something was lost by that."""
+        was_waiting = bool(self._pending) or (self._has_finished and not self.finish())
+        if was_waiting:
+            self._pending.clear()
+            self.problem = BlockingIOError()
+        return was_waiting
+
+    def close(self) -> None:
+        """Safe twice; the descriptor itself stays."""
+        self._handle = self._handle and lib.ir_outlet_free(self._handle)
+
+
+def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None = None) -> OSError | None:
+    """Write all of it, waiting for the reader at most so long (None: for ever), or until the descriptor that `also`
+    returns, which is called only if there is something to wait for, can be read. What went wrong, but for that."""
+    outlet = Outlet(fd)
+    try:
+        outlet.write(data)
+        if not outlet.finish():
+            wait(outlet, wait_s, also)
+        return outlet.problem
+    finally:
+        outlet.close()
+
+
+def wait(outlet: Outlet, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
+    """The same for what was written already: no more is."""
+    import select
+
+    poll, stop_fd = select.poll(), -1 if also is None else also()
+    if stop_fd >= 0:
+        poll.register(stop_fd, select.POLLIN)
+    end_s = None if wait_s is None else time.monotonic() + wait_s
+    while not outlet.finish():
+        poll.register(outlet.fileno(), select.POLLOUT if outlet.waiting else select.POLLIN)
+        left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+        ready = dict(poll.poll(None if left_s is None else left_s * 1000))
+        if not ready or stop_fd in ready:
+            return
