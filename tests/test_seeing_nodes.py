@@ -13,6 +13,7 @@ import pytest
 from conftest import COMMAND, marked, play, until
 from hosts import Bed, agents
 from test_by_hand import port  # noqa: F401  a fixture
+from test_clock import late  # noqa: F401  a fixture
 from test_live import (
     assert_in_order,
     shell,  # noqa: F401
@@ -83,6 +84,23 @@ def test_a_trace_has_the_ranks_of_all_nodes(flags, infini_run, tmp_path):
     assert [clock["node"] for clock in other["clocks"]] == [0, 1]
     assert all(abs(clock["offset_s"]) <= clock["bound_s"] < 5 for clock in other["clocks"])  # one machine's clock
     assert other["world_size"] == 4
+
+
+def test_times_of_a_node_with_other_clocks_are_by_the_heads(bed, late, window, tmp_path):  # noqa: F811
+    path, python = tmp_path / "trace.json", tmp_path / "python"
+    odd = f"export LD_PRELOAD={late} LATE=5000 EARLIER_BOOT=1000"
+    python.write_text(f'#!/bin/sh\n[ $(uname -n) = host2 ] && {odd}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = ("--hosts=host[1-2]", f"--ssh_config={bed.config}", f"--remote_python={python}", f"--trace={path}")
+    one = window(*words, "--live", "true")
+    assert one.wait() == 0
+    assert any("host2 is 1 h 23 min ahead" in line for line in one.text)
+    events, other = read(path)
+    assert [round(clock["offset_s"] / 100) for clock in other["clocks"]] == [0, 50]
+    (run,) = [e for e in events if e["pid"] == one.pid and e["name"] == "run"]
+    for e in rank_slices(events).values():
+        bound_us = 1e6 * max(clock["bound_s"] for clock in other["clocks"])
+        assert run["ts"] - bound_us <= e["ts"] <= e["ts"] + e["dur"] <= run["ts"] + run["dur"] + bound_us
 
 
 def test_a_trace_tells_of_a_failure_and_of_all_that_was_stopped(flags, infini_run, tmp_path):
