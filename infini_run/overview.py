@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infini_run.trace import Trace
 
 _TOLD = frozenset((*KINDS.values(), "hung", "late"))
+_CONT, _TSTP = 18, 20
 _INSTANTS = 10_000  # kept of the head's own
 _SURE_S = 1e-3  # of a clock: below, its bound is not worth a word
 _AWAY_S = 0.1  # of a clock that is said to be off
@@ -92,6 +93,7 @@ class Overview:
         self._restarts = 0
         self._launch_id = ""
         self._is_over = False
+        self._echoes = 0  # after Ctrl-Z: the head continues its ranks, then hears the SIGCONT that continued it
 
     @property
     def wants(self) -> list[str]:
@@ -145,7 +147,9 @@ class Overview:
     def note_signal(self, number: int) -> None:
         """We were told this one, and pass it on."""
         self.note(f"passed {signal_name(number)} on")
-        if self._display is not None:
+        is_echo = number == _CONT and self._echoes == 1
+        self._echoes = 2 if number == _TSTP else max(0, self._echoes - (number == _CONT))
+        if self._display is not None and not is_echo:
             self._display.note_signal(number)
 
     def note(self, text: str) -> None:
