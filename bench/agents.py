@@ -49,7 +49,15 @@ class Agents:
 
     def take(self, node: int, wire: Wire, kind: bytes, payload: bytes) -> None:
         if kind == frame.SPEC:
-            words = {"version": VERSION, "host": f"sim{node}", "pid": 1, "nproc": 1, "port": 1, "address": ""}
+            words = {
+                "version": VERSION,
+                "host": f"sim{node}",
+                "pid": 1,
+                "nproc": 1,
+                "port": 1,
+                "address": "",
+                "told": [],
+            }
             wire.send(pack_json(frame.HELLO, words))
         elif kind == frame.GO:
             self.gone += 1

@@ -15,7 +15,7 @@ import sys
 import time
 from _functools import partial  # the C module: `functools` costs 3 ms
 
-from infini_run import frame
+from infini_run import border, frame
 from infini_run.clock import answer
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
@@ -155,9 +155,11 @@ class Agent:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
             self._prove(self._handshake)
-        spec = unpack_json(self._next(frame.SPEC)[1])
-        self._silence_s = float(spec["silence_s"])
+        payload = self._next(frame.SPEC)[1]
         try:
+            _check_version(unpack_json(payload))
+            spec = border.read(payload, border.SPEC)
+            self._silence_s = spec["silence_s"]
             options, command, environ = self._prepare(spec)
         except InfiniRunError as error:
             self._refuse(error)
@@ -165,9 +167,10 @@ class Agent:
         while True:
             kind, payload = self._next(frame.GO, frame.BYE)
             if kind == frame.BYE:
-                return int(unpack_json(payload)["exit_code"]) if self._own is not None else 0
+                code: int = border.read(payload, border.BYE)["exit_code"]
+                return code if self._own is not None else 0
             try:
-                self._launch(options, command, environ, unpack_json(payload))
+                self._launch(options, command, environ, border.read(payload, border.GO))
             except LinkError:
                 raise
             except InfiniRunError as error:
@@ -205,12 +208,7 @@ class Agent:
         from infini_run.survey import find_command, survey
         from infini_run.version import VERSION
 
-        if spec[VERSION_FIELD] != VERSION:
-            raise UsageError(
-                f"infini-run {VERSION} is on {os.uname().nodename}, {spec[VERSION_FIELD]} on the head: "
-                "install the same version on both"
-            )
-        self._cwd = str(spec["cwd"]) if self._own is None else os.getcwd()
+        self._cwd = spec["cwd"] if self._own is None else os.getcwd()
         try:
             os.chdir(self._cwd)
         except OSError as error:
@@ -286,7 +284,7 @@ class Agent:
             cwd=self._cwd,
             say=_say,
             has_head=True,
-            heading=str(go["heading"]),
+            heading=go["heading"],
             seeing=self._open_relay(),
             stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.theirs.fileno()},
         )
@@ -339,15 +337,15 @@ class Agent:
 
         options = replace(
             options,
-            nnodes=int(go["nnodes"]),
-            node_rank=int(go["node"]),
-            nproc_per_node=int(go["nproc"]),
+            nnodes=go["nnodes"],
+            node_rank=go["node"],
+            nproc_per_node=go["nproc"],
             log_dir=os.path.join(self._cwd, options.log_dir) if options.log_dir else "",
-            master_addr=str(go["master_addr"]),
-            master_port=int(go["master_port"]),
+            master_addr=go["master_addr"],
+            master_port=go["master_port"],
         )
-        launch_id = str(go["launch_id"])
-        node = replace(survey(options, environ), host=str(go["host"]))
+        launch_id = go["launch_id"]
+        node = replace(survey(options, environ), host=go["host"])
         plan = make_plan(
             options,
             command,
@@ -357,12 +355,12 @@ class Agent:
             environ=environ,
             error_dir=error_folder(options, launch_id, environ),
             lends_terminal=False,
-            span=Span(first=int(go["first"]), world_size=int(go["world_size"]), most=int(go["most"])),
+            span=Span(first=go["first"], world_size=go["world_size"], most=go["most"]),
         )
         if go["restarts"]:
             from infini_run.restart import renewed
 
-            plan = renewed(plan, launch_id=launch_id, master_port=options.master_port, restarts=int(go["restarts"]))
+            plan = renewed(plan, launch_id=launch_id, master_port=options.master_port, restarts=go["restarts"])
         return plan, options
 
     def _follow(self, event: Event) -> None:
@@ -455,21 +453,22 @@ class Agent:
         if self._handshake is not None and not self._handshake.done:
             self._handshake.take(kind, payload)
         elif kind == frame.BEAT:
-            self._wire.send(pack_json(frame.BEAT, answer(unpack_json(payload))) if payload else pack(frame.BEAT))
+            asked = border.read(payload, border.ASK) if payload else None
+            self._wire.send(pack(frame.BEAT) if asked is None else pack_json(frame.BEAT, answer(asked)))
         elif kind == frame.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
         elif kind == frame.DOWN and self._stream is not None:
             self._stream.feed(payload)
         elif kind == frame.LOOK and self._relay is not None:
-            self._relay.look(unpack_json(payload)["ranks"])
+            self._relay.look(border.read(payload, border.LOOK)["ranks"])
         elif kind == frame.STOP:
-            self._stop = int(unpack_json(payload)["signal"])
+            self._stop = border.read(payload, border.SIGNAL)["signal"]
             if run is not None:
                 run.stop(self._stop)
         elif kind == frame.KILL and run is not None:
             run.kill()
         elif kind == frame.SIGNAL and run is not None:
-            self._signal(run, int(unpack_json(payload)["signal"]))
+            self._signal(run, border.read(payload, border.SIGNAL)["signal"])
         elif kind in (frame.SPEC, frame.GO, frame.BYE):
             self._stop = None  # what comes later is for what begins now
             self._frames.append((kind, payload))
@@ -557,6 +556,16 @@ def _is_ours(address: str) -> bool:
     finally:
         probe.close()
     return True
+
+
+def _check_version(spec: object) -> None:
+    """Raises UsageError: the head is of another one, which may say other things."""
+    from infini_run.version import VERSION
+
+    theirs = spec.get(VERSION_FIELD) if isinstance(spec, dict) else None
+    if isinstance(theirs, str) and theirs != VERSION:
+        here = os.uname().nodename
+        raise UsageError(f"infini-run {VERSION} is on {here}, {theirs} on the head: install the same version on both")
 
 
 def _check_same(ours: Options, theirs: Options) -> None:

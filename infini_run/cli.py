@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 
-from infini_run.errors import InfiniRunError, printable
+from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def main() -> None:
     except InfiniRunError as error:
         _tell(f"infini-run: {printable(str(error))}")
         code = error.exit_code
+    except MemoryError:
+        _print(2, f"infini-run: no memory is left; {NO_MEMORY}")
+        code = 1
     os._exit(code)
 
 

@@ -32,6 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.report import Exit, Report
 
+NO_MEMORY = "ulimit -v, the cgroup's limit, or all of the machine's"  # which one was hit, nobody tells
+
 
 def printable(text: str) -> str:
     """One line that cannot steer a terminal: control characters as escapes, the bytes 0x80 to 0x9f (C1) of names in

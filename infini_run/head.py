@@ -11,7 +11,7 @@ import os
 import time
 from _signal import SIGCONT, SIGSTOP, SIGTSTP  # the C module: `signal` imports enum
 
-from infini_run import frame
+from infini_run import border, frame
 from infini_run.clients import Clients
 from infini_run.clock import Absence, ask
 from infini_run.console import Outlets
@@ -259,11 +259,11 @@ class Head:
         if kind in (frame.OUT, frame.ERR):
             self._show(kind, peer.lines[kind].feed(payload))
         elif kind == frame.HELLO:
-            self._greet(peer, unpack_json(payload))
+            self._greet(peer, border.read(payload, border.HELLO, border.REFUSAL))
         elif kind == frame.EVENT:
-            self._note(peer, unpack_json(payload))
+            self._note(peer, border.read(payload, border.STARTED, border.READY, border.FAILED, border.TOLD))
         elif kind == frame.BEAT and payload:
-            peer.clock.take(unpack_json(payload))
+            peer.clock.take(border.read(payload, border.ANSWER))
             if peer.clock.asks_again():
                 self._ask(peer)
         elif kind == frame.VIEW and self._overview is not None:
@@ -271,7 +271,7 @@ class Head:
         elif kind == frame.UP and self._hear is not None:
             self._hear(peer, payload)
         elif kind == frame.DONE:
-            self._finish(peer, unpack_json(payload))
+            self._finish(peer, border.read(payload, border.DONE))
 
     def _show(self, kind: bytes, lines: bytes) -> None:
         """On our stdout or stderr; above the table, where there is one."""
@@ -287,15 +287,15 @@ class Head:
         if "error" not in hello and peer.state != "greeted":
             raise LinkError("what came over the link was not due")
         if "error" not in hello:
-            peer.hello, peer.port = hello, int(hello["port"])
+            peer.hello, peer.port = hello, hello["port"]
             self._fleet.move(peer, "joined")
-            peer.name = peer.name or str(hello["host"])
+            peer.name = peer.name or hello["host"]
             self._ask(peer)
             return
         error = (UsageError if hello["kind"] == "usage" else InfiniRunError)(
             f"{peer.name or hello['host']}: {hello['error']}"
         )
-        error.exit_code = int(hello["exit_code"])
+        error.exit_code = hello["exit_code"]
         self._fleet.move(peer, "lost")
         self._miss(peer, error)
 
@@ -311,20 +311,20 @@ class Head:
 
     def _note(self, peer: Peer, event: dict[str, Any]) -> None:
         if "started" in event:
-            peer.pids[int(event["started"])] = int(event["pid"])
+            peer.pids[event["started"]] = event["pid"]
         elif "failed" in event:
             is_first = all(each.failed_s == float("inf") for each in self.peers)
-            peer.failed_s = min(peer.failed_s, time.monotonic() - int(event["age_ns"]) / 1e9)
+            peer.failed_s = min(peer.failed_s, time.monotonic() - event["age_ns"] / 1e9)
             if is_first:
                 self._ask_all()
             if not self._options.keep_going:
                 self.stop()
         elif "told" in event:
-            self.tell(int(event["told"]), by=peer.name)
+            self.tell(event["told"], by=peer.name)
 
     def _finish(self, peer: Peer, done: dict[str, Any]) -> None:
         peer.report = peer.clock.by_ours(record_of(Report, done["report"]))
-        peer.port = int(done["port"])
+        peer.port = done["port"]
         self._fleet.move(peer, "done")
         for kind, lines in peer.lines.items():
             self._show(kind, lines.end())

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_INT = 2**31 - 1
+MOST_RANKS = 1 << 22  # on one node: as many processes as Linux can have (PID_MAX_LIMIT, proc(5))
 MAX_LISTED = 2**20
 
 STDOUT = 1
@@ -62,8 +63,8 @@ def proc_count(text: str) -> int | str:
     if text in ("auto", "gpu", "cpu"):
         return text
     value = number(text)
-    if value is None or not 1 <= value <= MAX_INT:
-        raise ValueError(f"a whole number from 1 to {MAX_INT}, auto, gpu or cpu is allowed")
+    if value is None or not 1 <= value <= MOST_RANKS:
+        raise ValueError(f"a whole number from 1 to {MOST_RANKS}, auto, gpu or cpu is allowed")
     return value
 
 

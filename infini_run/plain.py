@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_MOST = 2**63  # of a number: what is counted, or timed, is less
 _RECORDS = {cls.__name__: cls for cls in (Clock, Exit, Look, Options, Picture, Report, Stray, StreamMap, Thread)}
 
 
@@ -31,22 +32,43 @@ def to_plain(value: Any) -> Any:
     raise TypeError(f"{name} does not go over the link")
 
 
-def from_plain(value: Any) -> Any:
-    """What `to_plain` was given, lists as tuples. Raises LinkError: it is something else."""
-    if isinstance(value, list):
-        return tuple(from_plain(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    try:
-        cls: Any = _RECORDS[value["record"]]
-        return cls(**{str(name): from_plain(item) for name, item in value["fields"].items()})
-    except (KeyError, TypeError, AttributeError):
-        raise LinkError("a record came over the link that this version does not know") from None
-
-
 def record_of(cls: type[T], value: Any) -> T:
-    """A record of that class, or LinkError."""
-    found = from_plain(value)
-    if not isinstance(found, cls):
-        raise LinkError(f"no {cls.__name__} came over the link where one was due")
+    """The record of that class that `to_plain` was given, lists as tuples. Raises LinkError: it is something else."""
+    found: T = _read(cls.__name__, value)
     return found
+
+
+def _read(kind: str, value: Any) -> Any:
+    """A value of that type, which an annotation names (PEP 604). It is as deep as the type, and no deeper."""
+    kind, is_optional = kind.removesuffix(" | None"), kind.endswith(" | None")
+    if is_optional and value is None:
+        return None
+    if kind.startswith("tuple["):
+        return _read_tuple(kind[len("tuple[") : -1], value)
+    if kind in _RECORDS:
+        return _read_record(kind, value)
+    fits = type(value).__name__ in kind.split(" | ") or (kind == "float" and type(value) is int)
+    if fits and (type(value) is str or abs(value) <= _MOST):  # which no NaN is
+        return value
+    raise LinkError(f"no {kind} came over the link where one was due")
+
+
+def _read_tuple(inner: str, value: Any) -> tuple[Any, ...]:
+    if type(value) is list and inner.endswith(", ..."):
+        kind = inner.removesuffix(", ...")
+        return tuple(_read(kind, item) for item in value)
+    kinds = inner.split(", ")
+    if type(value) is list and len(value) == len(kinds):
+        return tuple(_read(kind, item) for kind, item in zip(kinds, value, strict=True))
+    raise LinkError(f"no tuple[{inner}] came over the link where one was due")
+
+
+def _read_record(name: str, value: Any) -> Any:
+    if type(value) is not dict or value.get("record") != name:
+        raise LinkError(f"no {name} came over the link where one was due")
+    cls: Any = _RECORDS[name]
+    said = value.get("fields")
+    if type(said) is not dict or said.keys() != cls._names:
+        raise LinkError("a record came over the link that this version does not know")
+    kinds = cls.__annotations__
+    return cls(**{field: _read(kinds[field], item) for field, item in said.items()})

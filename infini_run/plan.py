@@ -6,13 +6,13 @@ sees `base environment - names we set + plan.env (the same for all) + worker.env
 
 from __future__ import annotations
 
-from infini_run.errors import UsageError
+from infini_run.errors import NO_MEMORY, StartError, UsageError
 from infini_run.kind import STDERR, STDOUT, streams_of
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from infini_run.options import Options
     from infini_run.placement import Place
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MARK = "INFINI_RUN_ID"
 _WORLD_LIMIT = 2**31 - 1
+_ENOMEM = 12
 
 # What is for one process alone is not handed down: to a launch in a worker of another one, or in a service.
 _NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -151,7 +152,7 @@ def make_plan(
     `task`: the plan is for this one alone. `span`: of the one node that there is, where that does not follow from its
     node rank; without it all nodes have as many ranks as this one. Several nodes are all that there are.
 
-    Raises UsageError: ranks that cannot be."""
+    Raises UsageError: ranks that cannot be; StartError: no memory for so many."""
     nproc = nodes[0].nproc
     spans = [span] if span else _spans(options, nodes)
     world_size = task.world_size if task else spans[0].world_size
@@ -163,18 +164,24 @@ def make_plan(
         common += _local_env(nodes[0])
     lone = len(nodes) == 1 and nproc == 1
     copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
-    places = [
+    places: Iterable[tuple[Node, int, int]] = (
         (node, each.first + local_rank, local_rank)
         for node, each in zip(nodes, spans, strict=True)
         for local_rank in range(node.nproc)
-    ]
+    )
     if task:
         places = [(nodes[0], task.rank, task.local_rank)]
-    consoles = tuple(_console(options, len(places), alone) for alone in unshared)
-    workers = tuple(
-        _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads, consoles)
-        for place in places
-    )
+    try:
+        places = list(places)
+        consoles = tuple(_console(options, len(places), alone) for alone in unshared)
+        workers = tuple(
+            _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads, consoles)
+            for place in places
+        )
+    except MemoryError:
+        count = sum(node.nproc for node in nodes)
+        text = f"{count} ranks: no memory is left for their plan; {NO_MEMORY}"
+        raise StartError(text, "the plan", _ENOMEM) from None
     if not is_even:
         local = {node.index: _local_env(node) for node in nodes}
         workers = tuple(replace(worker, env=(*worker.env, *local[worker.node])) for worker in workers)

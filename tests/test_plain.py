@@ -9,31 +9,89 @@ import re
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import infini_run
 from infini_run.errors import LinkError
 from infini_run.options import Options, resolve
-from infini_run.plain import _RECORDS, from_plain, record_of, to_plain
+from infini_run.plain import _RECORDS, record_of, to_plain
 from infini_run.record import fields
+from infini_run.report import Exit, Report
 
 _PARTS = re.compile(r"[A-Za-z_.]+|\[|\]|,|\|")
 _PLAIN = {"int": 7, "float": 2.5, "bool": True, "str": "a\udcff", "None": None, "Any": "any"}
-VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5) | st.tuples(st.text(max_size=5))
+TEXT = st.text(st.characters(codec=None), max_size=5)
+PLAIN = {
+    "int": st.integers(-(2**62), 2**62),
+    "float": st.floats(-1e15, 1e15),
+    "bool": st.booleans(),
+    "str": TEXT,
+}
+
+
+def values(kind):
+    """Of that annotation's type."""
+    if kind.endswith(" | None"):
+        return st.none() | values(kind.removesuffix(" | None"))
+    if kind.startswith("tuple["):
+        inner = kind[len("tuple[") : -1]
+        if inner.endswith(", ..."):
+            return st.lists(values(inner.removesuffix(", ...")), max_size=2).map(tuple)
+        return st.tuples(*map(values, inner.split(", ")))
+    if " | " in kind:
+        return st.one_of(*map(values, kind.split(" | ")))
+    return PLAIN[kind] if kind in PLAIN else records(kind)
+
+
+def records(name):
+    cls = _RECORDS[name]
+    return st.builds(cls, **{field: values(cls.__annotations__[field]) for field in fields(cls)})
 
 
 def sent(value):
-    return from_plain(json.loads(json.dumps(to_plain(value))))
+    return record_of(type(value), json.loads(json.dumps(to_plain(value))))
 
 
-@pytest.mark.parametrize("name", sorted(set(_RECORDS) - {"Options"}))
+@pytest.mark.parametrize("name", sorted(_RECORDS))
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_record_comes_as_it_went(name, data):
-    cls = _RECORDS[name]
-    names = fields(cls)
-    record = cls(**{field: data.draw(VALUES) for field in names})
+    record = data.draw(records(name))
     assert sent(record) == record
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def spots(value, path=()):
+    """Every place in it where something else could stand."""
+    yield path
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in parts:
+        yield from spots(inner, (*path, key))
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_something_else_anywhere_in_a_report_is_refused_or_of_the_same_type(data):
+    whole = [to_plain(data.draw(records("Report")))]
+    *path, last = data.draw(st.sampled_from(list(spots(whole))[1:]))
+    holder = whole
+    for key in path:
+        holder = holder[key]
+    holder[last] = data.draw(JUNK)
+    try:
+        report = record_of(Report, whole[0])
+    except LinkError:
+        return
+    assert to_plain(report) == json.loads(json.dumps(whole[0]))
+    report.to_json()
+    report.text()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +129,14 @@ def test_options_come_as_they_went(argv):
         {},
     ],
 )
-def test_what_is_no_record_of_ours_is_refused(value):
+@pytest.mark.parametrize("cls", [Exit, Report])
+def test_what_is_no_record_of_ours_is_refused(cls, value):
     with pytest.raises(LinkError):
-        from_plain(value)
+        record_of(cls, value)
 
 
 def test_another_record_than_the_one_due_is_refused():
     options = resolve(["true"], {}).options
-    from infini_run.report import Report
-
     with pytest.raises(LinkError, match="no Report"):
         record_of(Report, to_plain(options))
 

@@ -1,0 +1,248 @@
+"""The borders where bytes of others come in: whatever they are, an error of ours says so, and nothing else is done."""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import socket
+import subprocess
+import sys
+
+import pytest
+from conftest import until
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from test_by_hand import no_agent_left, node, port, told  # noqa: F401
+from test_plain import JUNK
+
+from infini_run import border, frame
+from infini_run.agent import Agent
+from infini_run.dial import dial
+from infini_run.errors import LinkError
+from infini_run.frame import pack, pack_json
+from infini_run.link import Handshake, Wire
+from infini_run.options import resolve
+from infini_run.plain import to_plain
+from infini_run.roster import options_of_agents
+from infini_run.version import VERSION
+
+HELLO = {"version": VERSION, "host": "h", "pid": 1, "nproc": 1, "port": 1, "address": "", "told": []}
+SPEC = {
+    "version": VERSION,
+    "is_by_hand": True,
+    "silence_s": 10.0,
+    "cwd": "/",
+    "environ": {},
+    "options": to_plain(options_of_agents(resolve(["true"], {}).options)),
+    "has_stream": False,
+}
+GO = {
+    "node": 0,
+    "nnodes": 1,
+    "nproc": 1,
+    "first": 0,
+    "world_size": 1,
+    "most": 1,
+    "host": "h",
+    "master_addr": "a",
+    "master_port": 1,
+    "launch_id": "i",
+    "restarts": 0,
+    "heading": "",
+}
+FORMS = {
+    "SPEC": SPEC,
+    "GO": GO,
+    "SIGNAL": {"signal": 15},
+    "LOOK": {"ranks": [0, 1]},
+    "BYE": {"exit_code": 0},
+    "ASK": {"at_ns": 1},
+    "HELLO": HELLO,
+    "REFUSAL": {"error": "no", "exit_code": 1, "kind": "usage", "host": "h"},
+    "STARTED": {"started": 0, "pid": 1},
+    "READY": {"ready": 0, "pid": 1},
+    "FAILED": {"failed": 0, "age_ns": 0},
+    "TOLD": {"told": 15},
+    "ANSWER": {"at_ns": 1, "wall_ns": 1, "monotonic_ns": 1},
+    "DONE": {"report": {}, "port": 1},
+}
+MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]
+
+
+def test_every_form_is_tried_here():
+    assert set(FORMS) == {name for name in vars(border) if name.isupper() and isinstance(getattr(border, name), dict)}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_infini_run_says_is_read(name):
+    assert border.read(json.dumps(FORMS[name]).encode(), getattr(border, name)) == FORMS[name]
+
+
+def try_it(name, field, junk):
+    form = getattr(border, name)
+    try:
+        assert form[field](border.read(json.dumps({**FORMS[name], field: junk}).encode(), form)[field])
+    except LinkError:
+        return
+
+
+@pytest.mark.parametrize("name", FORMS)
+@settings(max_examples=30)
+@given(data=st.data(), junk=JUNK)
+def test_another_value_is_refused_or_fits(name, data, junk):
+    try_it(name, data.draw(st.sampled_from(sorted(FORMS[name]))), junk)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_number_is_out_of_bounds(name):
+    for field, was in FORMS[name].items():
+        for junk in MANY:
+            try_it(name, field, junk)
+        if isinstance(was, int) and not isinstance(was, bool):
+            with pytest.raises(LinkError, match=field):
+                border.read(json.dumps({**FORMS[name], field: float("inf")}).encode(), getattr(border, name))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_field_that_is_missing_or_unknown_is_refused(name):
+    form, said = getattr(border, name), FORMS[name]
+    for other in ({**said, "more": 1}, dict(list(said.items())[1:]), [], 5, None, "x"):
+        with pytest.raises(LinkError):
+            border.read(json.dumps(other).encode(), form)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_words_are_refused(payload):
+    with pytest.raises(LinkError):
+        border.read(payload, border.SIGNAL)
+
+
+# ---- a head, and a node that knows the token and says nonsense
+
+
+def join(target):
+    wire = dial(target)
+    hand = Handshake(wire, b"secret", is_head=False)
+    frames = []
+    while not hand.done:
+        frames += hear(wire, hand)
+    wire.send(pack_json(frame.NAME, {"node": 1}))
+    while not frames:
+        frames += hear(wire)
+    assert frames[0][0] == frame.SPEC
+    return wire
+
+
+def hear(wire, hand=None):
+    assert select.select([wire.fileno()], [], [], 60)[0]
+    assert not wire.has_ended
+    found = []
+    for kind, payload in wire.read():
+        if hand is not None and not hand.done:
+            hand.take(kind, payload)
+        else:
+            found.append((kind, payload))
+    return found
+
+
+def listens(to):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", to)) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "kind", "words"),
+    [
+        ([], frame.HELLO, json.dumps({**HELLO, "port": float("inf")})),
+        ([], frame.HELLO, json.dumps({**HELLO, "nproc": 10**9})),
+        ([HELLO], frame.BEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
+        ([HELLO], frame.EVENT, '{"failed":0,"age_ns":Infinity}'),
+        ([HELLO], frame.DONE, '{"report":{"record":"Report","fields":[]},"port":1}'),
+        ([], frame.HELLO, "[" * 100_000),
+    ],
+    ids=["a-port-that-is-infinite", "ranks", "a-clock", "an-age", "a-report", "a-deep-one"],
+)
+def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, before, kind, words):  # noqa: F811
+    head = node(0, "sleep", "1000", nproc=1)
+    until(lambda: listens(port + 1))
+    wire = join(f"127.0.0.1:{port + 1}")
+    for said in before:
+        wire.send(pack_json(frame.HELLO, said))
+    while before and frame.GO not in [each for each, _ in hear(wire)]:
+        pass
+    wire.send(pack(kind, words.encode()))
+    assert head.wait() == 1
+    wire.close()
+    (line,) = told(head)
+    assert line.startswith("infini-run: node 1")
+    assert "came over the link" in line
+
+
+# ---- an agent, and a head that says nonsense
+
+
+def agent_that_hears(payload):
+    ours, theirs = socket.socketpair()
+    wire = Wire(fd := theirs.detach(), fd)
+    ours.sendall(pack(frame.SPEC, payload))
+    ours.shutdown(socket.SHUT_WR)
+    agent = Agent(wire, 0)
+    try:
+        return agent.serve(None)
+    finally:
+        assert agent._carrier is None, "it took a SPEC that is none"
+        wire.close()
+        agent._poller.close()
+        ours.close()
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(sorted(SPEC)), JUNK)
+@example("silence_s", float("inf"))
+@example("environ", {"A=B": "c"})
+@example("environ", {"A": "\0"})
+@example("options", {"record": "Options", "fields": {}})
+def test_an_agent_refuses_a_spec_that_is_none(field, junk):
+    said = {**SPEC, "cwd": "/nowhere/at/all", field: junk}
+    assert agent_that_hears(json.dumps(said).encode()) in (1, 2)
+
+
+@settings(max_examples=30)
+@given(st.binary(max_size=50))
+def test_an_agent_refuses_a_spec_of_any_bytes(payload):
+    assert agent_that_hears(payload) == 1
+
+
+# ---- a count that nobody can have
+
+
+def no_more_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+
+
+def test_more_ranks_than_a_machine_can_have_are_refused(infini_run):
+    command = infini_run("--nproc_per_node=100000000", "true", preexec_fn=no_more_memory)
+    assert command.wait() == 2
+    assert b"--nproc_per_node=100000000: a whole number from 1 to 4194304, auto, gpu or cpu is allowed" in command.err
+    assert b"Traceback" not in command.err
+
+
+def test_ranks_that_find_no_memory_are_one_line(infini_run):
+    command = infini_run("--nproc_per_node=4000000", "true", preexec_fn=no_more_memory)
+    assert command.wait() == 1
+    limits = b"ulimit -v, the cgroup's limit, or all of the machine's\n"
+    assert command.err == b"infini-run: 4000000 ranks: no memory is left for their plan; " + limits
+
+
+def test_a_host_program_that_finds_no_memory_gets_an_error_of_ours():
+    code = """
+import resource, infini_run as ir
+resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+try:
+    ir.run(["true"], nproc_per_node=4000000)
+except ir.InfiniRunError as error:
+    print(type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.stdout, done.stderr) == (b"StartError\n", b"")
