@@ -130,16 +130,18 @@ class End(ChannelError):
 
 
 class MessageTooLong(ChannelError, ValueError):
-    """A message is over the channel's limit: of a sent one nothing has gone, a received one was passed over. `size`
-    and `limit` are bytes."""
+    """A message is over the channel's limit, or finds no memory: of a sent one nothing has gone, a received one was
+    passed over. `size` and `limit` are bytes."""
 
-    def __init__(self, size: int, limit: int) -> None:
-        super().__init__(f"a message of {size} bytes is over the channel's limit of {limit}")
+    def __init__(self, size: int, limit: int, finds_no_memory: bool = False) -> None:
+        why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"is over the channel's limit of {limit}"
+        super().__init__(f"a message of {size} bytes {why}")
         self.size = size
         self.limit = limit
+        self.finds_no_memory = finds_no_memory
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.size, self.limit)
+        return type(self), (self.size, self.limit, self.finds_no_memory)
 
 
 class UnpicklableError(ChannelError, TypeError):

@@ -11,7 +11,7 @@ The grammar of node lists is Slurm's (`scontrol show hostnames`), leading zeros 
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.kind import MAX_INT, number
+from infini_run.kind import MAX_INT, MOST_RANKS, number
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -240,8 +240,8 @@ def _item(at: int, text: str, room: int) -> list[Host]:
 
 def _slots(at: int, text: str) -> int:
     value = number(text)
-    if value is None or not 1 <= value <= MAX_INT:
-        raise _Wrong(at, text, f"a number of processes from 1 to {MAX_INT} is allowed")
+    if value is None or not 1 <= value <= MOST_RANKS:
+        raise _Wrong(at, text, f"a number of processes from 1 to {MOST_RANKS} is allowed")
     return value
 
 

@@ -18,7 +18,7 @@ from infini_run.errors import Broken, MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     Payload = bytes | list[bytes | bytearray]
     Message = tuple[int, Payload]
@@ -32,6 +32,8 @@ WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
 _HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
 _NO_LENGTH = (0,)
+_NOT_OURS = "what came over the channel is not what infini-run sends"
+_SMALL = frozenset((PICKLE, BYTES, END))  # kinds of one piece
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
@@ -99,7 +101,7 @@ class Inbox:
                 return None
             kind, count, size = _unpack_head(self._memory, start)
             end = body + size
-            if end < stop and kind != PARTS:
+            if end < stop and kind in _SMALL:
                 payload = bytes(self._view[body:end])
                 is_valid = self._memory[end]
                 end += 1
@@ -110,6 +112,8 @@ class Inbox:
                     self._state = end, stop, None, 0, []
                 if is_valid:
                     return kind, payload
+            elif kind not in _SMALL and (kind != PARTS or not 0 < count * SIZE.size <= size):
+                raise Broken(_NOT_OURS)
             elif size >= _DIRECT or kind == PARTS:
                 self._begin(_Large(kind, count, size, self._limit))
             else:
@@ -147,38 +151,56 @@ class Inbox:
 
 
 class _Large:
-    """A frame that is read into memory of its own: one piece of bytes, or a table and its parts."""
+    """A frame that is read into memory of its own: one piece of bytes, or a table and its parts. One that is over the
+    limit, or finds no memory, is passed over: what comes of it goes nowhere."""
 
     def __init__(self, kind: int, count: int, size: int, limit: int) -> None:
         self.kind = kind
         self.size = size
-        self._table = bytearray(count * SIZE.size)
+        self._table_size = count * SIZE.size if kind == PARTS else 0
+        self._table = bytearray()
         self._starts: list[int] = []
         self._keepers: list[BytesIO | bytearray] = []
-        self._is_over = size - len(self._table) > limit
-        if kind != PARTS and not self._is_over:
-            self._open(0, size)
+        self._is_over = size - self._table_size > limit
+        self._finds_no_memory = False
+        if not self._is_over:
+            self._open_all([size] if kind != PARTS else [])
+
+    def _open_all(self, sizes: Sequence[int]) -> None:
+        """The memory of the parts, or, as long as they are not known, that of the table."""
+        try:
+            if not sizes:
+                self._table = bytearray(self._table_size)
+            start = self._table_size
+            for size in sizes:
+                self._open(start, size)
+                start += size & ~WRITABLE
+        except MemoryError:
+            self._keepers.clear()
+            self._is_over = self._finds_no_memory = True
 
     def room(self, filled: int) -> memoryview:
         """The place of the byte `filled`, and what follows it."""
         if self._is_over:
             return memoryview(bytearray(min(self.size - filled, 1 << 20)))
-        if filled < len(self._table):
+        if filled < self._table_size:
             return memoryview(self._table)[filled:]
-        if not self._keepers:
-            self._open_parts()
+        self._open_parts()
+        if self._is_over:
+            return self.room(filled)
         at = bisect_right(self._starts, filled) - 1
         keeper = self._keepers[at]
         view = memoryview(keeper) if isinstance(keeper, bytearray) else keeper.getbuffer()
         return view[filled - self._starts[at] :]
 
     def _open_parts(self) -> None:
-        start = len(self._table)
-        for (size,) in SIZE.iter_unpack(self._table):
-            self._open(start, size)
-            start += size & ~WRITABLE
-        if start != self.size:
-            raise Broken("what came over the channel is not what infini-run sends")
+        """As the table says, which has come. No memory is taken for what the frame is too short for."""
+        if self._keepers:
+            return
+        sizes = [size for (size,) in SIZE.iter_unpack(self._table)]
+        if self._table_size + sum(size & ~WRITABLE for size in sizes) != self.size:
+            raise Broken(_NOT_OURS)
+        self._open_all(sizes)
 
     def _open(self, start: int, size: int) -> None:
         """A part. Bytes are read to where they stay: io.BytesIO has `getbuffer` and `getvalue` without a copy."""
@@ -187,7 +209,9 @@ class _Large:
 
     def payload(self, limit: int) -> Payload:
         """What came: bytes, or a pickle and its buffers. Raises MessageTooLong."""
+        if not self._is_over:
+            self._open_parts()  # where none of them has a byte they have not been yet
         if self._is_over:
-            raise MessageTooLong(self.size - len(self._table), limit)
+            raise MessageTooLong(self.size - self._table_size, limit, finds_no_memory=self._finds_no_memory)
         parts = [keeper if isinstance(keeper, bytearray) else keeper.getvalue() for keeper in self._keepers]
         return parts if self.kind == PARTS else bytes(parts[0])

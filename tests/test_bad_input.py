@@ -51,7 +51,7 @@ FLAGS = [
     ("--nprocs_per_node=8", "there is no flag --nprocs_per_node; the nearest is --nproc_per_node"),
     ("--frobnicate", "there is no flag --frobnicate; --help lists them all"),
     ("--nnodes", "no program was given"),
-    ("--nproc_per_node=0", "--nproc_per_node=0: a whole number from 1 to 2147483647, auto, gpu or cpu is allowed"),
+    ("--nproc_per_node=0", "--nproc_per_node=0: a whole number from 1 to 4194304, auto, gpu or cpu is allowed"),
     ("--nproc_per_node=-2", "--nproc_per_node=-2: a whole number from 1"),
     ("--nproc_per_node=2.5", "--nproc_per_node=2.5: a whole number from 1"),
     ("--nnodes=zero", "--nnodes=zero: a whole number from 1"),

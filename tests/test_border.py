@@ -1,4 +1,4 @@
-"""The borders where bytes of others come in: whatever they are, an error of ours says so, and nothing else is done."""
+"""The borders where bytes of others come in: whatever they are, an error of ours says so; nothing else is done."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ WRONG = [
     ("", "column 1, '': a host is missing here"),
     ("a,,b", "column 3, ,b: a host is missing here"),
     ("a,", "column 3, '': a host is missing here"),
-    ("a:0", "column 3, 0: a number of processes from 1 to 2147483647 is allowed"),
+    ("a:0", "column 3, 0: a number of processes from 1 to 4194304 is allowed"),
     ("b,a:-1", "column 5, -1: a number of processes"),
     ("a:", "column 3, '': a number of processes"),
     ("a:4x", "column 3, 4x: a number of processes"),
