@@ -58,7 +58,6 @@ _port, _rank, _pid, _ns = _whole(0, 65535), _whole(-1, MAX_INT), _whole(-1, MAX_
 _count, _code, _signal = _whole(0, MAX_INT), _whole(0, 255), _whole(0, 64)
 
 
-
 def _ranks(value: Any) -> bool:
     return type(value) is list and all(map(_rank, value))
 
