@@ -53,6 +53,7 @@ class Agents:
                 "version": VERSION,
                 "host": f"sim{node}",
                 "pid": 1,
+                "begun": "1",
                 "nproc": 1,
                 "port": 1,
                 "address": "",

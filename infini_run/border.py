@@ -30,6 +30,11 @@ def _text(value: Any) -> bool:
     return type(value) is str and "\0" not in value
 
 
+def _ticks(value: Any) -> bool:
+    """A number that is passed on as text."""
+    return type(value) is str and value.isascii() and value.isdigit() and len(value) <= 20
+
+
 def _texts(value: Any) -> bool:
     return type(value) is list and all(map(_text, value))
 
@@ -65,7 +70,7 @@ def _ranks(value: Any) -> bool:
 # head to agent
 SPEC: Form = {
     "version": _text, "is_by_hand": _flag, "silence_s": _seconds, "cwd": _text, "environ": _variables,
-    "options": _record, "has_stream": _flag,
+    "options": _record, "has_stream": _flag, "asked": _texts, "watch": _texts,
 }  # fmt: skip
 GO: Form = {
     "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,
@@ -78,8 +83,8 @@ BYE: Form = {"exit_code": _code}
 ASK: Form = {"at_ns": _ns}
 # agent to head
 HELLO: Form = {
-    "version": _text, "host": _text, "pid": _pid, "nproc": _whole(1, MOST_RANKS), "port": _port, "address": _text,
-    "told": _texts,
+    "version": _text, "host": _text, "pid": _pid, "begun": _ticks, "nproc": _whole(1, MOST_RANKS), "port": _port,
+    "address": _text, "told": _texts,
 }  # fmt: skip
 REFUSAL: Form = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
 STARTED: Form = {"started": _rank, "pid": _pid}
@@ -100,7 +105,8 @@ def read(payload: bytes, *forms: Form) -> dict[str, Any]:
                     why = f"{name} is {_short(said[name])}"
                     raise LinkError(f"what came over the link is not what infini-run sends: {why}")
             return said
-    raise LinkError("what came over the link is not what infini-run sends")
+    names = _short(" ".join(map(str, said))) if type(said) is dict else _short(said)
+    raise LinkError(f"what came over the link is not what infini-run sends: {names}")
 
 
 def _short(value: object) -> str:

@@ -27,7 +27,7 @@ from infini_run.plain import to_plain
 from infini_run.roster import options_of_agents
 from infini_run.version import VERSION
 
-HELLO = {"version": VERSION, "host": "h", "pid": 1, "nproc": 1, "port": 1, "address": "", "told": []}
+HELLO = {"version": VERSION, "host": "h", "pid": 1, "begun": "1", "nproc": 1, "port": 1, "address": "", "told": []}
 SPEC = {
     "version": VERSION,
     "is_by_hand": True,
@@ -36,6 +36,8 @@ SPEC = {
     "environ": {},
     "options": to_plain(options_of_agents(resolve(["true"], {}).options)),
     "has_stream": False,
+    "asked": [],
+    "watch": [],
 }
 GO = {
     "node": 0,
