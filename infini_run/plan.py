@@ -178,7 +178,8 @@ def make_plan(
             _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads, consoles)
             for place in places
         )
-    except MemoryError:
+    except (MemoryError, SystemError):  # SystemError: CPython 3.11 forgets what it raises for a frame without memory
+        places = []  # what follows needs some, too
         count = sum(node.nproc for node in nodes)
         text = f"{count} ranks: no memory is left for their plan; {NO_MEMORY}"
         raise StartError(text, "the plan", _ENOMEM) from None
