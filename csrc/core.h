@@ -230,6 +230,7 @@ struct ir_group {
     bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
+    int64_t grace_ms;           /* of this stop, and of the strays after it */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;

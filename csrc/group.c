@@ -65,12 +65,13 @@ static int group_open(struct ir_group *g, uint32_t n) {
 
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group) {
     *ret_group = NULL;
-    if (config->mark == NULL || config->grace_ms < 0 || config->stop_signal < 1 ||
-        config->stop_signal > SIGRTMAX || n > INT_MAX / 16)
+    if (config->mark == NULL || config->grace_ms < 0 || config->told_grace_ms < 0 ||
+        config->stop_signal < 1 || config->stop_signal > SIGRTMAX || n > INT_MAX / 16)
         return -EINVAL;
     struct ir_group *g = calloc(1, sizeof *g);
     if (g == NULL) return -ENOMEM;
     g->config = *config;
+    g->grace_ms = config->grace_ms;
     if (!CAN_SHARE_MEMORY) g->config.flags |= IR_USE_FORK;
     g->capacity = n;
     g->self = getpid();

@@ -40,6 +40,7 @@ struct ir_config {
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
     struct ir_entry entry;    /* own process: from ir_entry_take */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
+    int64_t told_grace_ms;    /* the same for a stop that a signal from outside began */
     int32_t stop_signal;
     int32_t stop_scope;
     int32_t console_fd[2];    /* where labelled stdout and stderr go; -1: nowhere */
@@ -186,8 +187,9 @@ int ir_group_step(struct ir_group *group, struct ir_event *ret_events, uint32_t 
 int ir_group_signal(struct ir_group *group, int worker, int sig);
 
 /* Begins to stop: sends `sig` (0: the configured stop signal) as the stop scope says, and starts
- * the grace. Nothing happens where that was begun before, or after the end. */
-void ir_group_stop(struct ir_group *group, int sig);
+ * the grace: told_grace_ms where a signal from outside asked for the stop (is_told), else grace_ms.
+ * Nothing happens where that was begun before, or after the end. */
+void ir_group_stop(struct ir_group *group, int sig, int is_told);
 
 /* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
 void ir_group_kill(struct ir_group *group);

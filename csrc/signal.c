@@ -114,7 +114,7 @@ static void signal_stops(struct ir_group *g, int sig) {
     if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
     g->told = true;
     if (again) ir_group_kill(g);
-    else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0);
+    else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
 }
 
 static void signal_take(struct ir_group *g, int sig) {

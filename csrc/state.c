@@ -45,7 +45,7 @@ static enum state kill_workers(struct ir_group *g) {
 static enum state tell_groups(struct ir_group *g) {
     group_signal_groups(g, g->stop_with);
     group_signal_groups(g, SIGCONT);
-    int64_t grace_ms = g->config.grace_ms;
+    int64_t grace_ms = g->grace_ms;
     if (g->config.stop_scope == IR_SCOPE_MIXED) grace_ms -= grace_ms / 2;
     timer_set(g, grace_ms);
     return STOPPING;
@@ -55,13 +55,13 @@ static enum state tell_leaders(struct ir_group *g) {
     (void)group_signal_leaders(g, g->stop_with);
     (void)group_signal_leaders(g, SIGCONT);
     bool mixed = g->config.stop_scope == IR_SCOPE_MIXED;
-    timer_set(g, mixed ? g->config.grace_ms / 2 : g->config.grace_ms);
+    timer_set(g, mixed ? g->grace_ms / 2 : g->grace_ms);
     return mixed ? LEADING : STOPPING;
 }
 
 static enum state tell_workers(struct ir_group *g) {
     mark_told(g);
-    if (g->config.grace_ms == 0) return kill_workers(g);
+    if (g->grace_ms == 0) return kill_workers(g);
     return g->config.stop_scope == IR_SCOPE_GROUP ? tell_groups(g) : tell_leaders(g);
 }
 
@@ -89,8 +89,8 @@ static bool is_clear(struct ir_group *g) {
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
-    if (g->hurry || g->config.grace_ms == 0) return purge(g);
-    timer_set(g, g->config.grace_ms);
+    if (g->hurry || g->grace_ms == 0) return purge(g);
+    timer_set(g, g->grace_ms);
     if (stray_signal(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
         return finish_output(g);
     (void)stray_signal(g, SIGCONT, false);
@@ -184,9 +184,12 @@ void state_check(struct ir_group *g) {
     }
 }
 
-void ir_group_stop(struct ir_group *g, int sig) {
+void ir_group_stop(struct ir_group *g, int sig, int is_told) {
     if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
-    if (g->state == RUNNING) g->stop_with = sig != 0 ? sig : g->config.stop_signal;
+    if (g->state == RUNNING) {
+        g->stop_with = sig != 0 ? sig : g->config.stop_signal;
+        g->grace_ms = is_told ? g->config.told_grace_ms : g->config.grace_ms;
+    }
     state_cause(g, STOP);
     state_check(g);
 }

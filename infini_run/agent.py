@@ -137,7 +137,7 @@ class Agent:
         self._told_failure = False
         self._lost = False
         self._loss = _GONE
-        self._stop: int | None = None  # the head said so, perhaps before our ranks were there
+        self._stop: dict[str, Any] | None = None  # the head said so, perhaps before our ranks were there
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
         self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
@@ -294,7 +294,7 @@ class Agent:
         self._run = run
         settle_entry()
         if self._stop is not None:
-            run.stop(self._stop)
+            _stop(run, self._stop)
         while not run.ended:
             for event in run.poll(self._timeout_s(), also=(self._poller.fileno(),)):
                 self._follow(event)
@@ -462,9 +462,9 @@ class Agent:
         elif kind == frame.LOOK and self._relay is not None:
             self._relay.look(border.read(payload, border.LOOK)["ranks"])
         elif kind == frame.STOP:
-            self._stop = border.read(payload, border.SIGNAL)["signal"]
+            self._stop = border.read(payload, border.STOP)
             if run is not None:
-                run.stop(self._stop)
+                _stop(run, self._stop)
         elif kind == frame.KILL and run is not None:
             run.kill()
         elif kind == frame.SIGNAL and run is not None:
@@ -512,6 +512,10 @@ class Agent:
         """Until the head has taken what we have said, or has gone."""
         while self._wire.wants_write and not self._lost:
             self._turn(None)
+
+
+def _stop(run: NodeRun, how: dict[str, Any]) -> None:
+    run.stop(int(how["signal"]), is_told=bool(how["is_told"]))
 
 
 def _take_process() -> Entry:

@@ -78,6 +78,7 @@ GO: Form = {
     "master_port": _port, "launch_id": _text, "restarts": _count, "heading": _text,
 }  # fmt: skip
 SIGNAL: Form = {"signal": _signal}
+STOP: Form = {"signal": _signal, "is_told": _flag}
 LOOK: Form = {"ranks": _ranks}
 BYE: Form = {"exit_code": _code}
 ASK: Form = {"at_ns": _ns}

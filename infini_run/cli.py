@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
+# Flags that a training script hardly has itself, and whose absence is seen late; and who has them: a launcher.
+LAUNCHERS_OWN = frozenset(
+    ("nnodes", "nproc_per_node", "node_rank", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "standalone", "hostfile",
+     "gpus_per_proc", "max_restarts", "stop_signal", "stop_scope", "ranks_on_console", "local_ranks_filter")
+)  # fmt: skip
+LAUNCHERS = frozenset(
+    ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
+     "mpiexec", "accelerate", "deepspeed")
+)  # fmt: skip
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
 
 
@@ -58,6 +67,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     options = request.options
     if request.idle and not options.dry_run:
         _say(f"infini-run: {printable(request.idle)}")
+    _warn_of_late_flag(argv, options.program)
     if request.roster is not None:
         from infini_run.many import run_many, show_many
 
@@ -101,6 +111,28 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         _unblock(before)
         become_rank(plan, environ)
     return _launch(plan, options, environ, before, asks_fd, seeing)
+
+
+def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
+    """A flag that only a launcher has, after the program, is the program's: one line, and nothing else is done about
+    it. Nothing is said where `--` came before the program, where that is a launcher itself, or where we were given
+    the flag, too."""
+    at = len(argv) - len(program)
+    for word in program[1:]:
+        if word[:2] == "--":
+            name = word[2:].partition("=")[0].replace("-", "_")
+            if name in LAUNCHERS_OWN:
+                break
+            if not name:
+                return
+    else:
+        return
+    ours = {other.lstrip("-").partition("=")[0].replace("-", "_") for other in argv[:at]}
+    if argv[at - 1 : at] == ["--"] or name in ours or any(other.rpartition("/")[2] in LAUNCHERS for other in program):
+        return
+    from infini_run.hint import of_late_flag
+
+    _say(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
 
 
 def _take_entry(before: set[int] | None) -> Entry:
@@ -263,7 +295,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
     folder = "" if options.log_dir else error_folder(options, launch_id, environ)
     try:
         return run_isolated(
-            command, environ, entry, grace_s=options.grace_s, asked_fd=asked_fd, folder=folder, say=_say
+            command, environ, entry, grace_s=options.told_grace_s, asked_fd=asked_fd, folder=folder, say=_say
         )
     finally:
         if folder:

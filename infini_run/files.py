@@ -31,10 +31,11 @@ def open_logs(
     logs: dict[int, int],
     error_logs: dict[int, int],
     heading: str = "",
+    nnodes: int = 1,
 ) -> None:
     """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes, and those of
     stderr alone into `error_logs`. heading: a line that is written first, but for files that every attempt has of
-    its own.
+    its own. nnodes: of the launch.
 
     Raises UsageError: one cannot be written; StartError: there are too many for a limit.
     """
@@ -48,7 +49,7 @@ def open_logs(
     try:
         for worker in workers:
             if worker.error_log:
-                _open_pair(worker, at, logs, error_logs)
+                _open_pair(worker, at, logs, error_logs, levels=3 if nnodes == 1 else 4)
                 continue
             logs[worker.rank] = _open_log(worker.log, at)
             if heading:
@@ -58,9 +59,9 @@ def open_logs(
         os.close(at)
 
 
-def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int]) -> None:
-    """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
-    inner = _open_inner(worker.log.split("/")[-4:-1], at)
+def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[int, int], levels: int) -> None:
+    """In torchrun's layout: RUN/ATTEMPT/LOCAL_RANK/ or RUN/NODE/ATTEMPT/LOCAL_RANK/, below the folder of the logs."""
+    inner = _open_inner(worker.log.split("/")[-1 - levels : -1], at)
     try:
         logs[worker.rank] = _open_log(worker.log, inner)
         error_logs[worker.rank] = _open_log(worker.error_log, inner)

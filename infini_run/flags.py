@@ -124,19 +124,21 @@ def parse(
     environ: Mapping[str, str],
     table: Mapping[str, Entry],
     prefixes: Sequence[Prefix] = (),
+    hint: Callable[[str], str] | None = None,
 ) -> Parsed:
     """Read the flags at the front of `argv`, the files they name, and the prefixed variables of `environ`.
 
     Later beats earlier, the command line the environment, an earlier prefix a later one; empty is unset.
+    hint: says for the name of an unknown flag what to use, or "".
     Raises UsageError, one line: what was given, and where.
     """
     scan = _Scan(table, environ)
     try:
         read = _read_words(scan, argv)
     except UsageError:
-        _refuse_unknown(scan)
+        _refuse_unknown(scan, hint)
         raise
-    _refuse_unknown(scan)
+    _refuse_unknown(scan, hint)
     settings: dict[str, Setting] = {}
     if not scan.question:
         for flag, text, origin in scan.given:
@@ -342,12 +344,12 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def _refuse_unknown(scan: _Scan) -> None:
+def _refuse_unknown(scan: _Scan, hint: Callable[[str], str] | None) -> None:
     for name, said in scan.unknown:
         if name in scan.undefok or (name.startswith("no") and name[2:] in scan.undefok):
             continue
         from infini_run.spelling import nearest
 
-        near = nearest(name, scan.table)
-        hint = f"the nearest is --{near}" if near else "--help lists them all"
-        raise UsageError(f"there is no flag {said}; {hint}")
+        near = nearest(name, scan.table) if len(name) > 1 else ""  # one letter is near to any other
+        text = (hint(name) if hint is not None else "") or (f"the nearest is --{near}" if near else "")
+        raise UsageError(f"there is no flag {said}; {text or '--help lists them all'}")

@@ -247,6 +247,7 @@ class Group:
     another group of the same process it is not: only the workers get their signal mask from the entry. is_last: with
     this group the process ends, so that as process 1 it may end whatever else there is.
     mark: in every worker's environment, how strays are known; empty: what leaves a worker's group is not looked for.
+    told_grace_s: the grace of a stop that a signal from outside began; None: grace_s.
     guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
     """
 
@@ -256,6 +257,7 @@ class Group:
         *,
         mark: bytes,
         grace_s: float,
+        told_grace_s: float | None = None,
         stop_signal: int,
         stop_scope: str,
         console: tuple[int, int] = (-1, -1),
@@ -282,6 +284,7 @@ class Group:
         config.guard = _string(guard, kept) if guard else ffi.NULL
         config.folder = _string(folder, kept) if folder else ffi.NULL
         config.grace_ms = max(0, round(grace_s * 1000))
+        config.told_grace_ms = max(0, round((grace_s if told_grace_s is None else told_grace_s) * 1000))
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
         config.console_fd = console
@@ -387,11 +390,12 @@ class Group:
             if not self._closed:
                 lib.ir_group_signal_groups(self._handle, number)
 
-    def stop(self, number: int = 0) -> None:
-        """Begin to stop with this signal (0: the stop signal); nothing where that was begun before."""
+    def stop(self, number: int = 0, *, is_told: bool = False) -> None:
+        """Begin to stop with this signal (0: the stop signal); nothing where that was begun before. is_told: a signal
+        from outside asked for it, so the grace is told_grace_s."""
         with self._lock:
             if not self._closed:
-                lib.ir_group_stop(self._handle, number)
+                lib.ir_group_stop(self._handle, number, is_told)
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""

@@ -426,13 +426,14 @@ class Head:
             self.error = error
         self.stop()
 
-    def stop(self, number: int = 0) -> None:
-        """Begin to stop every node, where something still runs."""
+    def stop(self, number: int = 0, *, is_told: bool = False) -> None:
+        """Begin to stop every node, where something still runs. is_told: a signal from outside asked for it."""
         if self._stopping:
             return
         self._stopping = True
-        self._stop_end_s = time.monotonic() + 2 * self._options.grace_s + _SPARE_S
-        self._fleet.send_all(pack_json(frame.STOP, {"signal": number}), "running")
+        grace_s = self._options.told_grace_s if is_told else self._options.grace_s
+        self._stop_end_s = time.monotonic() + 2 * grace_s + _SPARE_S
+        self._fleet.send_all(pack_json(frame.STOP, {"signal": number, "is_told": is_told}), "running")
         if self._overview is not None:
             self._overview.stop()
 
@@ -464,9 +465,9 @@ class Head:
             self._told = number
             if self._overview is not None:
                 self._overview.note(f"told {name}{where}")
-            grace = f"{self._options.grace_s:g} s"
-            self._say(f"{name}{where}: stopping; SIGKILL in {grace}, or at once when told again")
-            self.stop(number if number in (_INT, _QUIT) else 0)
+            grace_s = self._options.grace_s if self._stopping else self._options.told_grace_s
+            self._say(f"{name}{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
+            self.stop(number if number in (_INT, _QUIT) else 0, is_told=True)
             self.limit_reader()
         elif was_told and not by:
             self._reader_end_s = time.monotonic()
@@ -708,6 +709,7 @@ class Head:
             start_s=self._start_s,
             end_s=time.time(),
             told=self._told,
+            silent=len(self.peers) - len(told_by),
             notices=(*self._notices, *([str(self.error)] if self.error is not None else [])),
             error=blamed,
             lost=[peer.loss for peer in self.peers if peer.loss],

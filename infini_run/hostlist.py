@@ -89,14 +89,15 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
     return tuple(found)
 
 
-def read_hostfile(path: str, origin: str = "--hostfile") -> tuple[Host, ...]:
-    """The hosts of the file at `path`. Raises UsageError."""
+def read_hostfile(path: str, origin: str = "") -> tuple[Host, ...]:
+    """The hosts of the file at `path`. origin: who named it, with the path. Raises UsageError."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = getattr(error, "strerror", error)
-        raise UsageError(f"{origin}={quoted(path)} cannot be read: {why}") from None
+        named = origin or f"--hostfile={quoted(path)}"
+        raise UsageError(f"{named} cannot be read: {why}") from None
     return parse_hostfile(text, path)
 
 

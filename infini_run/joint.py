@@ -22,12 +22,13 @@ def join_reports(
     end_s: float,
     told: int,
     notices: Sequence[str],
+    silent: int = 0,
     error: InfiniRunError | None = None,
     lost: Sequence[str] = (),
 ) -> Report:
     """told_by: the nodes' reports in the order of their ranks, each with the time of its first failure by one clock;
-    of a node that was lost one of our own making (lost_report). start_s, end_s: where none has told. error: why the
-    job ended, where that was no rank; lost: nodes that were."""
+    of a node that was lost one of our own making (lost_report). start_s, end_s: where none has told. silent: how many
+    nodes have not. error: why the job ended, where that was no rank; lost: nodes that were."""
     reports = [report for report, _ in told_by]
     failed = [(failed_s, at) for at, (report, failed_s) in enumerate(told_by) if report.first_failure is not None]
     first = reports[min(failed)[1]].first_failure if failed else None
@@ -41,6 +42,7 @@ def join_reports(
         exits=tuple(exit_ for report in reports for exit_ in report.exits),
         first_failure=first,
         told=told,
+        silent=silent,
         strays=tuple(stray for report in reports for stray in report.strays),
         stray_count=sum(report.stray_count for report in reports),
         stuck=tuple(stuck for report in reports for stuck in report.stuck),

@@ -107,20 +107,38 @@ def endpoint(text: str) -> tuple[str, int]:
     return address(host), port(digits)
 
 
+_UNITS = (("ms", 0.001), ("min", 60.0), ("sec", 1.0), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0))
+# What may stand before a part: a longer unit than its own.
+_LONGER: dict[str, tuple[str, ...]] = {
+    "s": ("m", "min", "h", "d"),
+    "sec": ("m", "min", "h", "d"),
+    "m": ("h", "d"),
+    "min": ("h", "d"),
+    "h": ("d",),
+}
+
+
 def duration(text: str) -> float:
-    """Seconds: 10, 0.5, 10s, 500ms, 2m, 1h."""
-    body, unit_s = text, 1.0
-    for suffix, each_s in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
-        if text.endswith(suffix):
-            body, unit_s = text[: -len(suffix)], each_s
-            break
-    try:
-        value = float(body) * unit_s if body.strip("0123456789.+-e") == "" else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_INT:
-        raise ValueError(f"a time from 0 to {MAX_INT} seconds is allowed, such as 10, 10s, 500ms or 2m")
+    """Seconds: 10, 0.5, 10s, 500ms, 2m, 90min, 1h, 1h30m, 1d."""
+    value, rest = 0.0, text
+    while rest and value >= 0:  # from the end: a part is a number and its unit, and the last one's may be missing
+        name, unit_s = next(((name, each_s) for name, each_s in _UNITS if rest.endswith(name)), ("", 1.0))
+        body = rest.removesuffix(name)
+        above = "" if name in ("", "ms") else body.rstrip("0123456789.")
+        above = above if above.endswith(_LONGER.get(name, ())) else ""
+        part = _float(body[len(above) :]) * unit_s
+        value, rest = (value + part if part >= 0 else -1.0), above
+    if not text or not 0 <= value <= MAX_INT:
+        raise ValueError(f"a time from 0 to {MAX_INT} seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d")
     return abs(value)
+
+
+def _float(text: str) -> float:
+    """-1.0: it is no number in plain digits."""
+    try:
+        return float(text) if text.strip("0123456789.+-e") == "" else -1.0
+    except ValueError:
+        return -1.0
 
 
 def timeout(text: str) -> float:

@@ -141,6 +141,7 @@ class NodeRun:
             len(self.plan.workers),
             mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
             grace_s=self.options.grace_s,
+            told_grace_s=self.options.told_grace_s,
             stop_signal=self.options.stop_signal,
             stop_scope=self.options.stop_scope,
             console=self._console if has_console else (-1, -1),
@@ -360,8 +361,9 @@ class NodeRun:
         group, index = self._group, -1 if rank is None else self._index(rank)
         return 0 if group is None else group.signal(index, number)
 
-    def stop(self, number: int = 0) -> None:
-        """Begin to stop, where something still runs, with this signal (0: the stop signal)."""
+    def stop(self, number: int = 0, *, is_told: bool = False) -> None:
+        """Begin to stop, where something still runs, with this signal (0: the stop signal). is_told: because a signal
+        from outside asked for it."""
         with self._lock:
             if self._watch is not None:
                 self._watch.stop()
@@ -369,7 +371,7 @@ class NodeRun:
                 self._seeing.stop()
         group = self._group
         if group is not None:
-            group.stop(number)
+            group.stop(number, is_told=is_told)
 
     def signal_groups(self, number: int) -> None:
         """Send a signal to the process group of every rank."""

@@ -20,6 +20,7 @@ PREFIXES = (
     Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
 TERM = 15
+GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 
 def _dry_run(text: str) -> str:
@@ -162,8 +163,8 @@ FLAGS = (
 
     switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
     switch("no_python", "program",
-           "execute the program itself, always; without this flag a .py file that is not executable is run "
-           "by this Python with -u"),
+           "execute the program itself, always; without this flag this Python runs a .py file with -u, unless its "
+           "#! line names something that is no Python"),
     switch("distributed_args", "program",
            "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
 
@@ -203,7 +204,7 @@ FLAGS = (
     _row("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
     _choice("output", "log_layout", ("flat", "torchrun"),
             "flat: as above; torchrun: DIR/<run id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, "
-            "stderr.log and error.json"),
+             "stderr.log and error.json; with several nodes node_<node rank>/ is before attempt_<restarts>/"),
     _choice("output", "console", ("auto", "inherit", "lines", "prefix", "none"),
             "how output is shown: inherit: each process writes itself; lines: whole lines as they are, which "
             "never mix; prefix: lines marked [rank 3]; auto: prefix with --log_dir, --tee and from other nodes, "
@@ -220,9 +221,9 @@ FLAGS = (
     _row("output", "local_ranks_filter", kind.ranks, None, "all|0,4-7",
          "as torchrun: the local ranks whose output is shown", shown="all"),
 
-    _row("ending", "grace", kind.duration, 10.0, "TIME",
-         "time from the stop signal to KILL, on every path: 10, 10s, 500ms, 2m",
-         shown="10s", aliases=("shutdown_timeout",)),
+    _row("ending", "grace", kind.duration, None, "TIME",
+         "time from the stop signal to KILL: 10, 10s, 500ms, 2m; where it is given, on every path",
+         shown="25s when a signal told us to stop, else 10s", aliases=("shutdown_timeout",)),
     _row("ending", "stop_signal", kind.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
          shown="TERM"),
     _choice("ending", "stop_scope", ("group", "leader", "mixed"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from infini_run.errors import UsageError
 from infini_run.flags import COMMAND_LINE, parse
 from infini_run.kind import MAX_INT, NO_PORT, StreamMap
-from infini_run.option_table import DEFAULTS, PREFIXES, TABLE
+from infini_run.option_table import DEFAULTS, GRACES_S, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
 
 TYPE_CHECKING = False
@@ -34,7 +34,6 @@ _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word 
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console")  # effect.py  # fmt: skip
 _SECONDS = (
-    "grace",
     "restart_delay",
     "restart_window",
     "ready_timeout",
@@ -83,7 +82,8 @@ class Options:
     stdin: int | str  # a global rank, all, none
     redirects: StreamMap
     tee: StreamMap
-    grace_s: float
+    grace_s: float  # after a failure, and where the host program stops the ranks
+    told_grace_s: float  # where a signal from outside stops them
     stop_signal: int
     stop_scope: str
     isolate: bool
@@ -126,7 +126,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the Site with --engine=auto, the default.
     Raises UsageError: one line saying what was given and what is allowed.
     """
-    parsed = parse(argv, environ, TABLE, PREFIXES)
+    parsed = parse(argv, environ, TABLE, PREFIXES, _hint_of_flag)
     if parsed.question:
         return Request(question=parsed.question, options=None)
     given = dict(parsed.settings)
@@ -147,6 +147,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _meeting(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
+    values["grace_s"], values["told_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
     if values["console"] == "auto" and (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]):
@@ -172,6 +173,12 @@ def _idle_flags(given: Given, values: Values, roster: Roster | None, environ: Ma
     is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
     place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
     return idle_flags(given, roster.engine if roster else place, is_one_of_several=values["nnodes"] > 1)
+
+
+def _hint_of_flag(name: str) -> str:
+    from infini_run.hint import of_flag
+
+    return of_flag(name)
 
 
 def _said(given: Given, name: str) -> str:

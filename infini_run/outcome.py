@@ -107,7 +107,9 @@ class Outcome:
         if self.told:
             return f"{name} again: killing what is left"
         self.told = event.signal
-        return f"{name}: stopping; SIGKILL in {self._options.grace_s:g} s, or at once when told again"
+        is_stopping = self.first is not None and not self._options.keep_going
+        grace_s = self._options.grace_s if is_stopping else self._options.told_grace_s
+        return f"{name}: stopping; SIGKILL in {grace_s:g} s, or at once when told again"
 
     def _note_passed(self, event: Event) -> None:
         self._passed.add(event.signal)

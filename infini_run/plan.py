@@ -309,7 +309,7 @@ def _worker(
         ("GROUP_RANK", str(node.index)),
         ("NOTIFY_SOCKET", notify),
     ]
-    log, error_log, error_file = _files(options, launch_id, error_dir, rank, local_rank)
+    log, error_log, error_file = _files(options, launch_id, error_dir, node.index, rank, local_rank)
     if error_file:
         env.append(("TORCHELASTIC_ERROR_FILE", error_file))
     devices = node.devices[local_rank] if node.devices else ()
@@ -346,13 +346,15 @@ def _unwatched(worker: Worker) -> Worker:
     return replace(worker, env=env, notify="")
 
 
-def _files(options: Options, launch_id: str, error_dir: str, rank: int, local_rank: int) -> tuple[str, str, str]:
+def _files(
+    options: Options, launch_id: str, error_dir: str, node: int, rank: int, local_rank: int
+) -> tuple[str, str, str]:
     """The log, stderr's own log, the error file; empty: none. Only the error file's path must be absolute: its
     program may go elsewhere."""
     if options.log_dir and options.log_layout == "torchrun":
         from infini_run.torchrun import log_folder
 
-        folder = log_folder(options.run_id, launch_id, 0, local_rank)
+        folder = log_folder(options.run_id, launch_id, node if options.nnodes > 1 else None, 0, local_rank)
         names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""

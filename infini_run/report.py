@@ -68,6 +68,11 @@ class Exit:
         return self.end_s is not None and bad and not self.stopped
 
     @property
+    def ended_well(self) -> bool:
+        """It ran, and exited 0 by itself."""
+        return self.end_s is not None and self.shell_code == 0
+
+    @property
     def shell_code(self) -> int:
         """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal. 1 where the
         verdict was ours."""
@@ -100,11 +105,11 @@ class Clock:
 class Report:
     """The end of a launch. `told`: the signal from outside that ended it, else 0. passed: those that were passed on
     to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
-    else's, else 0. restarts: how often all ranks were started again; all else is of the last attempt, but for
-    `earlier_failures`: each restarted attempt's first one, the last hundred. not_restarted: why the last failure was
-    not followed by a restart, where that is not plain. clocks: of the nodes of many; all times are by the head's.
-    error: why the job ended where that was no rank, else "": a node was lost, or would not begin. error_code: ours
-    then. lost: nodes that were, each in a sentence."""
+    else's, else 0. silent: of how many nodes nothing is known. restarts: how often all ranks were started again; all
+    else is of the last attempt, but for `earlier_failures`: each restarted attempt's first one, the last hundred.
+    not_restarted: why the last failure was not followed by a restart, where that is not plain. clocks: of the
+    nodes of many; all times are by the head's. error: why the job ended where that was no rank, else "": a node was
+    lost, or would not begin. error_code: ours then. lost: nodes that were, each in a sentence."""
 
     launch_id: str
     run_id: str
@@ -123,6 +128,7 @@ class Report:
     notices: tuple[str, ...] = ()
     looks: tuple[Look, ...] = ()
     taken_port: int = 0
+    silent: int = 0
     restarts: int = 0
     earlier_failures: tuple[Exit, ...] = ()
     not_restarted: str = ""
@@ -133,13 +139,14 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Ours: the error's, where no rank is to blame; the first failure's; 128 + the signal that we were told;
-        where the caller stopped it, that of the first rank that did not exit 0; 1 if something could not be ended."""
+        """Ours: the error's, where no rank is to blame; the first failure's; 128 + the signal that we were told,
+        unless every rank then exited 0; where the caller stopped it, that of the first rank that did not exit 0; 1 if
+        something could not be ended."""
         if self.error:
             return self.error_code
         if self.first_failure is not None:
             return self.first_failure.shell_code
-        if self.told:
+        if self.told and (self.silent or not all(e.ended_well for e in self.exits)):
             return 128 + self.told
         stopped = next((e.shell_code for e in self.exits if e.end_s is not None and e.shell_code), 0)
         return stopped or (1 if self.stuck else 0)

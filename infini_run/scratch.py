@@ -49,7 +49,7 @@ class Scratch:
             from infini_run.files import check_target, open_logs
 
             check_target("report", options.report, options.log_dir)
-            open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading)
+            open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
         if not options.log_dir:
             self._make_error_folder(os.path.dirname(plan.workers[0].error_file))
         self._open_null()

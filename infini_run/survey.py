@@ -45,17 +45,19 @@ def find_command(
 ) -> Command:
     """The command behind the words after the flags.
 
-    module: the first word is a Python module. no_python: a .py file is not run by this interpreter even
-    if it has no run bit. cwd: where relative paths begin; empty: here. Raises ProgramMissing, NotExecutable.
+    module: the first word is a Python module. no_python: a .py file is executed as it is; without it this
+    interpreter runs it, unless its #! line names something that is no Python. cwd: where relative paths begin; empty:
+    here. Raises ProgramMissing, NotExecutable.
     """
     name = words[0]
     if module:
         return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
     path = _find(name, environ, os.path.abspath(cwd) if cwd else "")
-    if path.endswith(".py") and not no_python and not os.access(path, os.X_OK):
+    if path.endswith(".py") and not no_python and os.path.isfile(path):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
-        return Command(file=sys.executable, argv=(sys.executable, "-u", path, *words[1:]))
+        if _is_python(_first_line(path)):
+            return Command(file=sys.executable, argv=(sys.executable, "-u", path, *words[1:]))
     _check_executable(name, path)
     return Command(file=path, argv=tuple(words))
 
@@ -66,7 +68,7 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     path = os.path.join(cwd, name)
     if "/" in name:
         if not os.path.lexists(path):
-            raise ProgramMissing(f"{name} does not exist (in {cwd or _here()})", name)
+            raise _missing(name, f"does not exist (in {cwd or _here()})", environ, cwd)
         return path
     if name.endswith(".py") and os.path.isfile(path):
         return path
@@ -76,8 +78,17 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
             return path
     if found:
         raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
-    hint = f"; there is one in this directory: ./{name}" if os.path.isfile(path) else ""
-    raise ProgramMissing(f"{name} is not on PATH{hint}", name)
+    if os.path.isfile(path):
+        raise ProgramMissing(f"{name} is not on PATH; there is one in this directory: ./{name}", name)
+    where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(".py") else "is not on PATH"
+    raise _missing(name, where, environ, cwd)
+
+
+def _missing(name: str, where: str, environ: Mapping[str, str], cwd: str) -> ProgramMissing:
+    from infini_run.hint import of_program
+
+    hint = of_program(name, environ, cwd)
+    return ProgramMissing(f"{name} {where}" + (f"; {hint}" if hint else ""), name)
 
 
 def _candidates(name: str, environ: Mapping[str, str], cwd: str) -> Iterator[str]:
@@ -128,6 +139,19 @@ def _shebang(first: bytes) -> list[bytes]:
     """The words after #!, parted as the kernel parts them: by spaces and tabs, and by nothing else."""
     line = first[2:] if first.startswith(b"#!") else b""
     return [word for word in line.replace(b"\t", b" ").split(b" ") if word]
+
+
+def _is_python(first: bytes) -> bool:
+    """Whether a .py file is one of Python's: no #! line says otherwise. Of env(1) the word that it looks for counts:
+    the first one that is no option (-S may have it in the same word) and sets no variable."""
+    words = _shebang(first)
+    if not words:
+        return not first.startswith(b"\x7fELF")
+    named = words[0]
+    if os.path.basename(named) == b"env":
+        rest = [word.partition(b"S")[2] if word[:1] == b"-" else word for word in words[1:]]
+        named = next((word for word in rest if word and b"=" not in word), b"python")
+    return os.path.basename(named).startswith((b"python", b"pypy"))
 
 
 def _check_shebang(name: str, path: str, first: bytes) -> None:
@@ -299,4 +323,5 @@ def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -
     if options.log_dir:
         return absolute("log_dir", options.log_dir)
     base = environ.get("TMPDIR") or ("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else "/tmp")
-    return os.path.join(base, f"infini-run-{launch_id}")
+    node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
+    return os.path.join(base, f"infini-run-{launch_id}{node}")

@@ -203,16 +203,30 @@ def _newest_run(folder: str) -> tuple[str, list[list[_Log]]]:
 
 
 def _attempts(run: str, log_dir: str) -> list[list[_Log]]:
-    """RUN/attempt_N/R/stdout.log and stderr.log, attempt by attempt. log_dir: where looks at a hang are."""
-    attempts = []
-    for _, attempt in sorted(_numbered(run, "attempt_")):
-        logs = []
-        for rank, inner in _numbered(attempt) if os.path.isdir(attempt) else ():
-            files = [path for path in (f"{inner}/stdout.log", f"{inner}/stderr.log") if os.path.isfile(path)]
-            if files:
-                logs.append(_log(rank, files, f"{inner}/error.json", f"{log_dir}/hang_{rank}.txt"))
-        attempts += [logs] if logs else []
-    return attempts
+    """RUN/attempt_N/R/stdout.log and stderr.log, attempt by attempt; of several nodes RUN/node_K/attempt_N/R/...,
+    whose local ranks are counted on from node to node. log_dir: where looks at a hang are."""
+    attempts: dict[int, list[_Log]] = {}
+    first = 0
+    for node in [path for _, path in sorted(_numbered(run, "node_")) if os.path.isdir(path)] or [run]:
+        ranks = {first - 1}
+        for count, attempt in _numbered(node, "attempt_"):
+            logs = _attempt_logs(attempt, log_dir, first) if os.path.isdir(attempt) else []
+            if logs:
+                attempts.setdefault(count, []).extend(logs)
+            ranks |= {log.rank for log in logs}
+        first = max(ranks) + 1
+    return [attempts[count] for count in sorted(attempts)]
+
+
+def _attempt_logs(attempt: str, log_dir: str, first: int) -> list[_Log]:
+    """Of one attempt on one node. first: the rank of its local rank 0."""
+    logs = []
+    for local_rank, inner in _numbered(attempt):
+        rank = first + local_rank
+        files = [path for path in (f"{inner}/stdout.log", f"{inner}/stderr.log") if os.path.isfile(path)]
+        if files:
+            logs.append(_log(rank, files, f"{inner}/error.json", f"{log_dir}/hang_{rank}.txt"))
+    return logs
 
 
 def _numbered(folder: str, before: str = "", after: str = "") -> list[tuple[int, str]]:

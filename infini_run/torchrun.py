@@ -94,12 +94,15 @@ def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:
         given[name] = setting
 
 
-def log_folder(run_id: str, launch_id: str, attempt: int, local_rank: int) -> str:
+def log_folder(run_id: str, launch_id: str, node: int | None, attempt: int, local_rank: int) -> str:
     """Where a rank's files are below --log_dir (torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs).
 
-    What torchrun takes at random is the launch's own id, which is as unique.
+    torchrun takes a random folder for each node; here that is the launch's own id, which is as unique, and the same
+    for all attempts. node: its rank; several nodes share the launch's id, and may share the folder. None: alone.
     """
-    return f"{run_id or 'none'}_{launch_id.rpartition('-')[2]}/attempt_{attempt}/{local_rank}"
+    unique = launch_id.rpartition("-")[2].partition(".")[0]
+    level = "" if node is None else f"/node_{node}"
+    return f"{run_id or 'none'}_{unique}{level}/attempt_{attempt}/{local_rank}"
 
 
 def in_attempt(path: str, attempt: int) -> str:

@@ -82,6 +82,7 @@ static struct ir_group *make(uint32_t more_flags, int64_t grace_ms) {
     struct ir_config config = {
         .mark = "MARK=driver",
         .grace_ms = grace_ms,
+        .told_grace_ms = grace_ms,
         .stop_signal = SIGTERM,
         .stop_scope = IR_SCOPE_MIXED,
         .console_fd = {console[0], console[1]},
@@ -186,7 +187,7 @@ static void stopped(void) {
     if (group == NULL) return;
     if (spawn(group, 0, "trap '' TERM; echo up; while :; do sleep 0.01; done") == WORKERS) {
         CHECK(ir_group_signal(group, -1, SIGUSR1) >= 0);
-        ir_group_stop(group, 0);
+        ir_group_stop(group, 0, 0);
         CHECK(finish(group) == WORKERS);
     }
     CHECK(ir_group_free(group) == NULL);
@@ -218,7 +219,7 @@ static void misused(void) {
     CHECK(ir_group_free(group) == NULL);
     group = make(0, 1);
     CHECK(spawn(group, 0, "trap '' TERM; sleep 1000") == WORKERS);
-    ir_group_stop(group, 0);
+    ir_group_stop(group, 0, 0);
     CHECK(finish(group) == WORKERS);
     CHECK(ir_group_free(group) == NULL);
 }

@@ -164,7 +164,7 @@ def test_a_script_without_interpreter_says_what_to_type(refused, here):
         126,
         "./job has no #! line, so the kernel cannot run it; try: infini-run ... sh ./job",
     )
-    code, line = refused("./train.py")
+    code, line = refused("--no_python", "./train.py")
     assert code == 126
     assert line.endswith(f"; try: infini-run ... {sys.executable} ./train.py")
 

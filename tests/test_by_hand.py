@@ -364,3 +364,39 @@ def test_a_port_that_is_taken_is_one_line(node, port):
         assert told(command) == [
             f"infini-run: port {port + 1} for the link between the nodes: Address already in use"
         ]
+
+
+# ---- files of several nodes in one folder
+
+
+@pytest.mark.parametrize("token", ["secret", ""])
+def test_nodes_that_share_a_folder_in_the_layout_of_torchrun_share_no_file(node, tmp_path, token):
+    """Same id, same folder, same local ranks: the error of each rank is told as its own."""
+    script = 'echo out $RANK; echo "boom $RANK" > $TORCHELASTIC_ERROR_FILE; [ $RANK != 2 ] || exit 3'
+    flags = ("--rdzv_id=job", f"--log_dir={tmp_path}", "--log_layout=torchrun", f"--report={tmp_path}/report")
+    commands = [
+        node(rank, "sh", "-c", script, token=token, flags=(*flags[:-1], f"{flags[-1]}{rank}", "--keep_going"))
+        for rank in range(2)
+    ]
+    assert [command.wait() for command in commands] == ([3, 3] if token else [0, 3])
+    files = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*/attempt_0/*/*")}
+    found = sorted((str(path).partition("/")[2], text) for path, text in files.items() if path.name != "stderr.log")
+    assert found == sorted(
+        (f"node_{rank // 2}/attempt_0/{rank % 2}/{name}", f"{said} {rank}\n")
+        for rank in range(4)
+        for name, said in (("stdout.log", "out"), ("error.json", "boom"))
+    )
+    first = commands[0 if token else 1].err
+    assert b"rank 2 on" in first
+    assert b"error: boom 2\n" in first
+    assert len({str(path).partition("/")[0] for path in files}) == (1 if token else 2)
+
+
+def test_attempts_of_nodes_in_the_layout_of_torchrun_stand_in_one_run(node, tmp_path):
+    flags = ("--max_restarts=1", "--restart_delay=0", f"--log_dir={tmp_path}", "--log_layout=torchrun")
+    script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 3"
+    commands = [node(rank, "sh", "-c", script, nproc=1, flags=flags) for rank in range(2)]
+    assert [command.wait() for command in commands] == [0, 0], commands[0].err
+    (run,) = tmp_path.iterdir()
+    folders = sorted(str(path.parent.relative_to(run)) for path in run.rglob("stdout.log"))
+    assert folders == [f"node_{node}/attempt_{attempt}/0" for node in range(2) for attempt in range(2)]

@@ -69,7 +69,7 @@ def test_nohup_keeps_a_hangup_from_the_job(launch):
     command.signal(signal.SIGHUP)
     command.signal(signal.SIGUSR2)
     command.pids_of(b"got USR2", launch.ranks)
-    assert command.stop() == 143
+    assert command.stop() == 0
 
 
 def test_what_python_ignores_is_not_ignored_in_ranks(launch, every_path):
@@ -99,7 +99,7 @@ def test_extra_descriptor_is_inherited_by_ranks_and_not_kept_by_us(launch, every
     with open(tmp_path / "extra", "rb") as reader:
         assert reader.read() == b"extra\n" * launch.ranks  # to the end: nobody has it any more
     command.pids_of(b"ready", launch.ranks)
-    assert command.stop() == 143
+    assert command.stop() == 0
 
 
 def test_children_inherited_through_exec_are_reaped_and_neither_counted_nor_waited_for(launch, every_path, gate):
@@ -127,7 +127,7 @@ def test_foreign_child_that_ends_while_we_run_is_no_zombie_and_no_failure(launch
     command.pids_of(b"ready", launch.ranks)
     goes.open()
     until(lambda: state_of(foreign) == "")
-    assert command.stop() == 143
+    assert command.stop() == 0
 
 
 def test_working_directory_that_was_deleted_is_no_obstacle(launch, every_path, tmp_path):
@@ -138,10 +138,10 @@ def test_working_directory_that_was_deleted_is_no_obstacle(launch, every_path, t
 
 
 def test_we_sit_in_the_root_directory_and_our_ranks_where_we_were_started(launch, every_path, tmp_path):
-    command = launch(*play("ask=cwd", "end=TERM:0", "wait"), cwd=tmp_path)
+    command = launch(*play("end=TERM:0", "ask=cwd", "wait"), cwd=tmp_path)
     assert {words[1] for words in command.read_lines(b"cwd", launch.ranks)} == {str(tmp_path.resolve())}
     until(lambda: os.readlink(f"/proc/{command.pid}/cwd") == "/")
-    assert command.stop() == 143
+    assert command.stop() == 0
 
 
 # ---- limits and what else is inherited

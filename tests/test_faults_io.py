@@ -151,12 +151,12 @@ def test_grandchild_that_keeps_the_pipe_does_not_hold_us_and_is_ended(launch, tm
 @as_root
 def test_process_that_is_not_ours_to_end_and_keeps_the_pipe_is_told_and_let_go(launch):
     """It came by the rank's /proc/PID/fd, from outside the launch."""
-    command = launch(PREFIX, *play("say=ready", "end=TERM:0", "wait"))
+    command = launch(PREFIX, *play("end=TERM:0", "say=ready", "wait"))
     command.read_lines(b"[rank", launch.ranks)
     told = {int(line.split()[-2]): int(line.split()[-1]) for line in command.out.decode().splitlines()}
     (pid,) = command.seen_here(told[0])
     with contextlib.closing(os.fdopen(os.open(f"/proc/{pid}/fd/1", os.O_WRONLY), "wb")):
-        assert command.stop() == 143
+        assert command.stop() == 0
     assert b"stdout of rank 0 is still open in a process that is not ours to end; let go" in command.err
 
 
@@ -222,7 +222,7 @@ def test_ctrl_c_reaches_every_rank_exactly_once(launch, session):
     one.type("\x03")
     one.see(b"got INT", launch.ranks)
     one.command.signal(signal.SIGUSR1)
-    assert one.wait() == (130 if launch.ranks > 1 else 0)  # to a lone rank it is its own affair, as without us
+    assert one.wait() == 0  # to a lone rank it is its own affair, as without us
     assert one.seen.count(b"got INT") == launch.ranks
 
 
@@ -245,7 +245,7 @@ def test_ctrl_z_where_nobody_could_continue_us_stops_nothing(launch, session):
     one.command.signal(signal.SIGUSR1)
     one.see(b"got USR1", launch.ranks)
     one.command.signal(signal.SIGTERM)
-    assert one.wait() == 143
+    assert one.wait() == 0
 
 
 def test_tstp_and_cont_by_hand_are_no_end_of_the_job(launch):
@@ -256,7 +256,7 @@ def test_tstp_and_cont_by_hand_are_no_end_of_the_job(launch):
         command.signal(signal.SIGCONT)
     command.signal(signal.SIGUSR1)
     command.pids_of(b"got USR1", launch.ranks)
-    assert command.stop() == 143
+    assert command.stop() == 0
 
 
 def test_terminal_that_hangs_up_ends_launcher_and_ranks(launch, session):

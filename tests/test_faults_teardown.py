@@ -22,12 +22,24 @@ def ends_of(path):
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT"])
-def test_told_to_stop_is_128_plus_the_signal_though_every_rank_exits_0(launch, name):
-    command = launch("--grace=1000", *play(f"end={name}:0", "say=ready", "wait"))
+def test_told_to_stop_is_0_where_every_rank_then_exits_0_by_itself(launch, tmp_path, name):
+    command = launch("--grace=1000", f"--report={tmp_path}/r", *play(f"end={name}:0", "say=ready", "wait"))
     command.pids_of(b"ready", launch.ranks)
     command.signal(signal.Signals[f"SIG{name}"])
-    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
+    assert command.wait() == 0
     assert command.out.count(f"got {name}".encode()) == launch.ranks
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["told"], report["first_failure"]) == (0, f"SIG{name}", None)
+
+
+@pytest.mark.parametrize("end", ["end=TERM:7", "end=TERM:-TERM", "ignore=TERM"])
+def test_told_to_stop_is_128_plus_the_signal_where_one_rank_does_not_exit_0(infini_run, tmp_path, end):
+    words = play("@1", end, "@0", "end=TERM:0", "@*", "say=ready", "wait")
+    command = infini_run("--nproc_per_node=2", "--grace=0.2", f"--report={tmp_path}/r", *words)
+    command.pids_of(b"ready", 2)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+    assert json.loads((tmp_path / "r").read_text())["exit_code"] == 143
 
 
 def test_rank_that_ignores_the_stop_signal_is_killed_after_the_grace(launch, tmp_path):

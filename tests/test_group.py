@@ -337,6 +337,21 @@ def test_stop_kills_what_ignores_it_when_the_grace_is_over(debug):
     assert [event.signal for event in live.of("exited")] == [signal.SIGKILL]
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_stop_that_a_signal_asked_for_has_a_grace_of_its_own(is_told):
+    """The shorter one ends it: the other is beyond any test."""
+    graces = {"grace_s": 1000.0 if is_told else 0.05, "told_grace_s": 0.05 if is_told else 1000.0}
+    reader, writer = os.pipe()
+    stubborn = shell(0, "trap '' TERM; echo up; while :; do sleep 0.01; done", stdio=(INHERIT, writer, INHERIT))
+    with Live(stubborn, **graces) as live:
+        os.close(writer)
+        wait_for_line(reader)
+        live.group.stop(is_told=is_told)
+        live.end()
+    os.close(reader)
+    assert [event.signal for event in live.of("exited")] == [signal.SIGKILL]
+
+
 def test_stop_before_the_spawn_is_nothing(debug):
     with Live(size=1, debug=debug) as live:
         live.group.stop()

@@ -56,7 +56,7 @@ def test_stopping_signal_reaches_the_ranks_and_is_told(infini_run, name, every_p
     command = infini_run("--isolate", "--nproc_per_node=2", *play(f"end={name}:0", "say=ready", "wait"))
     command.read_lines(b"ready", 2)
     command.signal(signal.Signals[f"SIG{name}"])
-    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
+    assert command.wait() == 0
     assert command.out.count(f"got {name}".encode()) == 2
 
 
@@ -65,7 +65,7 @@ def test_fault_signal_from_outside_leaves_nothing(infini_run, name):
     command = infini_run("--isolate", *play("end=TERM:0", "say=ready", "wait"))
     command.read_lines(b"ready")
     command.signal(signal.Signals[f"SIG{name}"])
-    assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
+    assert command.wait() == 0
     assert b"got TERM" in command.out
 
 

@@ -41,7 +41,7 @@ def bare(tmp_path):
         (("submit", "--slots=0", "--", "true"), "--slots=0: a whole number from 1"),
         (("submit", "--slots=two", "--", "true"), "--slots=two: a whole number from 1"),
         (("submit", "--time=soon", "--", "true"), "--time=soon: a time "),
-        (("submit", "--time=1:2", "--", "true"), "--time=1:2: a time is allowed, such as 4h, 90m or 1-12:00:00"),
+        (("submit", "--time=1:2", "--", "true"), "--time=1:2: a time is allowed, such as 4h, 90min, 1h30m, 1d or"),
         (("submit", "--warn=KILL@5m", "--", "true"), "--warn=KILL@5m: a process cannot catch it"),
         (("submit", "--time=1m", "--warn=5m", "--", "true"), "--warn: 300 s before a limit of 60 s is before"),
         (("submit", "--mem_per_slot=much", "--", "true"), "--mem_per_slot=much: a size is allowed, such as 500M"),
@@ -260,3 +260,21 @@ def test_the_python_api_has_no_names_that_the_command_needs():
     code = "import sys, infini_run; print([n for n in sys.modules if n.startswith('infini_run.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--json", "list"), 0, "[]\n"),
+        (("--dir", "list", "list", "--json"), 0, "[]\n"),
+        (("--json", "status", "--json"), 0, "[]\n"),
+        (("--nosuch", "list"), 2, "there is no flag --nosuch"),
+        (("--time=soon", "submit", "true"), 2, "--time=soon: a time from 0"),
+        (("--json",), 2, "--json is a flag, but of what? give a verb: submit, status,"),
+        (("--json", "lits"), 2, "--json is a flag, but of what? give a verb: submit, status,"),
+    ],
+)
+def test_flags_may_stand_before_the_verb(words, code, said, bare, tmp_path):
+    env = {**os.environ, **bare, "INFINI_JOB_DIR": str(tmp_path)}
+    done = subprocess.run([*JOB, *words], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=LIMIT_S)
+    assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr

@@ -69,7 +69,23 @@ def test_grace_is_a_time_in_seconds_or_with_its_unit(word, seconds):
     assert options(f"--grace={word}").grace_s == options(f"--shutdown-timeout={word}").grace_s == seconds
 
 
-@given(st.text(st.sampled_from("0123456789.+-eminfh s_")))
+@pytest.mark.parametrize(
+    ("word", "seconds"),
+    [("1d", 86400), ("90min", 5400), ("1h30m", 5400), ("1d2h3m4.5s", 93784.5), ("1h10s", 3610), ("5sec", 5)],
+)
+def test_a_time_may_have_several_parts_from_the_longest_unit_down(word, seconds):
+    assert duration(word) == seconds
+
+
+@pytest.mark.parametrize(
+    "word", ["1h30", "1m1h", "1hh", "h", "30m1h", "1h-30m", "2m500ms", "1h 30m", "1x", "", "m30"]
+)
+def test_other_orders_and_parts_without_a_unit_are_no_time(word):
+    with pytest.raises(ValueError, match="such as 10, 10s, 500ms, 2m, 1h30m or 1d"):
+        duration(word)
+
+
+@given(st.text(st.sampled_from("0123456789.+-eminfhdc s_")))
 def test_any_time_is_refused_or_finite_and_not_negative(text):
     with contextlib.suppress(ValueError):
         assert 0 <= duration(text) <= MAX_INT

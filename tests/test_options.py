@@ -154,6 +154,7 @@ def test_the_defaults_are_complete():
         redirects=StreamMap(),
         tee=StreamMap(),
         grace_s=10.0,
+        told_grace_s=25.0,
         stop_signal=15,
         stop_scope="group",
         isolate=False,
@@ -232,7 +233,7 @@ def rendered(wanted):
     """The flags that ask for these options, each as name and text."""
     for name in fields(Options):
         value = getattr(wanted, name)
-        if name not in ("rdzv_explicit", "program"):
+        if name not in ("rdzv_explicit", "told_grace_s", "program"):
             text = str(int(value)) if isinstance(value, bool) else RENDERED.get(name, str)(value)
             yield name.removesuffix("_s"), text
 
@@ -254,6 +255,7 @@ def every_option(draw):
     module, standalone = draw(st.booleans()), nnodes == 1 and draw(st.booleans())
     gpus, run_id = draw(st.integers(0, 16)), draw(names)
     port = 0 if standalone else draw(st.integers(1 if nnodes > 1 else 0, 65535))
+    grace_s = draw(st.floats(0, MAX_INT))
     return replace(
         options(),
         nnodes=nnodes,
@@ -286,7 +288,8 @@ def every_option(draw):
         stdin=draw(st.integers(0, nnodes * local - 1) | st.sampled_from(["all", "none"])),
         redirects=draw(maps),
         tee=draw(maps),
-        grace_s=draw(st.floats(0, MAX_INT)),
+        grace_s=grace_s,
+        told_grace_s=grace_s,
         stop_signal=draw(st.integers(1, 31).filter(lambda number: number not in (9, 19)) | st.integers(35, 64)),
         stop_scope=draw(st.sampled_from(["group", "leader", "mixed"])),
         isolate=draw(st.booleans()),

@@ -72,7 +72,7 @@ def test_second_term_does_not_wait_for_strays_that_are_being_stopped(infini_run,
     command.signal(signal.SIGTERM)
     command.read_error_until(b"SIGTERM: stopping")
     command.signal(signal.SIGTERM)
-    assert command.wait() == 143
+    assert command.wait() == 0
 
 
 def test_daemon_gets_the_stop_signal_and_its_grace(infini_run, every_path):
@@ -173,12 +173,12 @@ def test_children_inherited_through_exec_are_not_touched(infini_run, every_path)
 
 
 def test_nested_launchers_each_clean_their_own(infini_run, every_path):
-    inner = [*COMMAND, "--nproc_per_node=2", *play(*STRAY, "say=ready", "end=TERM:0", "wait")]
+    inner = [*COMMAND, "--nproc_per_node=2", *play(*STRAY, "end=TERM:0", "say=ready", "wait")]
     command = infini_run("--nproc_per_node=2", *inner)
     strays = strays_of(command, 4)
     command.read_lines(b"ready", 4)
     command.signal(signal.SIGTERM)
-    assert command.wait() == 143
+    assert command.wait() == 0
     assert not any(map(is_alive, strays))
     assert command.err.count(b"stopped 2 processes left behind") == 2
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from conftest import COMMAND
 
 from infini_run.errors import NotExecutable, ProgramMissing
 from infini_run.survey import Command, find_command
@@ -94,9 +95,45 @@ def test_a_python_file_without_run_bit_is_run_by_this_python_unbuffered(here):
     assert find("./train.py").argv[2] == "./train.py"
 
 
-def test_a_python_file_with_run_bit_is_executed(here):
-    make(here / "train.py", "#!/usr/bin/env python\n")
+PYTHONS = (
+    *("", "\n", "import torch\n", "#!\n", "#!/usr/bin/env python\n", "#!/usr/bin/env python3\r\n"),
+    *("#!/no/such/venv/bin/python3.9\n", "#! /usr/bin/env -S python3 -O\n", "#!/usr/bin/env -Spypy3 -O\n"),
+    *("#!/usr/bin/env -i LANG=C python\n", "# no line of the kernel's\n", b"\xef\xbb\xbf#!/bin/sh\n"),
+)
+OTHERS = (
+    "#!/bin/sh\n",
+    "#!/usr/bin/env bash\n",
+    "#!/usr/bin/env -S env -u X=1 sh\n",
+    "#!/bin/sh python\n",
+    b"\x7fELF...",
+)
+
+
+@pytest.mark.parametrize("content", PYTHONS)
+@pytest.mark.parametrize("mode", [0o755, 0o644])
+def test_a_python_file_is_run_by_this_python_whatever_its_run_bit(content, mode, here):
+    make(here / "train.py", content, mode)
+    expected = Command(file=sys.executable, argv=(sys.executable, "-u", "./train.py", "a"))
+    assert find("./train.py", "a") == expected
+    assert find("train.py", "a").argv[2] == "train.py"
+
+
+@pytest.mark.parametrize("content", OTHERS)
+def test_a_py_file_whose_first_line_names_another_interpreter_is_executed(content, here):
+    make(here / "train.py", content)
     assert find("./train.py", "a") == Command(file="./train.py", argv=("./train.py", "a"))
+    make(here / "data.py", content, 0o644)
+    with pytest.raises(NotExecutable, match=r"\./data\.py has no run bit"):
+        find("./data.py")
+
+
+@pytest.mark.parametrize("first", ["", "#!/no/such/python\n"])
+def test_the_last_words_of_an_abort_are_there_and_the_venv_is_ours(first, infini_run, tmp_path):
+    """-u: what a rank printed just before os.abort was in a buffer of its own."""
+    script = make(tmp_path / "train.py", f"{first}import os, sys\nprint(sys.executable)\nos.abort()\n")
+    command = infini_run("sh", "-c", 'ulimit -c 0; exec "$@"', "sh", *COMMAND, script)
+    assert command.wait() == 134
+    assert command.out.decode().split() == [sys.executable]
 
 
 def test_no_python_means_it(here):
@@ -204,7 +241,7 @@ def test_a_script_without_an_interpreter_says_what_to_type(content, here):
     with pytest.raises(NotExecutable, match=r"\./prog has no #! line.*; try: infini-run \.\.\. sh \./prog"):
         find("./prog")
     with pytest.raises(NotExecutable, match=rf"no #! line.*; try: infini-run \.\.\. {sys.executable} \./train\.py"):
-        find("./train.py")
+        find("./train.py", no_python=True)
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,11 @@ REFUSALS = [
     ("--log_dir=x --tee=1:3", "--tee=1:3: there is no rank 1, local ranks from 0 to 0 are allowed"),
     (
         "--grace=-1",
-        "--grace=-1: a time from 0 to 2147483647 seconds is allowed, such as 10, 10s, 500ms or 2m",
+        "--grace=-1: a time from 0 to 2147483647 seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d",
     ),
     ("--grace=inf", "a time from 0"),
     ("--grace=nan", "a time from 0"),
-    ("--grace=10d", "a time from 0"),
+    ("--grace=10w", "a time from 0"),
     ("--grace=1e999", "a time from 0"),
     ("--grace=", "a time from 0"),
     (

@@ -48,7 +48,7 @@ def test_stopping_signal_reaches_every_rank_as_itself(infini_run, name, every_pa
     command = infini_run("--nproc_per_node=3", *play(f"end={name}:0", "say=ready", "wait"))
     command.pids_of(b"ready", 3)
     command.signal(number(name))
-    assert command.wait() == 128 + number(name)
+    assert command.wait() == 0
     assert command.out.count(f"got {name}".encode()) == 3
     assert f"SIG{name}: stopping".encode() in command.err
 
@@ -59,7 +59,7 @@ def test_stop_signal_stands_for_term_and_not_for_ctrl_c(infini_run, sent, seen):
     command = infini_run("--nproc_per_node=2", "--stop_signal=USR1", *play(*words, "say=ready", "wait"))
     command.pids_of(b"ready", 2)
     command.signal(number(sent))
-    assert command.wait() == 128 + number(sent)
+    assert command.wait() == 0
     assert [line.split()[1] for line in command.out.decode().split("\n") if line.startswith("got")] == [seen] * 2
 
 
@@ -75,7 +75,7 @@ def test_passed_on_to_the_leader_only_but_hangup_to_its_group(infini_run):
     command.signal(signal.SIGHUP)
     assert len({line[-1] for line in command.read_lines(b"got HUP", 2)}) == 2
     command.signal(signal.SIGTERM)
-    assert command.wait() == 143
+    assert command.wait() == 0
     assert command.out.count(b"got USR1") == 1
     assert len(leader) == 2
 

@@ -59,7 +59,7 @@ def test_within_the_grace_nobody_is_killed(infini_run, gate, every_path):
     command.signal(signal.SIGTERM)
     command.read_lines(b"got TERM")
     saved.open()
-    assert command.wait() == 143
+    assert command.wait() == 0
     assert b"saved" in command.out
 
 
@@ -83,7 +83,7 @@ def test_rank_that_is_stopped_is_continued_to_end_by_itself(infini_run, scope, e
     os.kill(pids[1], signal.SIGSTOP)
     until(lambda: state_of(pids[1]) == "T")
     command.signal(signal.SIGTERM)
-    assert command.wait() == 143
+    assert command.wait() == 0
     assert sorted(pids_that_got(command, "TERM")) == sorted(pids.values())
 
 
@@ -122,7 +122,7 @@ def test_scope_leader_still_leaves_none_of_the_group(infini_run, every_path):
     member = command.pids_of(b"member")[0]
     command.pids_of(b"leader")
     command.signal(signal.SIGTERM)
-    assert command.wait() == 143
+    assert command.wait() == 0
     assert not is_alive(member)
 
 

@@ -210,7 +210,7 @@ def test_a_virtual_local_rank_is_always_0_and_the_others_stay_what_they_are():
 def test_the_layout_of_torchrun_goes_by_local_rank_and_its_error_file_is_absolute():
     flags = "--nnodes=2", "--node_rank=1", "--log_dir=logs", "--log_layout=torchrun"
     (worker,) = plan_of(*flags, error_dir="/home/logs").workers
-    folder = "none_1/attempt_0/0"
+    folder = "none_1/node_1/attempt_0/0"
     assert (worker.log, worker.error_log) == (f"logs/{folder}/stdout.log", f"logs/{folder}/stderr.log")
     assert worker.error_file == f"/home/logs/{folder}/error.json"
 

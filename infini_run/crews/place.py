@@ -74,7 +74,9 @@ def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: 
     if request.roster is None:
         raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
     assert request.options is not None
-    options = replace(request.options, nproc_per_node=1, grace_s=request.options.grace_s + _SPARE_S)
+    asked = request.options
+    graces = {"grace_s": asked.grace_s + _SPARE_S, "told_grace_s": asked.told_grace_s + _SPARE_S}
+    options = replace(asked, nproc_per_node=1, **graces)
     return options, request.roster
 
 

@@ -43,6 +43,9 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not argv or argv[0].lstrip("-") in _ASK:
         return _help("")
     verb = argv[0]
+    if verb.startswith("-") and verb.lstrip("-") != "version":
+        argv = _verb_first(argv)
+        verb = argv[0]
     if verb.lstrip("-") == "version":
         from importlib.metadata import version
 
@@ -57,6 +60,21 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if question:
         return _help(verb)
     return int(_DO[verb](values, words, environ))
+
+
+def _verb_first(argv: Sequence[str]) -> list[str]:
+    """Flags may stand before the verb: a word that is one, and no value of a flag of that verb."""
+    for verb in VERBS:
+        try:
+            program = parse(argv, {}, TABLES[verb]).program
+        except UsageError:
+            continue
+        if program[:1] == (verb,):
+            return [verb, *argv[: len(argv) - len(program)], *program[1:]]
+    for at, word in enumerate(argv):
+        if word in VERBS:  # its own error says what is wrong before it
+            return [word, *argv[:at], *argv[at + 1 :]]
+    raise UsageError(f"{quote(argv[0])} is a flag, but of what? give a verb: {', '.join(VERBS)}")
 
 
 def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:

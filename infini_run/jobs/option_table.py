@@ -41,7 +41,7 @@ def _time(text: str) -> int:
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
     if len(parts) != 3 or not all(part.isdecimal() for part in [*parts, days or "0"]):
-        raise ValueError("a time is allowed, such as 4h, 90m or 1-12:00:00")
+        raise ValueError("a time is allowed, such as 4h, 90min, 1h30m, 1d or 1-12:00:00")
     hours, minutes, seconds = map(int, parts)
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
@@ -95,7 +95,8 @@ SUBMIT = (
           shown="the scheduler's"),
     _flag("account", plain, "", "scheduler", "NAME", "whom to charge", shown="the scheduler's"),
     _flag("project", plain, "", "scheduler", "NAME", "Slurm's wckey, PBS's project", shown="none"),
-    _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h or 1-12:00:00", shown="the pool's"),
+    _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h, 1h30m, 1d or 1-12:00:00",
+          shown="the pool's"),
     _flag("options", _words, (), "scheduler", "WORDS", "further options for sbatch or qsub, quoted as in a shell",
           shown="none"),
     _support("gres", "the scheduler knows GPUs as a resource"),

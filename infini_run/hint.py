@@ -1,0 +1,109 @@
+"""What a word was probably meant to be that another launcher knows, or that was typed in a hurry. Text only.
+
+Imported once something is wrong, or looks so: nothing here changes what is done.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.spelling import nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PROCESSES = "--nproc_per_node=N is how many processes on each node, --nnodes=N how many nodes"
+_HOSTS = "--hosts=a,b:4 or --hostfile=FILE names the nodes"
+_EXPORT = "--export=NAME,... hands variables of this environment to other nodes; set the value before the command"
+_LIMIT = (
+    "there is no limit of time here: put timeout(1) in front, as in timeout 2h infini-run ...; --hang_timeout, "
+    "--ready_timeout and --join_timeout bound single waits, --grace=TIME is the time from the stop signal to KILL"
+)
+_LABELS = "--console=prefix marks each line with its rank"
+_FILES = "--log_dir=DIR writes a file for each rank"
+_FOLDER = "ranks start in this directory: cd to it first"
+_BIND = "--bind=numa|socket|cores binds processes to CPUs"
+_GPUS = "--gpus_per_proc=N is how many GPUs each process sees, --nproc_per_node=gpu one process for each GPU"
+_NEEDLESS = "it is not needed here, drop it"
+
+# By a flag's name with underscores: those of mpirun, mpiexec, srun, accelerate, deepspeed, torch.distributed.launch
+_FLAGS = {
+    **dict.fromkeys(("n", "np", "N", "ntasks", "num_processes", "num_procs", "nprocs", "tasks"), _PROCESSES),
+    **dict.fromkeys(
+        ("ppn", "npernode", "ntasks_per_node", "tasks_per_node", "nproc_per_host", "num_gpus"), _PROCESSES
+    ),
+    **dict.fromkeys(("nodes", "num_nodes", "num_machines"), "--nnodes=N is how many nodes"),
+    **dict.fromkeys(("machine_rank", "nodeid"), "--node_rank=N is which node this is"),
+    "main_process_ip": "--master_addr=HOST is the host of rank 0",
+    "main_process_port": "--master_port=PORT is where rank 0 listens",
+    **dict.fromkeys(("H", "host", "w", "nodelist", "include"), _HOSTS),
+    **dict.fromkeys(("machinefile", "f"), "--hostfile=FILE names the nodes"),
+    **dict.fromkeys(("x", "env", "genv", "envall", "genvlist", "envlist"), _EXPORT),
+    **dict.fromkeys(("timeout", "time", "time_limit"), _LIMIT),
+    **dict.fromkeys(("kill_wait", "wait"), "--grace=TIME is the time from the stop signal to KILL"),
+    **dict.fromkeys(("tag_output", "label", "l", "prepend_rank", "timestamp_output"), _LABELS),
+    **dict.fromkeys(("o", "output", "e", "error", "output_filename", "outfile_pattern"), _FILES),
+    **dict.fromkeys(("i", "input"), "--stdin=rank0|all|none|N says who reads our stdin"),
+    **dict.fromkeys(("wdir", "wd", "chdir", "D", "cwd", "workdir"), _FOLDER),
+    **dict.fromkeys(("map_by", "bind_to", "cpu_bind", "rank_by", "report_bindings", "numa"), _BIND),
+    **dict.fromkeys(
+        ("c", "cpus_per_task", "num_cpu_threads_per_process"), f"{_BIND}; --omp_num_threads=N sets threads"
+    ),
+    **dict.fromkeys(("gpus", "gres", "G", "gpu_ids", "gpus_per_node", "gpus_per_task", "multi_gpu"), _GPUS),
+    **dict.fromkeys(("launcher", "mpi"), "--engine=ssh|slurm|pbs|mpi|auto is what reaches the nodes"),
+    **dict.fromkeys(("allow_run_as_root", "oversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS),
+    **dict.fromkeys(("v", "debug", "d"), "--verbose says what is done"),
+    "V": "--version prints the version",
+    **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "--dry_run prints the plan"),
+}
+
+_QUESTIONS = {"help": "--help", "version": "--version"}
+
+_NEAR = 400  # files of a folder that are compared
+
+
+def of_flag(name: str) -> str:
+    """What stands here for a flag of another launcher; "": nothing that is known."""
+    return _FLAGS.get(name, "")
+
+
+def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
+    """What was probably meant where there is no such program, to be put behind "; "; "": nobody knows."""
+    words = name.split()
+    if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(".py")):
+        return f"it is one word here: leave its quotes out ({' '.join(words)}), or give sh -c '{name}'"
+    if name in _QUESTIONS:
+        return f"infini-run {_QUESTIONS[name]} is what it is called"
+    above, _, last = name.rpartition("/")
+    if "." not in last and not above:
+        return ""
+    near = _nearest_file(os.path.join(cwd, above or "."), last)
+    if not near:
+        return ""
+    return (
+        f"the nearest is {above}/{near}"
+        if above
+        else f"the nearest is {near if near.endswith('.py') else './' + near}"
+    )
+
+
+def _is_there(word: str, environ: Mapping[str, str], cwd: str) -> bool:
+    folders = [""] if "/" in word else (environ.get("PATH") or os.defpath).split(":")
+    return any(os.path.isfile(os.path.join(cwd, folder, word)) for folder in folders)
+
+
+def _nearest_file(folder: str, name: str) -> str:
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry.name for entry in entries if abs(len(entry.name) - len(name)) <= 2 and entry.is_file()]
+    except OSError:
+        return ""
+    return nearest(name, sorted(found)[:_NEAR])
+
+
+def of_late_flag(words: Sequence[str], name: str) -> str:
+    """words: the program's; name: a flag of ours that is among them."""
+    return (
+        f"{name} stands after {words[0]}, so it is for that program and none of ours: flags of infini-run come first"
+    )

@@ -1,0 +1,72 @@
+"""--grace: 25 s where a signal told us to stop, 10 s after a failure; where it is given, that on every path."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from conftest import play
+
+import infini_run as ir
+from infini_run.node import NodeRun
+from infini_run.options import resolve
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "graces"),
+    [
+        ((), {}, (10.0, 25.0)),
+        (("--grace=2m",), {}, (120.0, 120.0)),
+        (("--grace=0",), {}, (0.0, 0.0)),
+        ((), {"PET_SHUTDOWN_TIMEOUT": "4"}, (4.0, 4.0)),
+    ],
+)
+def test_the_grace_as_it_is_given(words, environ, graces):
+    options = resolve([*words, "true"], environ).options
+    assert (options.grace_s, options.told_grace_s) == graces
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [((), 25), (("--grace=70",), 70)], ids=["default", "given"])
+def test_who_is_told_to_stop_hears_how_long_the_ranks_have(infini_run, flags, seconds):
+    command = infini_run("--nproc_per_node=2", *flags, *play("end=TERM:0", "say=ready", "wait"))
+    command.read_lines(b"ready", 2)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 0
+    assert f"SIGTERM: stopping; SIGKILL in {seconds} s".encode() in command.err
+
+
+def test_a_failure_that_is_being_stopped_keeps_its_grace_when_we_are_told(infini_run):
+    command = infini_run("--nproc_per_node=2", *play("tell=TERM", "say=ready", "wait"))
+    os.kill(command.pids_of(b"ready", 2)[0], signal.SIGKILL)
+    command.read_lines(b"got TERM")
+    command.signal(signal.SIGTERM)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 137
+    assert b"SIGTERM: stopping; SIGKILL in 10 s" in command.err
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [({}, 10.0), ({"grace": 3}, 3.0)])
+def test_the_grace_of_a_block_that_is_left(flags, seconds):
+    with ir.ProcessLauncher(["sleep", "1000"], **flags) as launcher:
+        launcher.launch()
+        assert launcher._run.options.grace_s == seconds
+    assert launcher.report().exits[0].signal == signal.SIGTERM
+
+
+def test_the_link_says_whether_a_signal_asked_for_the_stop():
+    """Of the head's word the agent's own launch makes the one grace or the other."""
+    from infini_run import agent
+
+    asked = []
+
+    class Run(NodeRun):
+        def __init__(self):
+            pass
+
+        def stop(self, number=0, *, is_told=False):
+            asked.append((number, is_told))
+
+    agent._stop(Run(), {"signal": 2, "is_told": True})
+    agent._stop(Run(), {"signal": 0, "is_told": False})
+    assert asked == [(2, True), (0, False)]
