@@ -77,7 +77,7 @@ def run(
     if request.roster is not None:
         assert request.options is not None
         return _run_on_nodes(request.options, request.roster, environ, check, timeout_s, cwd)
-    with ProcessLauncher(command, env=env, cwd=cwd, **flags) as launcher:
+    with _WaitedFor(command, env=env, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
             raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
@@ -210,8 +210,11 @@ class ProcessLauncher:
 
     Leaving the `with` block terminates and reaps whatever still runs. One launch at a time; after its end
     another one may follow. Arguments as for `run`; `distributed_args=True` adds --distributed-rank=R and
-    --distributed-world-size=W to each rank's arguments.
+    --distributed-world-size=W to each rank's arguments. Where `console` is not given the ranks inherit stdout and
+    stderr: output that goes through us moves only while the host program is in `events`, `wait` or `running`.
     """
+
+    _auto_console = "inherit"
 
     def __init__(
         self,
@@ -230,6 +233,8 @@ class ProcessLauncher:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
         self._options = request.options
+        if self._options.console == "auto":
+            self._options = replace(self._options, console=self._auto_console)
         self._span: Span | None = None
         if request.site is not None:
             self._environ = _settle_in(request.site, self._options, self._environ)
@@ -486,6 +491,12 @@ class ProcessLauncher:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _WaitedFor(ProcessLauncher):
+    """A launch that somebody waits in until its end: what goes through us always moves."""
+
+    _auto_console = "auto"
 
 
 _live: WeakSet[ProcessLauncher | Head] = WeakSet()

@@ -649,3 +649,18 @@ def test_errors_travel_between_processes():
     with pytest.raises(ir.ProgramMissing) as missing:
         ir.run(["./nowhere"])
     assert pickle.loads(pickle.dumps(missing.value)).path == "./nowhere"
+
+
+def test_output_of_a_handle_does_not_wait_for_the_host_program():
+    """The host program is in no method of the handle: more than a pipe holds goes its way all the same."""
+    code = "import sys, infini_run as ir\nwith ir.ProcessLauncher(sys.argv[1:], nproc_per_node=2) as launcher:\n"
+    code += "    launcher.launch()\n    sys.stdin.read()\n"
+    words = ["sh", "-c", "head -c 300000 /dev/zero; echo over >&2; exec sleep 1000"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, *words], **pipes) as host:
+        try:
+            assert len(host.stdout.read(600_000)) == 600_000
+            assert [host.stderr.readline() for _ in range(2)] == [b"over\n"] * 2
+        finally:
+            host.stdin.close()
+            assert host.wait(LIMIT_S) == 0
