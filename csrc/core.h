@@ -54,6 +54,7 @@
 #define NS_PER_MS 1000000LL
 #define GIVE_UP_MS 5000          /* how long we wait for what SIGKILL does not end */
 #define CONSOLE_WAIT_MS 1000     /* after a stop, how long for a reader that does not read */
+#define STRAYS_LEAST_MS 2000     /* what strays have of the grace where the ranks have used it up */
 #define STREAM_BUFFER 65536u     /* the longest line that is passed on in one piece */
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
@@ -231,6 +232,7 @@ struct ir_group {
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     int64_t grace_ms;           /* of this stop, and of the strays after it */
+    int64_t told_ns;            /* when a signal from outside began it; 0: none did */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;

@@ -117,7 +117,8 @@ void guard_stop(struct ir_group *g) {
     if (guard->pid == 0) return;
     guard_dismiss(g);
     struct pollfd dead = {.fd = guard->pidfd, .events = POLLIN};
-    if (guard->pidfd >= 0) (void)poll(&dead, 1, GIVE_UP_MS);
+    if (guard->pidfd >= 0)
+        while (poll(&dead, 1, GIVE_UP_MS) < 0 && errno == EINTR) continue;
     siginfo_t info;
     (void)child_reap(g, guard->pid, guard->pidfd, &info,
                      WEXITED | (guard->pidfd >= 0 ? WNOHANG : 0), NULL);

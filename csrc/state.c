@@ -86,11 +86,19 @@ static bool is_clear(struct ir_group *g) {
     return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
 }
 
+/* Who stops us by a signal kills us soon after: strays have what workers left of the grace, and a little in any case. */
+static int64_t strays_grace_ms(const struct ir_group *g) {
+    if (g->told_ns == 0) return g->grace_ms;
+    const int64_t left_ms = g->grace_ms - (clock_ns() - g->told_ns) / NS_PER_MS;
+    const int64_t least_ms = g->grace_ms < STRAYS_LEAST_MS ? g->grace_ms : STRAYS_LEAST_MS;
+    return left_ms > least_ms ? left_ms : least_ms;
+}
+
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
     if (g->hurry || g->grace_ms == 0) return purge(g);
-    timer_set(g, g->grace_ms);
+    timer_set(g, strays_grace_ms(g));
     if (stray_signal(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
         return finish_output(g);
     (void)stray_signal(g, SIGCONT, false);
@@ -189,6 +197,7 @@ void ir_group_stop(struct ir_group *g, int sig, int is_told) {
     if (g->state == RUNNING) {
         g->stop_with = sig != 0 ? sig : g->config.stop_signal;
         g->grace_ms = is_told ? g->config.told_grace_ms : g->config.grace_ms;
+        g->told_ns = is_told ? clock_ns() : 0;
     }
     state_cause(g, STOP);
     state_check(g);

@@ -42,6 +42,7 @@ VERSION_FIELD = "version"
 _PROVE_S = 10.0  # that a handshake may take
 _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: how long for who does not read
 _TSTP, _CONT, _STOP = 20, 18, 19
 _GONE = "the head has gone"
 
@@ -142,6 +143,8 @@ class Agent:
         self._stream: Stream | None = None  # between the head and what it runs here
         self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
         self._relay: Relay | None = None
+        self._said = b""  # lines of ours that wait for the end of a rank's
+        self._is_in_line = False  # the last piece of the ranks' stderr that we sent did not end one
 
     def serve(self, token: bytes | None) -> int:
         """Our exit code. Raises LinkError: the head has gone, or is none of ours."""
@@ -274,7 +277,7 @@ class Agent:
             self._entry = _take_process()
         plan, options = self._plan(options, command, environ, go)
         for notice in plan.nodes[0].notices:
-            _say(f"infini-run: {go['host']}: {printable(notice)}")
+            self._say(f"infini-run: {go['host']}: {printable(notice)}")
         self._told_failure = False
         run = NodeRun(
             plan,
@@ -282,7 +285,7 @@ class Agent:
             environ=environ,
             entry=self._entry,
             cwd=self._cwd,
-            say=_say,
+            say=self._say,
             has_head=True,
             heading=go["heading"],
             seeing=self._open_relay(),
@@ -498,8 +501,22 @@ class Agent:
         assert self._carrier is not None
         data = self._carrier.read(fd)
         if data:
-            self._wire.send(pack(kind, data))
+            self._wire.send(pack(kind, self._with_said(data) if kind == frame.ERR else data))
         return bool(data)
+
+    def _say(self, text: str) -> None:
+        """A line of ours, between those of our ranks. Not by their pipe: it is we who read it, and it may be full."""
+        self._said += os.fsencode(text + "\n")
+        if not self._is_in_line:
+            self._wire.send(pack(frame.ERR, self._with_said(b"")))
+
+    def _with_said(self, data: bytes) -> bytes:
+        """What the ranks have written, and behind its first line what we have to say."""
+        self._is_in_line = not data.endswith(b"\n") if data else self._is_in_line
+        at = data.find(b"\n") + 1
+        if self._said and (at or not data):
+            data, self._said = data[:at] + self._said + data[at:], b""
+        return data
 
     def _carry_rest(self) -> None:
         """Everyone has ended: what is still in the pipes is all."""
@@ -507,6 +524,9 @@ class Agent:
         for fd, kind in ((self._carrier.out_fd, frame.OUT), (self._carrier.err_fd, frame.ERR)):
             while self._carry_piece(fd, kind):
                 pass
+        if self._said:
+            self._wire.send(pack(frame.ERR, b"\n" + self._with_said(b"")))
+        self._is_in_line = False  # of the head's lines of this launch none goes on
 
     def _drain_wire(self) -> None:
         """Until the head has taken what we have said, or has gone."""
@@ -535,7 +555,10 @@ def _begun() -> str:
 
 
 def _say(text: str) -> None:
-    os.write(2, os.fsencode(text + "\n"))
+    """On our own stderr, which nobody may read."""
+    from infini_run.outlet import write_all
+
+    write_all(2, os.fsencode(text + "\n"), _READER_S)
 
 
 def _own_address() -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 
 import pytest
-from conftest import play
+from conftest import LIMIT_S, play
+from native import build
 
 import infini_run as ir
 from infini_run.node import NodeRun
@@ -70,3 +72,20 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
     agent._stop(Run(), {"signal": 2, "is_told": True})
     agent._stop(Run(), {"signal": 0, "is_told": False})
     assert asked == [(2, True), (0, False)]
+
+
+@pytest.mark.parametrize(
+    ("grace", "is_told", "ago", "most", "least"),
+    [
+        (25_000, 1, 25_000, 2000, 2000),
+        (25_000, 1, 5_000, 20_000, 15_000),  # 5 s for this program to come so far
+        (1_000, 1, 1_000, 1000, 1000),
+        (10_000, 0, 0, 10_000, 10_000),
+    ],
+    ids=["used up", "a part", "short", "a failure"],
+)
+def test_strays_have_what_is_left_of_the_grace_of_who_was_told(grace, is_told, ago, most, least):
+    """Kubernetes and Slurm kill 30 s after their signal: 25 s for ranks and 25 s for strays would be too long."""
+    words = [build("grace.c", instead_of="state.c"), *map(str, (grace, is_told, ago))]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert least <= int(done.stdout) <= most

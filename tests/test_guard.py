@@ -182,9 +182,10 @@ def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without
     """unshare --pid without --fork: the first child is process 1 there, and must be a rank."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    # process 1 there takes the others with it: it waits until they have gone
-    script = f"echo $RANK $$; cd {tmp_path}; [ $RANK = 0 ] || exec touch here; until [ -e here ]; do sleep 0.01; done"
-    script += "; while kill -0 2 2>&-; do sleep 0.01; done"
+    # process 1 there takes the others with it: it waits until they have gone, and starts nobody who would be number 2
+    os.mkfifo(tmp_path / "here")
+    script = f"echo $RANK $$; cd {tmp_path}; if [ $RANK = 1 ]; then echo >here; else read line <here; "
+    script += "while kill -0 2 2>&-; do sleep 0.01; done; fi"
     words = ["unshare", "--pid", *COMMAND, "--nproc_per_node=2", "sh", "-c", script]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     assert (done.returncode, sorted(done.stdout.split(b"\n"))) == (0, [b"", b"0 1", b"1 2"])

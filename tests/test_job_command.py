@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
-from conftest import LIMIT_S, is_alive
+from conftest import LIMIT_S, is_alive, until
 
-from infini_run.jobs.command import MISSING, ask
+from infini_run.jobs.command import MISSING, ask, kill_group
 
 
 def sh(text, limit_s=LIMIT_S):
@@ -38,7 +41,7 @@ def test_what_is_too_slow_is_killed_with_all_that_it_has_started(bell):
     said = sh(f"sleep 1000 & echo $! >{bell.path}; echo so far; wait", 0.5)
     (pid,) = map(int, bell.hear(1))
     assert (said.timed_out, said.out, said.code) == (True, "so far\n", 137)
-    assert not is_alive(pid)
+    until(lambda: not is_alive(pid))  # SIGKILL is on its way
 
 
 def test_what_it_leaves_behind_does_not_hold_us(bell):
@@ -58,3 +61,32 @@ def test_bytes_that_are_no_text_are_shown_as_well_as_can_be():
 @pytest.mark.parametrize(("text", "wanted"), [("echo a; echo b >&2; echo >&2", "b"), ("echo a", "a"), ("true", "")])
 def test_the_last_words_are_those_that_say_something(text, wanted):
     assert sh(text).last_words == wanted
+
+
+def test_the_group_of_a_child_that_was_reaped_is_nobodys():
+    """Its number may be another's."""
+    left = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, start_new_session=True)
+    pid = int(left.stdout.readline())
+    os.waitpid(left.pid, 0)
+    kill_group(left)
+    assert is_alive(pid)
+    left.wait()
+    left.stdout.close()
+    os.kill(pid, 9)
+
+
+def test_an_ignored_sigchld_does_not_hide_how_a_command_ended(tmp_path):
+    """The kernel reaps the children of who ignores it, and every exit code would be 0."""
+    fake = tmp_path / "scontrol"
+    fake.write_text("#!/bin/sh\necho no, never >&2\nexit 3\n")
+    fake.chmod(0o755)
+    words = ["--scheduler=slurm", f"--dir={tmp_path}/jobs", "true"]
+    done = subprocess.run(
+        [sys.executable, "-m", "infini_run.jobs", "submit", *words],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"no, never" in done.stderr

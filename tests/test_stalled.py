@@ -171,3 +171,52 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=LIMIT_S)
     assert done.returncode == 0
+
+
+AGENT = """
+import os, signal, socket, sys
+from infini_run.agent import Agent, Carrier
+from infini_run.frame import ERR
+from infini_run.link import Wire
+
+ours, theirs = socket.socketpair()
+agent = Agent(Wire(theirs.fileno(), theirs.fileno()), 0)
+agent._carrier = Carrier(with_input=False, poller=agent._poller)
+signal.alarm(20)
+
+def carry():
+    agent._carry(agent._carrier.err_fd, ERR)
+
+def heard():
+    head, seen = Wire(ours.fileno(), ours.fileno()), b""
+    return b"".join(payload for _, payload in head.read())
+
+"""
+
+
+def agent_that(code):
+    """What the head hears on stderr of an agent that does so; its fd 2 is the ranks' pipe, which it reads itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", AGENT + code + "\nos.write(agent._carrier._own_err, heard())"],
+        stderr=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_an_agent_is_not_held_by_the_pipe_that_it_reads_itself():
+    full = "os.set_blocking(2, False)\ntry:\n    while True: os.write(2, b'x' * 63 + b'\\n')\n"
+    full += "except BlockingIOError: os.set_blocking(2, True)\n"
+    seen = agent_that(full + "agent._say('infini-run: here')\nagent._carry_rest()")
+    assert seen.startswith(b"infini-run: here\nx")
+    assert {len(line) for line in seen.splitlines()[1:]} == {63}
+
+
+def test_a_line_of_an_agent_does_not_stand_in_a_line_of_a_rank():
+    halves = "os.write(2, b'one ')\ncarry()\nagent._say('infini-run: here')\n"
+    halves += "os.write(2, b'line\\nnext\\nand ')\ncarry()\n"
+    assert agent_that(halves) == b"one line\ninfini-run: here\nnext\nand "
+    rest = "agent._say('infini-run: there')\nagent._carry_rest()"
+    assert agent_that(halves + rest) == b"one line\ninfini-run: here\nnext\nand \ninfini-run: there\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -25,6 +26,7 @@ _COMMAND = 40  # characters of one that are listed
 
 def main() -> None:
     """Do what the words say, and end with its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
     try:
         code = run(sys.argv[1:], dict(os.environ))
         sys.stdout.flush()

@@ -71,9 +71,19 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
             os.close(pidfd)
     finally:
         if not is_over:
-            os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped: the number is still its own
+            kill_group(process)
         process.wait()
     return is_over
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to all of the group that it leads, as long as the number is its own: until somebody reaps it, as the
+    kernel does where SIGCHLD is ignored."""
+    try:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    os.killpg(process.pid, signal.SIGKILL)
 
 
 def _code(returncode: int) -> int:

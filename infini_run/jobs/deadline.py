@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from infini_run.jobs.request import Request
 
 NEVER = float("inf")
-_KILL = 9
 _ANSWER_S = 5.0  # that a question about a limit may take
 _SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its prologue
 _ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'  # one line in any case
@@ -86,7 +85,9 @@ class Deadline:
 
     def _end(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, _KILL)  # it is not reaped: the number is still its own
+            from infini_run.jobs.command import kill_group
+
+            kill_group(self._process)
             self._process.wait()
             self._process = None
 

@@ -1,6 +1,6 @@
 /* pump.c: libFuzzer on the output pump: any bytes, in any chunks, on both streams of two workers, to a console that
  * is read now and then and to a log. The rule that is checked: labels taken off, what came out is what was written,
- * per stream and in order; lines never mix; a log of one stream is that stream, to the byte.
+ * per stream and in order; lines never mix, without labels neither; a log of one stream is that stream, to the byte.
  *
  * The first byte of an input chooses consoles and logs, the rest are steps (take_step). */
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "core.h"
 
 enum { WORKERS = 2, STREAMS = 2, MOST = 1 << 20, STEPS = 100000 };
-enum { ONE_CONSOLE = 1, FILE_CONSOLE = 2, LOG_OUT = 4, LOG_ERR = 8, SMALL_PIPE = 16 };
+enum { ONE_CONSOLE = 1, FILE_CONSOLE = 2, LOG_OUT = 4, LOG_ERR = 8, SMALL_PIPE = 16, PLAIN = 32 };
 
 struct bytes {
     size_t size, capacity;
@@ -111,6 +111,7 @@ static struct ir_group *group_of_pipes(void) {
             (void)fcntl(fds[1], F_SETFL, O_NONBLOCK);
             ends[i][k] = fds[1];
             s->fd = fds[0];
+            s->plain = (mode & PLAIN) != 0;
             s->to = IR_TO_CONSOLE | ((mode & (k == 0 ? LOG_OUT : LOG_ERR)) ? IR_TO_LOG : 0);
             s->buffer = at;
             at += STREAM_BUFFER;
@@ -134,8 +135,22 @@ static bool step(struct ir_group *g) {
     return false;
 }
 
+static bool is_line_end(char byte) {
+    return byte == '\n' || byte == '\r';
+}
+
+/* Without labels a byte itself says whose it is. */
+static const char *signed_by(int worker, int stream, const char *bytes, size_t size) {
+    static char own[MOST + 2];
+    for (size_t i = 0; i < size; i++)
+        own[i] = is_line_end(bytes[i]) ? bytes[i]
+                                       : (char)(64 + (worker * STREAMS + stream) * 32 + (bytes[i] & 31));
+    return own;
+}
+
 static void put(struct ir_group *g, int worker, int stream, const char *bytes, size_t size) {
     if (ends[worker][stream] < 0 || written[worker][stream].size + size > MOST) return;
+    if (mode & PLAIN) bytes = signed_by(worker, stream, bytes, size);
     bytes_add(&written[worker][stream], bytes, size);
     for (int i = 0; size > 0; i++) {
         CHECK(i < STEPS);
@@ -179,7 +194,11 @@ static void take_step(struct ir_group *g, struct script *in) {
     int worker = what >> 3 & 1, stream = what >> 4 & 1;
     switch (what & 7) {
     case 4: put_run(g, worker, stream, (take(in) | take(in) << 8) * 4ul, take(in)); break;
-    case 5: (void)step(g); break;
+    case 5:
+        if ((what & 32) && g->workers[worker].streams[stream].held_ns != 0)
+            pump_pass_rest(g, (uint32_t)worker, stream); /* its 0.2 s are over */
+        else (void)step(g);
+        break;
     case 6: read_console(stream, take(in) * 64ul); break;
     case 7: put_run(g, worker, stream, STREAM_BUFFER + take(in) - 128ul, take(in)); break;
     default: {
@@ -257,6 +276,54 @@ static void check_labels(const struct bytes *all) {
     }
 }
 
+/* The next byte that ends no line; SIZE_MAX: there is none. */
+static size_t next_of(const struct bytes *all, size_t at, int worker, int stream) {
+    for (; at < all->size; at++)
+        if (!is_line_end(all->at[at]) &&
+            (unsigned char)all->at[at] / 32 == 2 + worker * STREAMS + stream)
+            return at;
+    return SIZE_MAX;
+}
+
+/* Every byte of a stream, in order, and as many line ends as all have written, at least. */
+static void check_plain_stream(const struct bytes *all, int worker, int stream) {
+    const struct bytes *want = &written[worker][stream];
+    size_t at = 0;
+    for (size_t i = 0; i < want->size; i++) {
+        if (is_line_end(want->at[i])) continue;
+        at = next_of(all, at, worker, stream);
+        CHECK(at != SIZE_MAX && all->at[at] == want->at[i]);
+        at++;
+    }
+    CHECK(next_of(all, at, worker, stream) == SIZE_MAX);
+}
+
+static void check_plain_lines(const struct bytes *all) {
+    for (size_t i = 1; i < all->size; i++)
+        CHECK(is_line_end(all->at[i]) || is_line_end(all->at[i - 1]) ||
+              (unsigned char)all->at[i] / 32 == (unsigned char)all->at[i - 1] / 32);
+}
+
+static size_t count_line_ends(const struct bytes *bytes) {
+    size_t n = 0;
+    for (size_t i = 0; i < bytes->size; i++) n += is_line_end(bytes->at[i]);
+    return n;
+}
+
+static void check_console(int k) {
+    size_t ends_written = 0;
+    if (!(mode & PLAIN)) {
+        check_labels(&shown[k]);
+        return;
+    }
+    check_plain_lines(&shown[k]);
+    for (int i = 0; i < WORKERS; i++)
+        for (int stream = 0; stream < STREAMS; stream++)
+            if (k == (mode & ONE_CONSOLE ? 0 : stream))
+                ends_written += count_line_ends(&written[i][stream]);
+    CHECK(count_line_ends(&shown[k]) >= ends_written);
+}
+
 static void check_log(int worker) {
     struct bytes log = {0}, want = {0};
     int stream = mode & LOG_ERR ? 1 : 0;
@@ -307,10 +374,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (int k = 0; k < STREAMS; k++) {
         read_console(k, SIZE_MAX);
         if ((mode & FILE_CONSOLE) && reader[k] >= 0) read_file_whole(reader[k], &shown[k]);
-        check_labels(&shown[k]);
+        check_console(k);
     }
     for (int i = 0; i < WORKERS; i++) {
-        for (int k = 0; k < STREAMS; k++) check_stream(&shown[mode & ONE_CONSOLE ? 0 : k], i, k);
+        for (int k = 0; k < STREAMS; k++)
+            (mode & PLAIN ? check_plain_stream : check_stream)(&shown[mode & ONE_CONSOLE ? 0 : k], i, k);
         check_log(i);
         check_tail(g, i);
         (void)fd_close(logs[i]);
