@@ -54,7 +54,7 @@ _SAY_MISSING_S = 5.0
 _MISS_S = 2.0  # for others, after one node that does not come
 _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
-_SPARE_S = 15.0  # beyond two graces: what a node may take for its own bounds
+_SPARE_S = 15.0  # beyond the graces: what a node may take for its own bounds
 _AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
 _DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
@@ -432,7 +432,8 @@ class Head:
             return
         self._stopping = True
         grace_s = self._options.told_grace_s if is_told else self._options.grace_s
-        self._stop_end_s = time.monotonic() + 2 * grace_s + _SPARE_S
+        graces = 1 if is_told else 2  # of who was told, ranks and strays share one
+        self._stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S
         self._fleet.send_all(pack_json(frame.STOP, {"signal": number, "is_told": is_told}), "running")
         if self._overview is not None:
             self._overview.stop()

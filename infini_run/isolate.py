@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
 _INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15
-_SPARE_S = 15.0  # beyond two graces (ranks, strays): what the inner command may take for its own bounds
+_SPARE_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
 
 
 def open_asking() -> tuple[int, int]:
@@ -57,7 +57,7 @@ def run_isolated(
     group = Group(
         1,
         mark=os.fsencode(f"{MARK}={os.urandom(6).hex()}"),
-        grace_s=2 * grace_s + _SPARE_S,
+        grace_s=grace_s + _SPARE_S,
         stop_signal=_TERM,
         stop_scope="leader",
         asked_fd=asked_fd,
