@@ -50,6 +50,9 @@ BARS = {
     "trip": Bar("≤ 1.2x", lambda _, ratio: ratio <= 1.2),
     "stream": Bar("≥ 2x", lambda _, ratio: ratio >= 2),
     "told": Bar("≤ 20 ms", lambda value, _: value <= 20),
+    "flood": Bar("≤ 0.25x", lambda _, ratio: ratio <= 0.25),
+    "lost": Bar("0", lambda value, _: value == 0),
+    "seal": Bar("≤ 1.1x", lambda _, ratio: ratio <= 1.1),
     "beats": Bar("< 1 %", lambda value, _: value < 1),
 }
 

@@ -24,13 +24,15 @@ DROPPED = ("PYTHON", "VIRTUAL_ENV", "INFINI_", "PET_", "SLURM_", "OMPI_", "PMI",
 
 @dataclass(frozen=True, kw_only=True)
 class Bed:
-    """`venv` has infini-run installed; `torch_venv` has torchrun; `quick` asks for fewer rounds."""
+    """`venv` has infini-run installed; `torch_venv` has torchrun; `quick` asks for fewer rounds, `whole` for every
+    flood in its full length."""
 
     venv: Path
     programs: Path
     env: Mapping[str, str]
     torch_venv: Path | None = None
     quick: bool = False
+    whole: bool = False
 
     @property
     def python(self) -> str:
@@ -57,6 +59,7 @@ def add_bed_flags(parser: argparse.ArgumentParser, venv_required: bool) -> None:
     parser.add_argument("--venv", type=Path, required=venv_required, help="a venv with infini-run installed")
     parser.add_argument("--torch-venv", type=Path, help="a venv with torchrun, to run beside it")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--whole", action="store_true", help="every one of 20 jobs is flooded for 30 s: 11 minutes")
 
 
 def make_bed(args: argparse.Namespace, venv: Path) -> Bed:
@@ -70,6 +73,7 @@ def make_bed(args: argparse.Namespace, venv: Path) -> Bed:
         env=child_env(os.environ),
         torch_venv=torch_venv,
         quick=args.quick,
+        whole=args.whole,
     )
 
 

@@ -1,8 +1,8 @@
 """(f) Idle: what the launcher does while 8 ranks sleep. It should be nothing at all.
 
-Two windows: one counts context switches (a wakeup is one) from /proc, one counts system calls with strace.
-They are apart because strace itself wakes what it watches. Every process between us and the ranks counts as
-the launcher.
+Once as it is by default, and once with --console=lines into a pipe. Two windows: one counts context switches (a
+wakeup is one) from /proc, one counts system calls with strace. They are apart because strace itself wakes what it
+watches. Every process between us and the ranks counts as the launcher.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,7 +68,8 @@ def count_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
 
 
 def traced_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
-    """System calls under strace; a call that lasts the whole window ends in `<detached ...>` and is none."""
+    """System calls under strace. A call that lasts the whole window is none: it ends in `<detached ...>`, or, where
+    another process's line came between, in `<unfinished ...>`; one that came back after that has a second line."""
     strace = shutil.which("strace")
     if strace is None:
         raise CommandFailed("strace is not installed")
@@ -77,15 +78,18 @@ def traced_calls(bed: Bed, pids: list[int], window_s: float, log: Path) -> int:
     time.sleep(window_s)
     os.kill(tracer, signal.SIGINT)
     finish(tracer)
-    return sum("<detached ...>" not in line for line in log.read_text().splitlines())
+    lines = log.read_text().splitlines()
+    return sum(not line.endswith(("<detached ...>", "<unfinished ...>")) for line in lines)
 
 
 @contextmanager
-def idle_job(bed: Bed, launcher: Launcher, directory: Path) -> Iterator[list[int]]:
+def idle_job(
+    bed: Bed, launcher: Launcher, directory: Path, fds: Mapping[int, int | Path] | None = None
+) -> Iterator[list[int]]:
     """A launcher whose ranks all sleep; gives its pids."""
     with Gate(directory) as gate:
         argv = launcher.argv(RANKS, [bed.program("rank"), "idle", str(gate.up_path)])
-        pid = start(argv, {**bed.env, **launcher.env})
+        pid = start(argv, {**bed.env, **launcher.env}, fds)
         try:
             gate.wait_up(RANKS)
             time.sleep(SETTLE_S)
@@ -95,22 +99,40 @@ def idle_job(bed: Bed, launcher: Launcher, directory: Path) -> Iterator[list[int
             finish(pid)
 
 
-def count_idle(bed: Bed, launcher: Launcher, window_s: float) -> dict[str, int]:
+def count_idle(
+    bed: Bed, launcher: Launcher, window_s: float, fds: Mapping[int, int | Path] | None = None
+) -> dict[str, int]:
     counts = {}
-    with scratch() as directory, idle_job(bed, launcher, directory) as pids:
+    with scratch() as directory, idle_job(bed, launcher, directory, fds) as pids:
         counts["context switches"] = count_switches(pids, window_s)
         if shutil.which("strace"):
             counts["system calls"] = count_calls(bed, pids, window_s, directory / "strace.log")
     return counts
 
 
+def count_idle_lines(bed: Bed, window_s: float) -> dict[str, int]:
+    """What ranks print goes through the launcher into a pipe."""
+    reading, writing = os.pipe()
+    try:
+        return count_idle(bed, infini_run(bed, "--console=lines"), window_s, {1: writing, 2: writing})
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def measure(bed: Bed) -> Figure:
     window_s = QUICK_WINDOW_S if bed.quick else WINDOW_S
     unit = f"in {window_s:.0f} s"
-    counts = count_idle(bed, infini_run(bed), window_s)
-    samples = {"infini-run": counts}
-    rows = [Row(figure=f"idle {what}", value=count, unit=unit, bar="idle") for what, count in counts.items()]
-    remarks = [] if "system calls" in counts else ["strace is not installed: no system calls counted"]
+    samples = {
+        "idle": count_idle(bed, infini_run(bed), window_s),
+        "idle, lines into a pipe,": count_idle_lines(bed, window_s),
+    }
+    rows = [
+        Row(figure=f"{name} {what}", value=count, unit=unit, bar="idle")
+        for name, counts in samples.items()
+        for what, count in counts.items()
+    ]
+    remarks = [] if "system calls" in samples["idle"] else ["strace is not installed: no system calls counted"]
     torchrun = find_peer(bed, "torchrun")
     if torchrun:
         samples["torchrun"] = counts = count_idle(bed, torchrun, window_s)

@@ -1,12 +1,15 @@
 """(a) Launch: whole commands, `infini-run --nproc_per_node=N /bin/true`, from spawn to exit.
 
 Beside it in the same rounds: `python -c pass` of the same venv (what any Python command costs), the bare
-clone loop of floor.c (what the kernel costs), and every other launcher that is installed.
+clone loop of floor.c (what the kernel costs), and every other launcher that is installed. Output is to /dev/null,
+errors to a file, whose lines the launcher carries where there are several ranks; a row of its own has both in a pipe.
 """
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
 
 from bars import Figure, Row, print_figure
 from bed import Bed, bed_from_args
@@ -15,6 +18,9 @@ from sample import Case, failures, interleave, raw, time_command
 
 ROUNDS = {1: 40, 8: 20, 64: 20, 256: 10, 1024: 5}
 PYTHON = "python -c pass"
+PIPED = 64
+LINES = f"N={PIPED} --console=lines into a pipe"
+INHERIT = f"N={PIPED} --console=inherit to /dev/null"
 
 
 def case_name(launcher: str, n: int) -> str:
@@ -33,7 +39,37 @@ def all_cases(bed: Bed, peers: list[Launcher]) -> list[Case]:
     for n in ROUNDS:
         cases += [case_of(bed, ours, n, may_fail=False) for ours in (infini_run(bed), floor(bed))]
         cases += [case_of(bed, peer, n, may_fail=True) for peer in peers if n <= peer.most]
-    return cases
+    return cases + console_cases(bed)
+
+
+def time_into_pipe(launcher: Launcher, n: int, bed: Bed) -> int:
+    """What ranks print goes through the launcher; they print nothing, so nobody has to read."""
+    reading, writing = os.pipe()
+    try:
+        return time_command(launcher.argv(n, [TRUE]), bed.env, {1: writing, 2: writing})
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def console_cases(bed: Bed) -> list[Case]:
+    """Lines that are carried, beside ranks that write for themselves."""
+    n, null = PIPED, Path("/dev/null")
+    lines, inherit = (infini_run(bed, f"--console={name}") for name in ("lines", "inherit"))
+    into_null = partial(time_command, inherit.argv(n, [TRUE]), bed.env, {1: null, 2: null})
+    rounds = bed.rounds(ROUNDS[n])
+    return [
+        Case(name=LINES, measure=partial(time_into_pipe, lines, n, bed), rounds=rounds),
+        Case(name=INHERIT, measure=into_null, rounds=rounds),
+    ]
+
+
+def console_rows(done: dict[str, Case]) -> list[Row]:
+    lines, inherit = (done[name].median / 1e6 for name in (LINES, INHERIT))
+    return [
+        Row(figure=f"launch {LINES}", value=lines, unit="ms", ratio=lines / inherit, against="inherit"),
+        Row(figure=f"- {INHERIT}", value=inherit, unit="ms"),
+    ]
 
 
 def own_row(done: dict[str, Case], n: int) -> Row:
@@ -88,7 +124,7 @@ def measure(bed: Bed) -> Figure:
         rows.append(own_row(done, n))
         others = ["floor", *(peer.name for peer in peers)]
         rows += [other_row(done, name, n) for name in others if case_name(name, n) in done]
-    rows += growth_rows(done)
+    rows += console_rows(done) + growth_rows(done)
     return Figure(name="launch", rows=rows, samples=raw(cases), remarks=[*remarks, *failures(cases)])
 
 

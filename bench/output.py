@@ -1,5 +1,5 @@
-"""(d) Output: 4 ranks write 200 MB each in lines of 100 bytes, through `--console=prefix` and into
-`--log_dir`.
+"""(d) Output: 4 ranks write 200 MB each in lines of 100 bytes, through `--console=prefix` and `--console=lines`, and
+into `--log_dir`.
 
 Against `cat`: the same four writers into one pipe, cat, and the same reader (or a file). Every timed run
 checks that no byte is missing; one more run of each kind checks every line: none lost, mixed, changed or
@@ -28,7 +28,7 @@ LINE_BYTES = 100
 LINES = 2_000_000
 PEER_LINES = 200_000
 ROUNDS = 5
-PREFIXES = [f"[rank {rank}] " for rank in range(RANKS)]
+PREFIXES = {"prefix": [f"[rank {rank}] " for rank in range(RANKS)], "lines": [""] * RANKS}
 
 
 class Output:
@@ -76,9 +76,9 @@ class Output:
         os.close(writing)
         return [*writers, cat]
 
-    def time_prefix(self, launcher: Launcher) -> int:
+    def time_lines(self, launcher: Launcher, prefixes: Sequence[str]) -> int:
         took = self.through_launcher(launcher, ["sink"])
-        self.expect_bytes(self.payload + self.lines * sum(map(len, PREFIXES)))
+        self.expect_bytes(self.payload + self.lines * sum(map(len, prefixes)))
         return took
 
     def time_cat(self) -> int:
@@ -126,7 +126,7 @@ class Output:
         if got != wanted:
             raise CommandFailed(f"{got} bytes came out, not {wanted}")
 
-    def check_prefix(self, launcher: Launcher) -> tuple[int, dict[str, Any]]:
+    def check_lines(self, launcher: Launcher) -> tuple[int, dict[str, Any]]:
         """How long, and what was wrong with the lines."""
         took = self.through_launcher(launcher, ["check", str(RANKS), str(self.lines)])
         return took, self.answer()
@@ -154,8 +154,8 @@ def wrong_lines(answer: dict[str, Any]) -> int:
     return int(answer["lost"] + answer["disordered"] + answer["broken"])
 
 
-def wrong_prefixes(answer: dict[str, Any]) -> int:
-    return sum(got != wanted for got, wanted in zip(answer["prefixes"], PREFIXES, strict=True))
+def wrong_prefixes(answer: dict[str, Any], prefixes: Sequence[str]) -> int:
+    return sum(got != wanted for got, wanted in zip(answer["prefixes"], prefixes, strict=True))
 
 
 def rate(job: Output, took_ns: float) -> float:
@@ -165,9 +165,9 @@ def rate(job: Output, took_ns: float) -> float:
 
 def measure_own(bed: Bed, directory: Path) -> tuple[list[Row], dict[str, Any]]:
     job = Output(bed, directory, LINES // 10 if bed.quick else LINES)
-    prefixed = infini_run(bed, "--console=prefix")
+    consoles = {name: infini_run(bed, f"--console={name}") for name in PREFIXES}
     measures: dict[str, Callable[[], int]] = {
-        "prefix": partial(job.time_prefix, prefixed),
+        **{name: partial(job.time_lines, launcher, PREFIXES[name]) for name, launcher in consoles.items()},
         "cat": job.time_cat,
         "log_dir": job.time_log_dir,
         "cat > file": job.time_cat_file,
@@ -175,17 +175,14 @@ def measure_own(bed: Bed, directory: Path) -> tuple[list[Row], dict[str, Any]]:
     cases = [Case(name=name, measure=run, rounds=bed.rounds(ROUNDS)) for name, run in measures.items()]
     done = interleave(cases)
     rates = {name: rate(job, case.median) for name, case in done.items()}
-    _, answer = job.check_prefix(prefixed)
-    rows = [
-        Row(
-            figure="output --console=prefix",
-            value=rates["prefix"],
-            unit="MB/s",
-            ratio=rates["prefix"] / rates["cat"],
-            against="cat",
-            bar="output",
-        ),
-        wrong_row("prefix", wrong_lines(answer) + wrong_prefixes(answer)),
+    rows = []
+    for name, launcher in consoles.items():
+        ratio = rates[name] / rates["cat"]
+        figure = f"output --console={name}"
+        rows.append(Row(figure=figure, value=rates[name], unit="MB/s", ratio=ratio, against="cat", bar="output"))
+        _, answer = job.check_lines(launcher)
+        rows.append(wrong_row(name, wrong_lines(answer) + wrong_prefixes(answer, PREFIXES[name])))
+    rows += [
         Row(
             figure="output --log_dir",
             value=rates["log_dir"],
@@ -209,7 +206,7 @@ def measure_peer(bed: Bed, peer: Launcher, directory: Path) -> tuple[list[Row], 
     job = Output(bed, directory, PEER_LINES)
     launcher = FINDERS[peer.name](bed, *(peer.prefix_flags or ()))
     assert launcher is not None
-    runs = [job.check_prefix(launcher) for _ in range(bed.rounds(3))]
+    runs = [job.check_lines(launcher) for _ in range(bed.rounds(3))]
     speed = rate(job, median(took for took, _ in runs))
     wrong = max(wrong_lines(answer) for _, answer in runs)
     flags = " ".join(peer.prefix_flags or ())

@@ -1,4 +1,4 @@
-"""All figures, one table, one JSON file: `python bench/run.py [--quick] [--torch-venv DIR]`.
+"""All figures, one table, one JSON file: `python bench/run.py [--quick | --whole] [--torch-venv DIR]`.
 
 Compiles the C programs and installs infini-run into a fresh venv, both under bench/results/. Nothing is
 installed for the peers: they are used where they are on PATH (torchrun also from --torch-venv).
@@ -21,9 +21,11 @@ import core
 import crew
 import ddp
 import engines
+import flood
 import idle
 import jobs
 import launch
+import link
 import many
 import memory
 import output
@@ -46,6 +48,8 @@ FIGURES = {
     "channel": channel.measure,
     "jobs": jobs.measure,
     "crew": crew.measure,
+    "flood": flood.measure,
+    "link": link.measure,
 }
 
 

@@ -90,10 +90,10 @@ def expect(argv: Sequence[str], code: int, wanted: int = 0) -> None:
         raise CommandFailed(f"{' '.join(argv)}\nexit code {code}, not {wanted}; stderr:\n{last_stderr()}")
 
 
-def time_command(argv: Sequence[str], env: Mapping[str, str]) -> int:
+def time_command(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int | Path] | None = None) -> int:
     """Runs a command that must succeed, and returns how long it took, in ns."""
     begin = time.monotonic_ns()
-    code = finish(start(argv, env))
+    code = finish(start(argv, env, fds))
     took = time.monotonic_ns() - begin
     expect(argv, code)
     return took
