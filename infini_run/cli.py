@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infini_run.attempt import Attempts
     from infini_run.group import Entry
     from infini_run.node import NodeRun
-    from infini_run.options import Options
+    from infini_run.options import Options, Request
     from infini_run.plan import Plan
     from infini_run.seeing import Seeing
     from infini_run.site import Site
@@ -65,9 +65,8 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if request.options is None:
         return _answer(request.question, request.words, before)
     options = request.options
-    if request.idle and not options.dry_run:
-        _say(f"infini-run: {printable(request.idle)}")
-    _warn_of_late_flag(argv, options.program)
+    if ISOLATED not in environ:  # else it was said one level up
+        _warn_of_words(request, argv, options)
     if request.roster is not None:
         from infini_run.many import run_many, show_many
 
@@ -111,6 +110,13 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         _unblock(before)
         become_rank(plan, environ)
     return _launch(plan, options, environ, before, asks_fd, seeing)
+
+
+def _warn_of_words(request: Request, argv: list[str], options: Options) -> None:
+    """Of what was given, and does nothing."""
+    if request.idle and not options.dry_run:
+        _say(f"infini-run: {printable(request.idle)}")
+    _warn_of_late_flag(argv, options.program)
 
 
 def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:

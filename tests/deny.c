@@ -20,6 +20,7 @@ static const struct {
     {"setpgid", SYS_setpgid},     {"prctl", SYS_prctl}, {"dup3", SYS_dup3},
     {"prlimit64", SYS_prlimit64}, {"mount", SYS_mount}, {"rt_sigaction", SYS_rt_sigaction},
     {"set_mempolicy", SYS_set_mempolicy}, {"sched_setaffinity", SYS_sched_setaffinity},
+    {"pidfd_open", SYS_pidfd_open},
 };
 
 int main(int argc, char **words) {

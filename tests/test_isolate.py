@@ -40,6 +40,14 @@ def test_exit_code_passes(infini_run, code, every_path):
     assert infini_run("--isolate", "--nproc_per_node=2", "sh", "-c", f"exit {code}").wait() == code
 
 
+def test_what_does_nothing_is_told_of_once(infini_run):
+    """The inner command reads the same words."""
+    command = infini_run("--isolate", "--join_timeout=7", "echo", "--nproc_per_node=2")
+    assert command.wait() == 0
+    assert command.err.count(b"--join_timeout=7: no effect here") == 1
+    assert command.err.count(b"--nproc_per_node stands after echo") == 1
+
+
 def test_failure_and_report_pass(infini_run, tmp_path, every_path):
     words = ["@1", "die=SEGV", "@*", "wait"]
     command = infini_run("--isolate", "--nproc_per_node=2", f"--report={tmp_path}/r", *play(*words))

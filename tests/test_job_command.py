@@ -10,6 +10,7 @@ import time
 
 import pytest
 from conftest import LIMIT_S, is_alive, until
+from native import build
 
 from infini_run.jobs.command import MISSING, ask, kill_group
 
@@ -61,6 +62,22 @@ def test_bytes_that_are_no_text_are_shown_as_well_as_can_be():
 @pytest.mark.parametrize(("text", "wanted"), [("echo a; echo b >&2; echo >&2", "b"), ("echo a", "a"), ("true", "")])
 def test_the_last_words_are_those_that_say_something(text, wanted):
     assert sh(text).last_words == wanted
+
+
+def test_without_pidfds_a_command_has_its_limit_too():
+    """Linux 4.18 (RHEL 8), and sandboxes."""
+    code = (
+        "import os\nfrom infini_run.jobs.command import ask\n"
+        "print(ask(['sh', '-c', 'echo so far; exec sleep 1000'], os.environ, 0.5))\n"
+        "print(ask(['sh', '-c', 'exit 3'], os.environ))"
+    )
+    deny = (build("deny.c", instead_of="*"), "pidfd_open", "1", "0")
+    done = subprocess.run([*deny, sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("no filter is permitted here")
+    assert "code=137, out='so far\\n', error='', timed_out=True" in done.stdout, done.stderr
+    assert "code=3, out='', error='', timed_out=False" in done.stdout
+    assert done.stderr == ""
 
 
 def test_the_group_of_a_child_that_was_reaped_is_nobodys():

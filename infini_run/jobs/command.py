@@ -62,18 +62,38 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
     """Whether it ended in time. It is reaped in any case."""
     is_over = False
     try:
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            is_over = bool(poll.poll(limit_s * 1000))
-        finally:
-            os.close(pidfd)
+        is_over = _ends_within(process.pid, limit_s)
     finally:
         if not is_over:
             kill_group(process)
         process.wait()
     return is_over
+
+
+def _ends_within(pid: int, limit_s: float) -> bool:
+    """It is not reaped."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:  # before Linux 5.3, or forbidden: a thread waits
+        from threading import Thread
+
+        waiting = Thread(target=_wait_unreaped, args=(pid,), daemon=True)
+        waiting.start()
+        waiting.join(limit_s)
+        return not waiting.is_alive()
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(limit_s * 1000))
+    finally:
+        os.close(pidfd)
+
+
+def _wait_unreaped(pid: int) -> None:
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # it was too slow, killed, and reaped before we looked
+        return
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
