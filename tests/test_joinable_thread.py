@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from conftest import LIMIT_S
 
 from infini_run.crews.joinable_thread import JoinableThread
 
@@ -50,3 +51,19 @@ def test_a_forked_child_does_not_wait_for_its_parents_thread():
     assert thread.is_alive()
     gate.set()
     thread.join()
+
+
+def test_a_thread_does_not_wait_for_itself():
+    """As any thread: it would for ever."""
+    told = []
+
+    def wait_for_itself():
+        try:
+            thread.join(LIMIT_S)
+        except RuntimeError as error:
+            told.append(str(error))
+
+    thread = JoinableThread(wait_for_itself, "itself")
+    thread.start()
+    thread.join()
+    assert told == ["a thread cannot wait for its own end"]

@@ -7,7 +7,7 @@ thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event o
 from __future__ import annotations
 
 import os
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ class JoinableThread(Thread):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds (None: without limit) until the target has returned. Return at once if the
-        thread was never started, and in a forked child, where it does not exist."""
+        thread was never started, and in a forked child, where it does not exist. RuntimeError: it is this one."""
+        if self is current_thread() and os.getpid() == self._pid:
+            raise RuntimeError("a thread cannot wait for its own end")
         if self.ident is not None and os.getpid() == self._pid and self._has_run.wait(timeout):
             super().join()
 
