@@ -535,7 +535,9 @@ class Head:
                 peer.heard_s = now_s
             elif now_s - peer.heard_s > self._options.node_timeout_s:
                 peer.is_silent = True
-                self._lose(peer, f"nothing was heard of it for {self._options.node_timeout_s:g} s (--node_timeout)")
+                limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
+                hint = "" if self._engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are still there"
+                self._lose(peer, f"nothing was heard of it for {limit}{hint}")
                 continue
             self._ask(peer)
 

@@ -256,7 +256,7 @@ def _common_env(
         ("GROUP_WORLD_SIZE", nnodes),
         ("ROLE_WORLD_SIZE", world),
         ("ROLE_NAME", options.role),
-        ("TORCHELASTIC_RUN_ID", options.run_id or (launch_id if options.standalone else "none")),
+        ("TORCHELASTIC_RUN_ID", _run_id(options, launch_id)),
         ("TORCHELASTIC_RESTART_COUNT", "0"),
         ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
     ]
@@ -265,6 +265,11 @@ def _common_env(
     if options.hang_timeout_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the rank may ping
         env.append(("WATCHDOG_USEC", str(max(1, round(options.hang_timeout_s * 1e6)))))
     return tuple(env)
+
+
+def _run_id(options: Options, launch_id: str) -> str:
+    """As torchrun has it."""
+    return options.run_id or (launch_id if options.standalone else "none")
 
 
 def _local_env(node: Node) -> tuple[tuple[str, str], ...]:
@@ -354,7 +359,7 @@ def _files(
     if options.log_dir and options.log_layout == "torchrun":
         from infini_run.torchrun import log_folder
 
-        folder = log_folder(options.run_id, launch_id, node if options.nnodes > 1 else None, 0, local_rank)
+        folder = log_folder(_run_id(options, launch_id), launch_id, node if options.nnodes > 1 else None, 0, local_rank)
         names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""

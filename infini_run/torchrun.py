@@ -102,7 +102,7 @@ def log_folder(run_id: str, launch_id: str, node: int | None, attempt: int, loca
     """
     unique = launch_id.rpartition("-")[2].partition(".")[0]
     level = "" if node is None else f"/node_{node}"
-    return f"{run_id or 'none'}_{unique}{level}/attempt_{attempt}/{local_rank}"
+    return f"{run_id}_{unique}{level}/attempt_{attempt}/{local_rank}"
 
 
 def in_attempt(path: str, attempt: int) -> str:

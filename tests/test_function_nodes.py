@@ -256,18 +256,20 @@ def test_a_rank_that_just_ends_is_a_failure(launcher):
         launcher(nproc=1).run(lambda: os._exit(0))
 
 
-def test_the_first_failure_in_time_is_raised_whichever_node_it_is_on(launcher, bell):
+def test_the_first_failure_in_time_is_raised_whichever_node_it_is_on(launcher, tmp_path):
     def fail(path):
         if os.environ["RANK"] == "0":
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it is to fail, too
             with open(path) as file:
-                file.readline()
+                file.read()
+            time.sleep(0.1)  # more than two clocks are apart by estimate
             raise ValueError("second")
-        with open(path, "w") as file:
-            file.write("go\n")
+        os.open(path, os.O_WRONLY)  # until this process has ended
         raise LookupError("first")
 
+    os.mkfifo(tmp_path / "held")
     with pytest.raises(LookupError, match="first"):
-        launcher(nproc=1).run(fail, bell.path)
+        launcher(nproc=1).run(fail, str(tmp_path / "held"))
 
 
 def test_an_unreachable_host_is_told_as_by_the_command(launcher):

@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import random
 import socket
+import struct
 
 import pytest
 
-from infini_run.crews.lanes import WINDOW, Lanes
+from infini_run.crews.lanes import LARGEST, WINDOW, Lanes
 from infini_run.errors import LinkError
 from infini_run.poller import Poller
 
@@ -22,7 +23,7 @@ class Side:
         self.out = bytearray()
         self.words: list[object] = []
         self.most = 0
-        self.lanes = Lanes(self.poller, self._send, self.words.append)
+        self.lanes = Lanes(self.poller, self._send, self.words.append, takes_gifts=True)
         self.ends: dict[int, socket.socket] = {}
 
     def _send(self, data: bytes) -> None:
@@ -217,3 +218,47 @@ def test_a_lane_that_was_dropped_hears_nothing(both):
     here.send(b"x")
     both.settle()
     assert both.b.words == []
+
+
+def sent(kind: bytes, number: int, payload: bytes = b"", size: int | None = None) -> bytes:
+    return struct.pack(">cII", kind, number, len(payload) if size is None else size) + payload
+
+
+COUNT = struct.pack(">I", 1)
+NONSENSE = {
+    "a gift without end": sent(b"w", 0, b'{"gift":1,"size":1e999}'),
+    "a gift of no size": sent(b"w", 0, b'{"gift":1,"size":-5}'),
+    "a gift larger than any": sent(b"w", 0, b'{"gift":1,"size":%d}' % (LARGEST + 1)),
+    "a gift without a number": sent(b"w", 0, b'{"gift":[],"size":5}'),
+    "a piece of no gift": sent(b"d", 0, b"x"),
+    "the use of no gift": sent(b"u", 1, COUNT),
+    "half a count": sent(b"c", 1, b"\0"),
+    "a credit for nothing": sent(b"c", 1, COUNT),
+    "a credit for no gift": sent(b"c", 0, COUNT),
+    "a frame that would take all memory": sent(b"d", 1, size=0xFFFFFFFF),
+    "a word that would": sent(b"w", 0, size=0xFFFFFFFF),
+    "a number for a word": sent(b"w", 0, b"5"),
+}
+
+
+@pytest.mark.parametrize("data", NONSENSE.values(), ids=NONSENSE)
+def test_what_makes_no_sense_is_refused_before_it_costs_anything(both, data):
+    both.a.open(1)
+    with pytest.raises(LinkError):
+        both.a.lanes.feed(data)
+
+
+def test_who_sends_more_than_the_window_is_cut(both):
+    both.a.open(1)
+    piece = sent(b"d", 1, bytes(1 << 18))
+    with pytest.raises(LinkError, match="more than the window"):
+        for _ in range(WINDOW // (1 << 18) + 8):  # some of it is in the socket, which nobody reads
+            both.a.lanes.feed(piece)
+
+
+def test_a_node_gives_nothing():
+    side = Side()
+    side.lanes = Lanes(side.poller, side._send, side.words.append)
+    with pytest.raises(LinkError):
+        side.lanes.feed(sent(b"w", 0, b'{"gift":1,"size":5}'))
+    side.close()

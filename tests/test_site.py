@@ -208,7 +208,11 @@ VECTORS = {
         {"PBS_JOBID": "17.head", "PBS_NODENUM": "0", "PBS_TASKNUM": "00000002", "PBS_ENVIRONMENT": "PBS_BATCH"},
         {"form": "step", "nnodes": 2, "node_rank": 0, "master_addr": "n1"},
     ),
-    "pbs, uneven": (PBS | {"PBS_NODEFILE": "/uneven"}, {"nproc": 0, "nnodes": 2}),
+    "pbs, uneven": (PBS | {"PBS_NODEFILE": "/uneven"}, {"nproc": 2, "counts": (2, 1), "nnodes": 2}),
+    "pbs, uneven, a task on another node": (
+        PBS | {"PBS_NODEFILE": "/uneven", "PBS_TASKNUM": "08000001", "PBS_NODENUM": "1"},
+        {"nproc": 1, "counts": (2, 1), "node_rank": 1},
+    ),
     "lsf, the job script": (
         LSF,
         {
@@ -370,6 +374,38 @@ def test_no_environment_does_more_than_be_refused(environ, text):
             assert site is None or isinstance(site, Site)
             assert site is None or (site.node_rank < site.nnodes or not site.nnodes)
         assert said == "" or said.isprintable()
+
+
+def mpi_world(counts, *, is_cyclic=False, is_openmpi=False):
+    """What mpirun says to each process of such a world, in the order of their ranks; the local size of each."""
+    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    places.sort(key=(lambda place: place[::-1]) if is_cyclic else None)
+    for rank, (node, local) in enumerate(places):
+        values = {"RANK": rank, "SIZE": len(places), "LOCAL_RANK": local, "LOCAL_SIZE": counts[node]}
+        prefix = "OMPI_COMM_WORLD_" if is_openmpi else "MV2_COMM_WORLD_"
+        nodes = {"OMPI_MCA_orte_num_nodes": str(len(counts))} if is_openmpi else {}
+        yield nodes | {prefix + name: str(value) for name, value in values.items()}
+
+
+@pytest.mark.parametrize("is_cyclic", [False, True], ids=["block", "cyclic"])
+@pytest.mark.parametrize("is_openmpi", [False, True], ids=["hydra", "openmpi"])
+@pytest.mark.parametrize("counts", [(2, 2), (4, 4, 4), (3,)])
+def test_an_even_world_of_mpi_is_taken_however_its_ranks_lie(counts, is_openmpi, is_cyclic):
+    for environ in mpi_world(counts, is_cyclic=is_cyclic, is_openmpi=is_openmpi):
+        assert found(environ).nnodes == len(counts)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_openmpi"), [((1, 2, 3), False), ((1, 2, 3), True), ((1, 1, 2), True), ((2, 1, 1), True)]
+)
+def test_a_world_of_mpi_whose_size_every_local_size_divides_is_refused_all_the_same(counts, is_openmpi):
+    refused = 0
+    for environ in mpi_world(counts, is_openmpi=is_openmpi):
+        try:
+            found(environ)
+        except UsageError as error:
+            refused += "infini-run --engine=mpi --hosts=a:4,b:8" in str(error)
+    assert refused  # mpirun ends the others
 
 
 # ---- ports, and what is not handed on

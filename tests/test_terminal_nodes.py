@@ -61,7 +61,8 @@ def test_what_is_typed_reaches_its_readers_and_its_end_does(start, terminal, fla
     for word in ("one", "two") if readers else ():
         terminal.type(f"{word}\n")
         assert set(terminal.see(rb"read %s (\d)\r" % word.encode(), len(readers))) == readers
-    terminal.type("\x04" if readers else "")
+    if readers:
+        terminal.type("\x04")
     assert terminal.code() == 0
     assert sorted(set(re.findall(rb"over (\d)", terminal.seen))) == [b"0", b"1"]
 

@@ -192,12 +192,12 @@ def test_the_shutdown_timeout_of_the_environment_is_read_last():
 def test_tee_without_a_folder_labels_the_console():
     assert options("--tee=3").console == "prefix"
     assert options("--tee=3", "--console=none").console == "none"
-    assert options("--tee=0").console == "inherit"
+    assert options("--tee=0").console == "auto"
 
 
 def test_logs_in_dev_null_are_no_logs():
     got = options("--log_dir=/dev/null", "--redirects=1")
-    assert (got.log_dir, got.console, got.redirects.others) == ("", "inherit", 1)
+    assert (got.log_dir, got.console, got.redirects.others) == ("", "auto", 1)
 
 
 def test_a_virtual_local_rank_is_always_0_and_the_others_stay_what_they_are():
@@ -213,6 +213,15 @@ def test_the_layout_of_torchrun_goes_by_local_rank_and_its_error_file_is_absolut
     folder = "none_1/node_1/attempt_0/0"
     assert (worker.log, worker.error_log) == (f"logs/{folder}/stdout.log", f"logs/{folder}/stderr.log")
     assert worker.error_file == f"/home/logs/{folder}/error.json"
+
+
+def test_the_folder_of_the_layout_of_torchrun_has_the_run_id_that_ranks_see():
+    for flags, expected in ((["--standalone"], None), (["--standalone", "--rdzv_id=job"], "job"), ([], "none")):
+        plan = plan_of(*flags, "--log_dir=logs", "--log_layout=torchrun")
+        (worker,) = plan.workers
+        run_id = plan.environ(worker, {})["TORCHELASTIC_RUN_ID"]
+        assert worker.log.startswith(f"logs/{run_id}_")
+        assert run_id == (expected or plan.launch_id)
 
 
 # ---- for real

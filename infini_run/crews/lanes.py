@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from infini_run.poller import Poller
 
 WINDOW = 4 << 20  # bytes of one direction of a lane that are on their way
+LARGEST = 1 << 34  # bytes of a gift, as of a message of a channel
 _PIECE = 1 << 18
+_LONGEST_WORD = 64 << 20  # as that of a link
 _GIFTS = 0  # the lane that they cross by
 _HEAD = Struct(">cII")  # kind, lane, bytes that follow
 _COUNT = Struct(">I")
@@ -42,6 +44,7 @@ class Lane:
         self._sock = sock
         self._out: deque[tuple[memoryview, bool]] = deque()  # and whether it is credited
         self._sent = 0  # bytes that the other end has not passed on yet
+        self._waiting = 0  # bytes of theirs that we have not passed on
         self._owed = 0  # bytes that we have passed on, and not credited yet
         self._can_read = self._can_write = True
         self._ends = False  # no more comes from the other end
@@ -108,7 +111,9 @@ class Lane:
                 self._out.popleft()
             else:
                 self._out[0] = view[sent:], is_credited
-            self._owed += sent if is_credited else 0
+            if is_credited:
+                self._waiting -= sent
+                self._owed += sent
         self._credit()
         if not self._out:
             if self._ends and self._can_write:
@@ -144,8 +149,11 @@ class Lane:
     # ---- what the other end says
 
     def take(self, kind: bytes, payload: bytes) -> None:
-        """A frame."""
+        """A frame. Raises LinkError: it is more than there is a window for."""
         if kind == _DATA and self._can_write:
+            self._waiting += len(payload)
+            if self._waiting + self._owed > WINDOW:
+                raise _nonsense("more than the window")
             self.put(payload)
         elif kind == _END:
             self._ends = True
@@ -153,10 +161,10 @@ class Lane:
         elif kind == _CUT:
             self._cut()
         elif kind == _CREDIT:
-            self._sent -= _COUNT.unpack(payload)[0]
+            self._sent = _less(self._sent, payload)
             self.turn()
         elif kind == _USE and self._can_write:
-            self.put(self._lanes.gift(_COUNT.unpack(payload)[0]), is_credited=False)
+            self.put(self._lanes.gift(_count(payload)), is_credited=False)
 
     def _cut(self) -> None:
         """Nobody reads at the other end: who writes to our socket is to know."""
@@ -199,9 +207,18 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of one stream. send: gets bytes for the other end. take: gets its words."""
+    """All lanes of one stream. send: gets bytes for the other end. take: gets its words. takes_gifts: the other end
+    may give some, and is trusted not to give more than there is memory for."""
 
-    def __init__(self, poller: Poller, send: Callable[[bytes], None], take: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        send: Callable[[bytes], None],
+        take: Callable[[Any], None],
+        *,
+        takes_gifts: bool = False,
+    ) -> None:
+        self._takes_gifts = takes_gifts
         self.poller = poller
         self.has_room = True
         self._send = send
@@ -302,6 +319,8 @@ class Lanes:
         at = 0
         while len(self._buffer) - at >= _HEAD.size:
             kind, number, size = _HEAD.unpack_from(self._buffer, at)
+            if size > (_LONGEST_WORD if kind == _WORD else _PIECE):
+                raise _nonsense(f"a frame of {size} bytes")
             end = at + _HEAD.size + size
             if len(self._buffer) < end:
                 break
@@ -322,20 +341,29 @@ class Lanes:
         try:
             word = load(payload)
         except (ValueError, RecursionError):
-            raise LinkError("what came over the stream is not what infini-run sends") from None
-        if "gift" in word:
-            self._coming.append((int(word["gift"]), int(word["size"])))
-            self._gifts[int(word["gift"])] = bytearray()
-        elif "given" in word:
-            self._gifts.pop(int(word["given"]), None)
+            raise _nonsense("no JSON") from None
+        if type(word) is not dict:
+            raise _nonsense("no word")
+        if word.keys() == {"gift", "size"}:
+            self._hear_of_gift(word["gift"], word["size"])
+        elif word.keys() == {"given"}:
+            self._gifts.pop(word["given"] if type(word["given"]) is int else -1, None)
         else:
             self._take(word)
 
+    def _hear_of_gift(self, number: object, size: object) -> None:
+        if not self._takes_gifts or type(number) is not int or type(size) is not int or not 0 < size <= LARGEST:
+            raise _nonsense("a gift")
+        self._coming.append((number, size))
+        self._gifts[number] = bytearray()
+
     def _hear_gift(self, kind: bytes, payload: bytes) -> None:
         if kind == _CREDIT:
-            self._given -= _COUNT.unpack(payload)[0]
+            self._given = _less(self._given, payload)
             self._give()
             return
+        if not self._coming:
+            raise _nonsense("a piece of no gift")
         number, size = self._coming[0]
         self._gifts[number] += payload
         self.post(_CREDIT, _GIFTS, _COUNT.pack(len(payload)))
@@ -343,4 +371,26 @@ class Lanes:
             self._coming.pop(0)
 
     def gift(self, number: int) -> bytearray:
+        """Raises LinkError: there is none."""
+        if number not in self._gifts:
+            raise _nonsense("no such gift")
         return self._gifts[number]
+
+
+def _count(payload: bytes) -> int:
+    if len(payload) != _COUNT.size:
+        raise _nonsense("no count")
+    found: int = _COUNT.unpack(payload)[0]
+    return found
+
+
+def _less(held: int, credit: bytes) -> int:
+    """What is held, less a credit. Raises LinkError: it is for more than that."""
+    left = held - _count(credit)
+    if left < 0:
+        raise _nonsense("a credit for what was not sent")
+    return left
+
+
+def _nonsense(what: str) -> LinkError:
+    return LinkError(f"what came over the stream is not what infini-run sends: {what}")

@@ -15,6 +15,7 @@ from itertools import accumulate
 from weakref import WeakSet
 
 from infini_run.crews.bridge import Bridge
+from infini_run.crews.lanes import LARGEST
 from infini_run.crews.node_runner import NodeRunner
 from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from infini_run.crews.bridge import Outpost
     from infini_run.crews.runner import Runner
     from infini_run.parcel import Buffer
-
-_LIMIT = 1 << 34  # bytes of a frame, as a channel has it
-
 
 class NodeSpawner:
     """Workers on several hosts. `open` reaches them, and holds them until `close`.
@@ -196,7 +194,7 @@ class NodeSpawner:
         """As Spawner.spread: once to each node."""
         lives = [runner for runner in runners if isinstance(runner, NodeRunner)]
         if self._bridge is not None and lives:
-            self._bridge.spread(self._number(), lives, bytes_frame(frame, _LIMIT).pieces)
+            self._bridge.spread(self._number(), lives, bytes_frame(frame, LARGEST).pieces)
 
     # ---- the end
 

@@ -61,7 +61,7 @@ class Outpost:
         self._stream = stream
         self._out = bytearray()
         self._poller = Poller()
-        self._lanes = Lanes(self._poller, self._send, self._take)
+        self._lanes = Lanes(self._poller, self._send, self._take, takes_gifts=True)
         self._lives: dict[int, Life] = {}
         self._watched: set[int] = set()
         self._spawner: ExecSpawner | None = None

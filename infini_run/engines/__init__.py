@@ -24,12 +24,14 @@ if TYPE_CHECKING:
         """A module of this package.
 
         WINDOW: so many commands at a time. OVER_STDIO: the link is the command's stdin and stdout; else the agents
-        dial, and have the token from their environment or, TOKEN_BY_FILE, from a file.
+        dial, and have the token from their environment or, TOKEN_BY_FILE, from a file. ENDS_STOPPED: an agent
+        that is stopped is ended, and its ranks with it.
         """
 
         WINDOW: int
         OVER_STDIO: bool
         TOKEN_BY_FILE: bool
+        ENDS_STOPPED: bool
 
         def clients(
             self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]

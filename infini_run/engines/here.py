@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = True
 TOKEN_BY_FILE = False
+ENDS_STOPPED = True
 
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:

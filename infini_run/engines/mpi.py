@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
+ENDS_STOPPED = False
 _OWN = ("[", "YOUR APPLICATION", "This typically refers", "Please see the FAQ", "mpirun")  # outside of boxes
 _KNOWN = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # program: whether it is Open MPI's
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 WINDOW = 32
 OVER_STDIO = False
 TOKEN_BY_FILE = True
+ENDS_STOPPED = False
 
 
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:

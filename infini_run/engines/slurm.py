@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WINDOW = 1
 OVER_STDIO = False
 TOKEN_BY_FILE = False
+ENDS_STOPPED = True
 _NOT_THERE = "execve()"  # what the node says of an interpreter that it does not have
 _OWN = ("srun:", "slurmstepd:")
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")

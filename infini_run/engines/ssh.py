@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WINDOW = 64
 OVER_STDIO = True
 TOKEN_BY_FILE = False
+ENDS_STOPPED = True
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "EscapeChar=none")
 _NO_CONNECTION = 255  # ssh's own failures; all else is the remote side's
 _PASSING = ("kex_exchange_identification", "Connection reset", "Connection closed by", "banner exchange")

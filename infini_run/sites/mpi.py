@@ -1,7 +1,9 @@
 """What every MPI launcher says in its own words: a rank, how many there are, and the same on this node.
 
 With one process a node the rank is the node's. With several the nodes are counted by division: all must have the
-same number, and GROUP_RANK is right where ranks fill one node after the other (the launchers' default).
+same number, and GROUP_RANK is right where ranks fill one node after the other (the launchers' default). Numbers that
+differ, and all divide the world's, are noticed by a process that counts more nodes than Open MPI says there are at most;
+without that word by one whose rank is where no even world has it.
 """
 
 from __future__ import annotations
@@ -13,25 +15,29 @@ from infini_run.site import Site, Surroundings, derived_port
 
 @record
 class Words:
-    """The variables of one launcher. `job`: one that is the same on every node, or ""."""
+    """The variables of one launcher. `job`: one that is the same on every node; `most_nodes`: one that counts the
+    nodes that it can use, of which some may have no process; or ""."""
 
     rank: str
     size: str
     local_rank: str
     local_size: str
     job: str = ""
+    most_nodes: str = ""
 
 
 def site_of(engine: str, around: Surroundings, words: Words) -> Site:
     rank, size = around.number(words.rank, unset=-1), around.number(words.size, 1)
     local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
-    if size % local_size:
+    nnodes, most = size // local_size, around.number(words.most_nodes) if words.most_nodes else 0
+    is_uneven = bool(size % local_size) or (nnodes > most if most else not _is_even(rank, nnodes, local_rank, local_size))
+    if is_uneven:
         raise UsageError(
             f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: which node this is "
             "cannot be told from that; start the same number on all, or one for each node, or give "
             "infini-run --engine=mpi --hosts=a:4,b:8"
         )
-    nnodes, job = size // local_size, around.text(words.job) if words.job else ""
+    job = around.text(words.job) if words.job else ""
     node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank
     return Site(
         engine=engine,
@@ -54,3 +60,8 @@ def site_of(engine: str, around: Surroundings, words: Words) -> Site:
             world_size=words.size,
         ),
     )
+
+
+def _is_even(rank: int, nnodes: int, local_rank: int, local_size: int) -> bool:
+    """Whether such a rank is in a world of as many processes on each node, node after node or one on each in turn."""
+    return rank < 0 or (rank - local_rank) % local_size == 0 or rank // max(1, nnodes) == local_rank

@@ -20,5 +20,6 @@ def detect(around: Surroundings) -> Site | None:
         local_rank=world + "LOCAL_RANK",
         local_size=world + "LOCAL_SIZE",
         job=around.first("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        most_nodes="OMPI_MCA_orte_num_nodes",
     )
     return site_of("openmpi", around, words)
