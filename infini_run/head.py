@@ -536,7 +536,7 @@ class Head:
             elif now_s - peer.heard_s > self._options.node_timeout_s:
                 peer.is_silent = True
                 limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
-                hint = "" if self._engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are still there"
+                hint = "" if self._engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
                 self._lose(peer, f"nothing was heard of it for {limit}{hint}")
                 continue
             self._ask(peer)

@@ -359,7 +359,8 @@ def _files(
     if options.log_dir and options.log_layout == "torchrun":
         from infini_run.torchrun import log_folder
 
-        folder = log_folder(_run_id(options, launch_id), launch_id, node if options.nnodes > 1 else None, 0, local_rank)
+        of_node = node if options.nnodes > 1 else None
+        folder = log_folder(_run_id(options, launch_id), launch_id, of_node, 0, local_rank)
         names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""

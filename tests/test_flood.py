@@ -17,7 +17,7 @@ while True:
     one = _socket.socket()
     one.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, struct.pack("ii", 1, 0))  # no port stays taken after it
     try:
-        one.bind(("127.9.0.1", 0))
+        one.bind((sys.argv[3], 0))
         one.connect(("127.0.0.1", int(sys.argv[1])))
         one.send(said)
     except OSError:
@@ -30,9 +30,9 @@ CHALLENGE = b"C\0\0\0 " + bytes(range(32))
 
 
 @contextmanager
-def flood(target, said=b"", count=3):
+def flood(target, said=b"", count=3, source="127.9.0.1"):
     """So many processes that dial as fast as they can, say so much, and hold what they have."""
-    words = [sys.executable, "-ISc", FLOOD, str(target), said.hex()]
+    words = [sys.executable, "-ISc", FLOOD, str(target), said.hex(), source]
     those = [subprocess.Popen(words, stdout=subprocess.PIPE) for _ in range(count)]
     try:
         for one in those:
@@ -55,3 +55,12 @@ def test_a_flood_after_the_join_harms_no_heartbeat(node, bell, port, said):  # n
     assert not [line for line in lines if "lost" in line or "turned away" in line]
     (counted,) = [line for line in lines if "connections to the link's port were let go" in line]
     assert int(counted.split()[1]) > 50
+
+
+@pytest.mark.parametrize("source", ["127.9.0.1", "127.0.0.1"], ids=["from-elsewhere", "from-where-the-node-is"])
+@pytest.mark.parametrize("said", [b"", CHALLENGE], ids=["silent", "half-a-handshake"])
+def test_a_node_joins_during_a_flood(node, port, said, source):  # noqa: F811
+    first = node(0, "true")
+    with flood(port + 1, said, source=source):
+        commands = [first, node(1, "true")]
+        assert [command.wait() for command in commands] == [0, 0], told(*commands)

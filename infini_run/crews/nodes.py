@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infini_run.crews.runner import Runner
     from infini_run.parcel import Buffer
 
+
 class NodeSpawner:
     """Workers on several hosts. `open` reaches them, and holds them until `close`.
 

@@ -2,8 +2,8 @@
 
 With one process a node the rank is the node's. With several the nodes are counted by division: all must have the
 same number, and GROUP_RANK is right where ranks fill one node after the other (the launchers' default). Numbers that
-differ, and all divide the world's, are noticed by a process that counts more nodes than Open MPI says there are at most;
-without that word by one whose rank is where no even world has it.
+differ, and all divide the world's, are noticed by a process that counts more nodes than Open MPI says there are at
+most; without that word by one whose rank is where no even world has it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def site_of(engine: str, around: Surroundings, words: Words) -> Site:
     rank, size = around.number(words.rank, unset=-1), around.number(words.size, 1)
     local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
     nnodes, most = size // local_size, around.number(words.most_nodes) if words.most_nodes else 0
-    is_uneven = bool(size % local_size) or (nnodes > most if most else not _is_even(rank, nnodes, local_rank, local_size))
-    if is_uneven:
+    is_odd = nnodes > most if most else not _is_even(rank, nnodes, local_rank, local_size)
+    if size % local_size or is_odd:
         raise UsageError(
             f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: which node this is "
             "cannot be told from that; start the same number on all, or one for each node, or give "
