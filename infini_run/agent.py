@@ -198,7 +198,8 @@ class Agent:
                 raise
             raise LinkError("the head has gone before it said what is to run") from None
         if what == frame.BYE:
-            raise LinkError(f"the head has turned node {self._name['node']} away: {unpack_json(payload)['error']}")
+            why = border.read(payload, border.TURNED_AWAY)["error"]
+            raise LinkError(f"the head has turned node {self._name['node']} away: {why}")
         self._frames.append((what, payload))
 
     # ---- before the start

@@ -81,6 +81,7 @@ SIGNAL: Form = {"signal": _signal}
 STOP: Form = {"signal": _signal, "is_told": _flag}
 LOOK: Form = {"ranks": _ranks}
 BYE: Form = {"exit_code": _code}
+TURNED_AWAY: Form = {"error": _text}  # a BYE before there was a SPEC
 ASK: Form = {"at_ns": _ns}
 # agent to head
 HELLO: Form = {

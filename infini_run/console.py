@@ -161,7 +161,7 @@ class Source:
 
     def _read(self) -> bytes:
         with unstopped():
-            if not self.never_waits and self._own < 0 and not _is_readable(self._fd):
+            if not self.never_waits and self._own < 0 and not is_readable(self._fd):
                 raise BlockingIOError  # who shares it with us was quicker
             return os.read(self.fileno(), 1 << 16)
 
@@ -199,7 +199,8 @@ def _reopened(fd: int) -> int:
         return -1
 
 
-def _is_readable(fd: int) -> bool:
+def is_readable(fd: int) -> bool:
+    """Whether a read would not wait."""
     import select
 
     poll = select.poll()

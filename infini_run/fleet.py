@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from _functools import partial
 
+from infini_run.console import is_readable
 from infini_run.errors import LinkError
 from infini_run.peer import NEW, Census, Peer
 from infini_run.poller import READ, WRITE
@@ -107,8 +108,9 @@ class Fleet:
             self._lose(peer, "")  # one that never came to speak is told of when its command ends, which knows why
 
     def hear_out(self, peer: Peer) -> None:
-        """All that it has said, to the end."""
-        while peer.wire is not None and not peer.wire.has_ended:
+        """All that it has said. Its command has ended, so no more comes; but what that has left behind (ControlPersist)
+        may have the other end open, and then there is no end to wait for."""
+        while peer.wire is not None and not peer.wire.has_ended and is_readable(peer.wire.fileno()):
             self.hear(peer)
 
     def close(self) -> None:

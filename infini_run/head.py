@@ -574,6 +574,7 @@ class Head:
             peer.heard_s = min(now_s, peer.heard_s + away_s)
         self._join_end_s += away_s
         self._stop_end_s += away_s
+        self._end_s += away_s
         self._next_beat_s = now_s
 
     def _go(self) -> None:

@@ -385,7 +385,7 @@ def open_overview(
 
 
 def _whole(value: Any) -> int:
-    if type(value) is not int:
+    if type(value) is not int or abs(value) >= 1 << 63:
         raise LinkError("what came over the link is not what infini-run sends")
     return value
 

@@ -14,18 +14,21 @@ from conftest import marked, play, until
 from hosts import agents
 from test_site import SRUN
 
+from infini_run.port import _is_free, _lock, free_port, let_go
+
 
 @pytest.fixture
 def port():
-    """Free, and the next one, too, which is the link's."""
+    """Free, and the next one, too, which is the link's: none that the kernel gives to a connection, and none
+    of another test's."""
     while True:
-        with socket.socket() as one, socket.socket() as next_one:
-            one.bind(("127.0.0.1", 0))
-            try:
-                next_one.bind(("127.0.0.1", one.getsockname()[1] + 1))
-            except OSError:
-                continue
-            return one.getsockname()[1]
+        first = free_port()
+        if _is_free(first + 1) and _lock(first + 1):
+            break
+        let_go(first)
+    yield first
+    let_go(first)
+    let_go(first + 1)
 
 
 @pytest.fixture(autouse=True)

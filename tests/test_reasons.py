@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
@@ -69,3 +71,13 @@ def test_an_agent_that_ends_before_it_is_one_says_why(many, tmp_path):  # noqa: 
     command = many(f"--remote_python={python}", "true", hosts="host1")
     refused(command, "node 0 (host1)", "ssh ended with 3: licence.dat: No such file or directory")
     assert b"give --remote_python" not in command.err
+
+
+def test_an_ssh_that_leaves_its_end_of_the_link_to_another_process_is_told_of_all_the_same(infini_run, tmp_path):
+    """As one with ControlPersist may: there is no end of the link to wait for."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec 3<&0\nsetsid cat <&3 >/dev/null 2>&1 &\nexit 3\n")
+    ssh.chmod(0o755)
+    command = infini_run("--hosts=a", "true", env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert command.wait() == 1
+    assert b"node 0 (a) could not be reached: ssh ended with 3" in command.err
