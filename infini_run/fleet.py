@@ -108,8 +108,8 @@ class Fleet:
             self._lose(peer, "")  # one that never came to speak is told of when its command ends, which knows why
 
     def hear_out(self, peer: Peer) -> None:
-        """All that it has said. Its command has ended, so no more comes; but what that has left behind (ControlPersist)
-        may have the other end open, and then there is no end to wait for."""
+        """All that it has said. Its command has ended, so no more comes; but what that has left behind
+        (ControlPersist) may have the other end open, and then there is no end to wait for."""
         while peer.wire is not None and not peer.wire.has_ended and is_readable(peer.wire.fileno()):
             self.hear(peer)
 
