@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, is_alive, play, until
+from native import build
 
 from jobs import JOB
 
@@ -82,6 +83,22 @@ def test_cancel_gives_ranks_their_grace(local, bell):
     assert local.wait(name)["state"] == "CANCELLED"
     assert "[rank 0] saved" in local.lines(name)
     assert local.call("cancel", name).returncode == 0  # it has ended: nothing to do
+
+
+def test_without_pidfds_a_job_is_followed_and_cancelled(local, bell):
+    """Linux 4.18 (RHEL 8), and sandboxes."""
+    name = local.submit("--", *hold(bell))
+    bell.hear(1)
+    deny = (build("deny.c", instead_of="*"), "pidfd_open", "1", "0")
+    words = {"env": local.env, "capture_output": True, "text": True, "timeout": LIMIT_S, "check": False}
+    done = subprocess.run([*deny, *JOB, "cancel", name], **words)
+    if done.returncode == 77:
+        pytest.skip("no filter is permitted here")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert local.wait(name)["state"] == "CANCELLED"
+    done = subprocess.run([*deny, *JOB, "submit", "--wait", "--", "sh", "-c", "exit 3"], **words)
+    assert done.returncode == 3
+    assert "FAILED 3 " in done.stdout
 
 
 def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):

@@ -17,7 +17,7 @@ from infini_run.jobs.scheduler import REFUSED, RUNNING, Facts, Pool, Seen, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _START = 'setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
 
@@ -87,14 +87,14 @@ class Local:
 
     def cancel(self, id: str) -> None:  # noqa: A002
         """TERM, as a scheduler: the ranks have their grace."""
-        fd = open_process(id)
-        if fd < 0:
-            return
         try:
-            signal.pidfd_send_signal(fd, signal.SIGTERM)
-        except ProcessLookupError:
-            return
-        finally:
+            fd = open_process(id)
+        except QueryError:
+            fd = -1
+            if pid := _pid(id):  # by the number, which was looked at just now
+                _signal(os.kill, pid)
+        if fd >= 0:
+            _signal(signal.pidfd_send_signal, fd)
             os.close(fd)
 
     def requeue(self, id: str) -> bool:  # noqa: A002
@@ -102,8 +102,16 @@ class Local:
         return False
 
 
+def _signal(send: Callable[[int, int], None], whom: int) -> None:
+    try:
+        send(whom, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+
+
 def open_process(id_: str) -> int:
-    """A pidfd of it, which becomes readable when it ends; -1: it has ended. Raises QueryError: another machine's."""
+    """A pidfd of it, which becomes readable when it ends; -1: it has ended. Raises QueryError: another machine's, or
+    there are no pidfds (before Linux 5.3, or forbidden)."""
     pid = _pid(id_)
     if not pid:
         return -1
@@ -111,6 +119,8 @@ def open_process(id_: str) -> int:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
+    except OSError as error:
+        raise QueryError(f"process {pid}: pidfd_open: {error.strerror}") from None
     if _pid(id_) != pid:  # it ended before we had hold of it, and somebody else has its number
         os.close(fd)
         return -1
