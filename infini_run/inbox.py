@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
-PICKLE, BYTES, PARTS, END = 1, 2, 3, 4
+PICKLE, BYTES, PARTS, END = 0xF9, 0xFA, 0xFB, 0xFC  # bytes that no text has, and that few numbers begin with
 VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
@@ -34,6 +34,7 @@ _HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
 _NO_LENGTH = (0,)
 _NOT_OURS = "what came over the channel is not what infini-run sends"
 _SMALL = frozenset((PICKLE, BYTES, END))  # kinds of one piece
+_KINDS = frozenset((*_SMALL, PARTS))
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
@@ -98,10 +99,12 @@ class Inbox:
                 stop += sum(counts)
             body = start + _HEAD_SIZE
             if stop < body:
+                if stop > start and self._memory[start] not in _KINDS:  # nothing more may come
+                    raise Broken(_NOT_OURS)
                 return None
             kind, count, size = _unpack_head(self._memory, start)
             end = body + size
-            if end < stop and kind in _SMALL:
+            if end < stop and kind in _SMALL and not count:
                 payload = bytes(self._view[body:end])
                 is_valid = self._memory[end]
                 end += 1
@@ -112,7 +115,7 @@ class Inbox:
                     self._state = end, stop, None, 0, []
                 if is_valid:
                     return kind, payload
-            elif kind not in _SMALL and (kind != PARTS or not 0 < count * SIZE.size <= size):
+            elif count if kind in _SMALL else kind != PARTS or not 0 < count * SIZE.size <= size:
                 raise Broken(_NOT_OURS)
             elif size >= _DIRECT or kind == PARTS:
                 self._begin(_Large(kind, count, size, self._limit))

@@ -31,6 +31,7 @@ class Receiver(Half):
         self._inbox = Inbox(limit)
         self._kept: Message | None = None  # a message that was seen and not taken
         self._over: tuple[type[ChannelError], str] | None = None
+        self.is_torn = False  # something came that is no message, and what follows it cannot be told apart
 
     def recv(self, timeout_s: float | None = None) -> Any:
         """The next message.
@@ -62,6 +63,8 @@ class Receiver(Half):
         if self._kept is None and not self._closed and self._over is None and self._lock.acquire(False):
             try:
                 self._kept = self._inbox.take()
+            except Broken as error:
+                self._tear(error)
             finally:
                 self._leave()
         return self._kept is not None or self._over is not None or self._closed
@@ -85,7 +88,11 @@ class Receiver(Half):
         """The next message. The lock is ours."""
         inbox = self._inbox
         while not self._closed:
-            message = self._kept or (None if inbox.is_drained else inbox.take())
+            try:
+                message = self._kept or (None if inbox.is_drained else inbox.take())
+            except Broken as error:
+                self._tear(error)
+                raise
             if message is None:
                 if self._over is not None:
                     raise self._over[0](self._over[1])
@@ -97,6 +104,9 @@ class Receiver(Half):
                 except BlockingIOError:
                     self._wait(select.POLLIN, end_s)
                     continue
+                except Broken as error:
+                    self._tear(error)
+                    raise
                 except ConnectionResetError:  # it has gone with messages of ours unread
                     count = 0
                 if not count:
@@ -112,6 +122,10 @@ class Receiver(Half):
                 self._kept = None
                 return message
         raise self._closed_error()
+
+    def _tear(self, error: Broken) -> None:
+        self._over, self.is_torn = (Broken, str(error)), True
+        self._inbox.is_drained = True
 
     def close(self) -> None:
         """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""

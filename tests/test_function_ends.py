@@ -18,6 +18,8 @@ import pytest
 from conftest import LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
+from infini_run.crews import worker
+from infini_run.inbox import BYTES, HEAD, PICKLE
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 
@@ -265,6 +267,48 @@ def test_a_daemon_that_was_only_forked_is_ended(run, tmp_path):
 
     pid = run(work, nproc=1)[0]
     assert not is_alive(pid)
+
+
+# ---- something is written into a worker's channel
+
+
+def channel_number():
+    """The descriptor of this worker's channel, as one that is out of date may be."""
+    return worker._kept[0].fileno()
+
+
+STRANGE = {
+    "text": b"hello",
+    "a-number": (1).to_bytes(8, "little"),  # as eventfd_write(3) writes it
+    "zeros": bytes(3000),
+    "ones": b"\xff" * 3000,
+    "an-object": HEAD.pack(PICKLE, 0, 0) + b"\1",
+    "no-message": HEAD.pack(BYTES, 0, 2) + b"ok\1",
+    "nothing": HEAD.pack(BYTES, 0, 0) + b"\1",
+}
+
+
+@pytest.mark.parametrize("data", STRANGE.values(), ids=STRANGE)
+def test_what_is_written_into_a_worker_s_channel_is_told_with_its_rank(run, data):
+    def work():
+        if rank() == 1:
+            os.write(channel_number(), data)
+        return rank()
+
+    with pytest.raises(ir.WorkerDied, match=r"rank 1 on .* wrote into the channel") as caught:
+        run(work, timeout_s=LIMIT_S)
+    assert caught.value.rank == 1
+
+
+def test_a_worker_whose_channel_is_torn_ends_though_its_function_would_not(run):
+    def work():
+        if rank() == 1:
+            os.write(channel_number(), b"hello")
+            idle()
+        return rank()
+
+    with pytest.raises(ir.WorkerDied, match="rank 1 on "):
+        run(work, timeout_s=LIMIT_S, keep_going=True)
 
 
 # ---- the caller ends

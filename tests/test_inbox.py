@@ -49,7 +49,10 @@ def received(data, limit=LIMIT):
 @settings(max_examples=300)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 6), NUMBERS, SIZES, st.lists(SIZES, max_size=3), st.binary(max_size=40)), max_size=3
+        st.tuples(
+            st.integers(BYTES - 2, BYTES + 3), NUMBERS, SIZES, st.lists(SIZES, max_size=3), st.binary(max_size=40)
+        ),
+        max_size=3,
     )
 )
 @example([(PARTS, 0, 0, [], b"\1")])
@@ -57,7 +60,8 @@ def received(data, limit=LIMIT):
 @example([(PARTS, (1 << 32) - 1, (1 << 64) - 1, [], b"")])
 @example([(PARTS, 1, 1 << 19, [1 << 62], b"x")])
 @example([(PARTS, 2, 19, [3, 0], b"abc\1")])
-@example([(99 % 7, 0, 0, [], b"\1")])
+@example([(1, 0, 0, [], b"\1")])
+@example([(BYTES, 1, 0, [], b"\1")])
 @example([(BYTES, 0, 1 << 63, [], b"")])
 def test_any_frames_are_messages_or_an_error_of_ours(frames):
     data = b"".join(
@@ -82,6 +86,9 @@ def test_any_bytes_are_messages_or_an_error_of_ours(data):
         HEAD.pack(PARTS, 1, 9) + table(1 << 62) + b"x\1",
         HEAD.pack(7, 0, 3) + b"abc\1",
         HEAD.pack(0, 0, 1 << 30),
+        HEAD.pack(BYTES, 2, 1 << 30),
+        b"h",
+        (1).to_bytes(8, "little"),
         HEAD.pack(PARTS, (1 << 32) - 1, 1 << 20) + b"x" * 100,
     ],
     ids=[
@@ -91,6 +98,9 @@ def test_any_bytes_are_messages_or_an_error_of_ours(data):
         "a-huge-part",
         "kind-7",
         "kind-0",
+        "bytes-in-parts",
+        "text",
+        "the-count-of-an-eventfd",
         "2^32-parts",
     ],
 )

@@ -76,6 +76,7 @@ class Seat:
         self.is_up = False
         self.has_result = False
         self.has_failed = False
+        self.is_torn = False  # what came over its channel is not what a worker says
         self.ended_s: float | None = None  # when its channel did, since the epoch
         self.is_settled = False  # how its process ended has been looked at
 
@@ -202,8 +203,27 @@ class Launch:
                 return
             except (End, Broken):
                 seat.ended_s = time.time()
+                if seat.runner.events.is_torn:
+                    self._tear(seat)
                 return
-            self._take(seat, decode(frame))
+            except (ChannelError, TypeError):  # it was passed over; it is an object, and ours are bytes
+                self._tear(seat)
+                return
+            message, _ = attempt(decode, frame)
+            if message is None:
+                self._tear(seat)
+                return
+            self._take(seat, message)
+
+    def _tear(self, seat: Seat) -> None:
+        """Something that is no message was written into its channel: nothing that comes after it can be believed. It
+        may wait for us, or write what nobody reads, so it is to end; how it does is told with this."""
+        seat.ended_s = time.time()
+        if not seat.has_result:
+            seat.is_torn = True
+            seat.runner.signal(signal.SIGKILL)
+            seat.runner.tasks.close()
+            seat.runner.events.close()
 
     def _take(self, seat: Seat, message: Message) -> None:
         runner = seat.runner
@@ -256,6 +276,9 @@ class Launch:
         seat.is_settled = True
         end_s = exit_.end_s or time.time()
         if seat.has_failed or (seat.has_result and not exit_.is_failure):
+            return
+        if seat.is_torn:
+            self._fail(_torn(exit_), seat.runner.rank, seat.ended_s or end_s)
             return
         before_stop = self._stopped_s is None or min(end_s, seat.ended_s or end_s) < self._stopped_s
         if exit_.is_failure or (not exit_.stopped and not seat.has_result and before_stop):
@@ -399,6 +422,15 @@ def _died(exit_: Exit, has_result: bool) -> WorkerDied:
     if exit_.log:
         lines.append(f"  log: {exit_.log}")
     return WorkerDied("\n".join(lines), exit_)
+
+
+def _torn(exit_: Exit) -> WorkerDied:
+    after = f"after {duration_text((exit_.end_s or 0) - (exit_.start_s or 0))}"
+    text = (
+        f"rank {exit_.rank} on {exit_.host} was ended: something in it wrote into the channel between it and its "
+        f"launcher, perhaps to the number of a descriptor that was closed before (pid {exit_.pid}, {after})"
+    )
+    return WorkerDied("\n".join([text, *(f"  | {line}" for line in exit_.last_lines[-5:])]), exit_)
 
 
 def _with_notes(failures: Sequence[Failure]) -> BaseException:
