@@ -105,25 +105,39 @@ int ir_group_signal(struct ir_group *g, int worker, int sig) {
     return r < 0 ? r : 1;
 }
 
+/* timeout(1) sends a signal to the process, and then to its group. A terminal's signals are the kernel's. */
+static bool is_echo(const struct ir_group *g, const struct signalfd_siginfo *info) {
+    return g->heard_ns != 0 && info->ssi_code != SI_KERNEL &&
+           info->ssi_signo == g->told_by.ssi_signo && info->ssi_code == g->told_by.ssi_code &&
+           info->ssi_pid == g->told_by.ssi_pid && clock_ns() - g->heard_ns < ECHO_MS * NS_PER_MS;
+}
+
 /* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
  * are; TERM and faults as the stop signal that was asked for. Who died before is told before: a
  * signalfd hands out the lowest number first, TERM before the CHLD that came earlier. */
-static void signal_stops(struct ir_group *g, int sig) {
+static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info) {
+    const int sig = (int)info->ssi_signo;
     wait_any(g);
+    if (is_echo(g, info)) return;
     bool again = g->told;
+    if (!again) {
+        g->told_by = *info;
+        g->heard_ns = clock_ns();
+    }
     if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
     g->told = true;
     if (again) ir_group_kill(g);
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
 }
 
-static void signal_take(struct ir_group *g, int sig) {
+static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info) {
+    const int sig = (int)info->ssi_signo;
     switch (policy_of(g, sig)) {
     case REAPS:
         wait_any(g);
         tty_check_stopped(g);
         return;
-    case STOPS: signal_stops(g, sig); return;
+    case STOPS: signal_stops(g, info); return;
     case SUSPENDS:
         if (g->config.asked_fd < 0) tty_suspend(g);
         else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
@@ -144,7 +158,6 @@ void signal_ready(struct ir_group *g) {
     for (;;) {
         ssize_t n = read(g->signal_fd, info, sizeof info);
         if (n <= 0) return;
-        for (size_t i = 0; i < (size_t)n / sizeof *info; i++)
-            signal_take(g, (int)info[i].ssi_signo);
+        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_take(g, &info[i]);
     }
 }

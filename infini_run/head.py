@@ -54,6 +54,7 @@ _SAY_MISSING_S = 5.0
 _MISS_S = 2.0  # for others, after one node that does not come
 _END_S = 5.0  # for commands to end whose agents have said all
 _READER_S = 1.0  # after a stop from outside, for who does not read
+_ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to the process, and then to its group
 _SPARE_S = 15.0  # beyond the graces: what a node may take for its own bounds
 _AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
@@ -94,6 +95,7 @@ class Head:
         self.error: InfiniRunError | None = None  # why the job ended, where it was not a rank
         self.ended = False
         self._told = 0
+        self._told_s = 0.0
         self._told_here = False
         self._notices: list[str] = []
         self._start_s = time.time()
@@ -460,10 +462,13 @@ class Head:
         is_engine_gone = self._stops_for_engine or any(peer.is_unexplained for peer in self.peers)
         if by and is_engine_gone and not self._engine.OVER_STDIO:
             return  # an engine that lost a node ends all that it has started
+        if not by and number == self._told and number not in (_INT, _QUIT):
+            if time.monotonic() - self._told_s < _ECHO_S:
+                return
         name, where = signal_name(number), f" on {by}" if by else ""
         was_told, self._told_here = self._told_here, self._told_here or not by
         if not self._told:
-            self._told = number
+            self._told, self._told_s = number, time.monotonic()
             if self._overview is not None:
                 self._overview.note(f"told {name}{where}")
             grace_s = self._options.grace_s if self._stopping else self._options.told_grace_s

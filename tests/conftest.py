@@ -331,6 +331,10 @@ class Command:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def insist(self, number: int) -> None:
+        """Send the same signal again until it has ended: within a moment of the first it is the same request."""
+        until(lambda: self.process.poll() is not None or self.signal(number))
+
     def read_error_until(self, text: bytes) -> None:
         """The same for stderr."""
         while text not in self.err:

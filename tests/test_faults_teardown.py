@@ -74,7 +74,7 @@ def test_second_signal_kills_at_once(launch, every_path, tmp_path, second):
     command.pids_of(b"ready", launch.ranks)
     command.signal(signal.SIGTERM)
     command.pids_of(b"got TERM", launch.ranks)
-    command.signal(signal.Signals[f"SIG{second}"])
+    command.insist(signal.Signals[f"SIG{second}"])
     assert command.wait() == 143
     assert f"SIG{second} again".encode() in command.err
     assert set(ends_of(tmp_path / "r").values()) == {"SIGKILL"}

@@ -89,3 +89,15 @@ def test_strays_have_what_is_left_of_the_grace_of_who_was_told(grace, is_told, a
     words = [build("grace.c", instead_of="state.c"), *map(str, (grace, is_told, ago))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert least <= int(done.stdout) <= most
+
+
+def test_a_signal_to_the_process_and_then_to_its_group_is_one_request(infini_run):
+    """As timeout(1) sends it: ranks keep their grace."""
+    script = "trap 'sleep 0.3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+    for _ in range(4):
+        command = infini_run("--nproc_per_node=2", "sh", "-c", script, start_new_session=True)
+        command.read_lines(b"ready", 2)
+        command.signal(signal.SIGTERM)
+        os.killpg(command.pid, signal.SIGTERM)
+        assert command.wait() == 0, command.err
+        assert command.out.count(b"saved") == 2

@@ -271,7 +271,7 @@ def test_told_twice_it_kills_at_once(run, case, number):
     read_up(command)
     command.signal(number)
     command.read_error_until(b"stopping")
-    command.signal(number)
+    command.insist(number)
     assert command.wait() == 128 + number
     case.end()
 

@@ -456,7 +456,7 @@ def test_told_again_it_kills_at_once(many, bell):
     command.read_lines(b"[host", 4)
     command.signal(signal.SIGTERM)
     command.read_error_until(b"stopping")
-    command.signal(signal.SIGTERM)
+    command.insist(signal.SIGTERM)
     assert command.wait() == 143
     assert marked() == {}
 

@@ -154,7 +154,7 @@ def test_job_that_was_told_to_stop_while_a_failure_ends_it_is_not_started_again(
     command.read_lines(b"got TERM")
     command.signal(signal.SIGTERM)
     command.read_error_until(b"SIGTERM: stopping")
-    command.signal(signal.SIGTERM)
+    command.insist(signal.SIGTERM)
     assert command.wait() == 3
     assert not restarts_in(command.err)
 
