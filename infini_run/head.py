@@ -462,9 +462,9 @@ class Head:
         is_engine_gone = self._stops_for_engine or any(peer.is_unexplained for peer in self.peers)
         if by and is_engine_gone and not self._engine.OVER_STDIO:
             return  # an engine that lost a node ends all that it has started
-        if not by and number == self._told and number not in (_INT, _QUIT):
-            if time.monotonic() - self._told_s < _ECHO_S:
-                return
+        is_echo = number == self._told and time.monotonic() - self._told_s < _ECHO_S
+        if is_echo and not by and number not in (_INT, _QUIT):
+            return
         name, where = signal_name(number), f" on {by}" if by else ""
         was_told, self._told_here = self._told_here, self._told_here or not by
         if not self._told:

@@ -7,6 +7,7 @@ that carry the mark of a launch.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import random
@@ -333,7 +334,8 @@ class Command:
 
     def insist(self, number: int) -> None:
         """Send the same signal again until it has ended: within a moment of the first it is the same request."""
-        until(lambda: self.process.poll() is not None or self.signal(number))
+        with contextlib.suppress(ProcessLookupError):
+            until(lambda: self.process.poll() is not None or self.signal(number))
 
     def read_error_until(self, text: bytes) -> None:
         """The same for stderr."""

@@ -149,7 +149,11 @@ REFUSALS = [
     (["--node_rank=0"], SRUN, "--node_rank=0, but SLURM_NODEID=2 (slurm): drop --node_rank, or --engine=auto"),
     (["--standalone"], SRUN, "--standalone, but SLURM_STEP_NUM_NODES=3 (slurm): drop --standalone"),
     ([], SRUN | {"PET_NNODES": "2"}, "PET_NNODES=2, but SLURM_STEP_NUM_NODES=3 (slurm): drop PET_NNODES"),
-    (["--nproc_per_node=2147483647"], SRUN, "SLURM_STEP_NUM_NODES=3 and --nproc_per_node=2147483647 make"),
+    (
+        ["--nproc_per_node=4194304"],
+        {**SRUN, "SLURM_STEP_NUM_NODES": "1000", "SLURM_STEP_NODELIST": "node[2-1001]"},
+        "SLURM_STEP_NUM_NODES=1000 and --nproc_per_node=4194304 make",
+    ),
     (["--master_port=0"], SRUN, "--master_port=0: a free port is for one node; with SLURM_STEP_NUM_NODES=3 a port"),
     ([], JOB, "--engine=auto: kubernetes does not say how many nodes there are: give --nnodes"),
     (
@@ -209,7 +213,7 @@ def test_an_allocation_that_its_engine_does_not_reach_may_be_reached_by_ssh():
 
 
 def test_a_flag_at_its_default_needs_no_launcher():
-    assert options("--grace=10", "--console=inherit", "--nproc_per_node=4", environ=TASKS).nproc_per_node == 4
+    assert options("--stop_signal=TERM", "--console=auto", "--nproc_per_node=4", environ=TASKS).nproc_per_node == 4
 
 
 def test_the_mark_of_a_rank_is_the_plans():

@@ -37,7 +37,7 @@ REFUSALS = [
     ("--nnodes=2 --rdzv_endpoint=h:0", "--rdzv_endpoint=h:0: a free port is for one node"),
     ("--rdzv_endpoint=host", "--rdzv_endpoint=host: the port is missing: HOST:PORT is allowed"),
     ("--rdzv_endpoint=host:", "the port is missing"),
-    ("--rdzv_endpoint=", "the port is missing"),
+    ("--rdzv_endpoint=", "--rdzv_endpoint=: a host name or an address is allowed"),
     ("--rdzv_endpoint=[::1]", "the port is missing"),
     ("--rdzv_endpoint=:1", "a host name or an address is allowed"),
     (
@@ -88,7 +88,7 @@ REFUSALS = [
     ("--export=A=1", "--export=A=1: names of variables are allowed, not values"),
     ("--gpus_per_proc=-1", "a whole number from 0"),
     ("--omp_num_threads=x", "auto or a whole number from 1 to"),
-    ("--console=prefx", "--console=prefx: inherit, prefix or none is allowed (the nearest is prefix)"),
+    ("--console=prefx", "--console=prefx: auto, inherit, lines, prefix or none is allowed (the nearest is prefix)"),
     ("--ranks_on_console=1", "--ranks_on_console=1: there is no rank 1, ranks from 0 to 0 are allowed"),
     ("--ranks_on_console=4-2", "all or a list of ranks and ranges is allowed, such as 0,4-7"),
     ("--ranks_on_console=0,,1", "all or a list of ranks"),

@@ -157,7 +157,7 @@ def test_ctrl_c_while_a_failure_is_being_dealt_with(infini_run, gate, every_path
     command.signal(number)
     command.read_error_until(f"SIG{name}: stopping".encode())
     assert is_alive(pids[0])
-    command.signal(number)
+    command.insist(number)
     assert command.wait() == 3
 
 
