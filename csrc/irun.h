@@ -29,6 +29,7 @@ enum { /* ir_config.flags */
     IR_NO_CGROUP = 8,   /* no cgroup of our own, though we may have one */
     IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
     IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
+    IR_TELL_TSTP = 128, /* Ctrl-Z: IR_SUSPEND, for the caller to call ir_group_suspend; else we do it ourselves */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
@@ -120,6 +121,7 @@ enum { /* ir_event.kind */
     IR_READY,         /* worker, pid: it said READY=1; once */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
+    IR_SUSPEND,       /* Ctrl-Z, with IR_TELL_TSTP */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -196,6 +198,9 @@ void ir_group_kill(struct ir_group *group);
 
 /* Sends a signal to every worker's process group, also to what is left of one whose leader has ended. */
 void ir_group_signal_groups(struct ir_group *group, int sig);
+
+/* Stops the workers and this process, as Ctrl-Z does; returns when both go on. */
+void ir_group_suspend(struct ir_group *group);
 
 /* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
 int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);

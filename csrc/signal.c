@@ -139,7 +139,8 @@ static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info)
         return;
     case STOPS: signal_stops(g, info); return;
     case SUSPENDS:
-        if (g->config.asked_fd < 0) tty_suspend(g);
+        if (g->config.flags & IR_TELL_TSTP && event_room(g)) (void)event_push(g, IR_SUSPEND, -1, 0);
+        else if (g->config.asked_fd < 0) tty_suspend(g);
         else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
         return;
     case PASS: (void)group_signal_leaders(g, sig); break;

@@ -66,6 +66,10 @@ void tty_suspend(struct ir_group *g) {
     group_signal_groups(g, SIGCONT);
 }
 
+void ir_group_suspend(struct ir_group *g) {
+    tty_suspend(g);
+}
+
 /* Our worker is a launcher, too: it has stopped what it started and asks for the same. */
 void tty_asked(struct ir_group *g) {
     char byte;

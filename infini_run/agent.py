@@ -28,7 +28,7 @@ from infini_run.streams import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from infini_run.group import Entry, Event
@@ -44,6 +44,7 @@ _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: how long for who does not read
 _TSTP, _CONT, _STOP = 20, 18, 19
+_BEATS = 3  # signs of life within the head's patience, while Ctrl-Z has stopped us
 _GONE = "the head has gone"
 
 
@@ -302,6 +303,8 @@ class Agent:
         while not run.ended:
             for event in run.poll(self._timeout_s(), also=(self._poller.fileno(),)):
                 self._follow(event)
+                if event.kind == "suspend":
+                    self._suspend(run.suspend)
             self._follow_verdict(run)
             self._turn(0)
         run.close()
@@ -483,6 +486,23 @@ class Agent:
             run.signal_groups(_STOP if number == _TSTP else _CONT)
         else:
             run.signal(number)
+
+    def _suspend(self, stop: Callable[[], None]) -> None:
+        """Ctrl-Z: `stop` stops us, until we go on. A fork of us gives the signs of life meanwhile."""
+        if self._lost:
+            stop()
+            return
+        from infini_run.stand_in import StandIn
+
+        stand_in = None
+        try:
+            stand_in = StandIn([self._wire], self._silence_s / _BEATS)
+        except OSError as error:
+            self._say(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
+        stop()
+        if stand_in is not None:
+            stand_in.end()
+        self._heard_s = time.monotonic()  # what the head has said meanwhile is still to be read
 
     def _lose(self, why: str = "") -> None:
         """Nobody is there to tell us what to do: nothing of the job may stay."""

@@ -45,6 +45,7 @@ KINDS = {
     lib.IR_READY: "ready",
     lib.IR_TRIGGERED: "triggered",
     lib.IR_UNPLACED: "unplaced",
+    lib.IR_SUSPEND: "suspend",
     lib.IR_ENDED: "ended",
 }
 
@@ -93,7 +94,8 @@ class Event:
 
     kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
     unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), restarting (in
-    place of the ended of an attempt that another one follows; code: how many restarts there were), ended.
+    place of the ended of an attempt that another one follows; code: how many restarts there were), suspend (Ctrl-Z,
+    where who steps has asked to be told), ended.
     worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
     start_failed; the stream and errno of an output_lost; the errno of an unplaced. time_ns: CLOCK_MONOTONIC.
     name: of a stray or stuck process.
@@ -245,7 +247,8 @@ class Group:
 
     Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped. `beside`
     another group of the same process it is not: only the workers get their signal mask from the entry. is_last: with
-    this group the process ends, so that as process 1 it may end whatever else there is.
+    this group the process ends, so that as process 1 it may end whatever else there is. tells_tstp: Ctrl-Z is an
+    event, `suspend`, and whoever steps calls `suspend` then.
     mark: in every worker's environment, how strays are known; empty: what leaves a worker's group is not looked for.
     told_grace_s: the grace of a stop that a signal from outside began; None: grace_s.
     guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
@@ -269,6 +272,7 @@ class Group:
         folder: bytes | None = None,
         beside: bool = False,
         is_last: bool = False,
+        tells_tstp: bool = False,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -296,6 +300,7 @@ class Group:
         if entry is not None:
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.flags |= lib.IR_LAST if is_last else 0
+            config.flags |= lib.IR_TELL_TSTP if tells_tstp else 0
             config.blocked = entry.blocked
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft
@@ -389,6 +394,12 @@ class Group:
         with self._lock:
             if not self._closed:
                 lib.ir_group_signal_groups(self._handle, number)
+
+    def suspend(self) -> None:
+        """Stop the workers and this process, as Ctrl-Z does, until both go on."""
+        with self._lock:
+            if not self._closed:
+                lib.ir_group_suspend(self._handle)
 
     def stop(self, number: int = 0, *, is_told: bool = False) -> None:
         """Begin to stop with this signal (0: the stop signal); nothing where that was begun before. is_told: a signal

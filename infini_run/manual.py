@@ -36,9 +36,9 @@ variable INFINI_RUN_NAME, then PET_NAME. --helpfull adds torchrun's flags.
 EXIT_CODES = """\
 Exit code: 0 when every process exited 0; else that of the first one to fail,
 128+N if signal N ended it; 126 or 127 when the program cannot be executed or
-is not there; 128+N when we were told to stop by signal N; 2 for a request that
-makes no sense; 1 for a failure of our own, and for a job that we stopped for
---ready_timeout or --hang_timeout.
+is not there; 2 for a request that makes no sense; 1 for a failure of our own,
+and for a job that we stopped for --ready_timeout or --hang_timeout. When we
+were told to stop by signal N: 0 if every process then exited 0, else 128+N.
 """
 
 EXAMPLES = """\

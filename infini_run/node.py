@@ -151,6 +151,7 @@ class NodeRun:
             folder=os.fsencode(self._scratch.error_folder),
             entry=self._entry,
             is_last=self._is_last,
+            tells_tstp=self._has_head,
             debug=debug_flags(self._environ) | self._debug,
         )
 
@@ -270,6 +271,8 @@ class NodeRun:
         return events
 
     def _follow(self, event: Event) -> None:
+        if event.kind == "suspend":  # for who steps: it is about us, and no news of a rank
+            return
         self._ended = self._ended or event.kind == "ended"
         if event.is_failure and not self.options.keep_going:
             self.stop()
@@ -378,6 +381,12 @@ class NodeRun:
         group = self._group
         if group is not None:
             group.signal_groups(number)
+
+    def suspend(self) -> None:
+        """Ctrl-Z: the ranks stop, and so do we, until both go on."""
+        group = self._group
+        if group is not None:
+            group.suspend()
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""

@@ -1,7 +1,9 @@
-"""Who sends the heartbeats while the head itself is stopped by Ctrl-Z: a fork of it, for as long as that lasts.
+"""Who sends the heartbeats while the head, or an agent, is itself stopped by Ctrl-Z: a fork of it, for as long as
+that lasts.
 
-Agents need not know of it, so a network that dies meanwhile is silence as ever, and bounded as ever. It ends when it
-is told to, and gives back how far it has written; or with the head, whose end of a pipe it holds the other end of.
+The other side need not know of it, so a network that dies meanwhile is silence as ever, and bounded as ever. It ends
+when it is told to, and gives back how far it has written; or with its parent, whose end of a pipe it holds the other
+end of.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from test_site import SRUN
 
 from infini_run.port import _is_free, _lock, free_port, let_go
 
+TOKEN = "a-secret-that-nobody-guesses"
+
 
 @pytest.fixture
 def port():
@@ -41,7 +43,7 @@ def no_agent_left():
 def node(infini_run, port):
     """Start one node's command."""
 
-    def start(rank, *words, nnodes=2, nproc=2, token="secret", flags=(), **kwargs):
+    def start(rank, *words, nnodes=2, nproc=2, token=TOKEN, flags=(), **kwargs):
         env = {**os.environ, **kwargs.pop("env", {})}
         env |= {"INFINI_RUN_TOKEN": token} if token else {}
         shape = (f"--nnodes={nnodes}", f"--node_rank={rank}", f"--nproc_per_node={nproc}")
@@ -319,7 +321,7 @@ def test_without_a_token_nothing_listens(node, port, bell):
     assert command.wait() == 143
 
 
-@pytest.mark.parametrize(("rank", "token", "lines"), [(0, "", 1), (1, "", 0), (0, "secret", 0)])
+@pytest.mark.parametrize(("rank", "token", "lines"), [(0, "", 1), (1, "", 0), (0, TOKEN, 0)])
 def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, token, lines):
     commands = [node(each, "true", token=token, flags=("--max_restarts=1",)) for each in {rank, 1 if token else rank}]
     assert [command.wait() for command in commands] == [0] * len(commands)
@@ -348,7 +350,7 @@ def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "mode", "problem"),
-    [("secret", 0o644, "others may read or write it; chmod 600 "), ("\n", 0o600, "its first line is empty"),
+    [(TOKEN, 0o644, "others may read or write it; chmod 600 "), ("\n", 0o600, "its first line is empty"),
      (None, 0, "No such file")],
 )  # fmt: skip
 def test_a_token_file_that_is_no_secret_is_refused(node, tmp_path, text, mode, problem):
@@ -374,7 +376,7 @@ def test_a_port_that_is_taken_is_one_line(node, port):
 # ---- files of several nodes in one folder
 
 
-@pytest.mark.parametrize("token", ["secret", ""])
+@pytest.mark.parametrize("token", [TOKEN, ""])
 def test_nodes_that_share_a_folder_in_the_layout_of_torchrun_share_no_file(node, tmp_path, token):
     """Same id, same folder, same local ranks: the error of each rank is told as its own."""
     script = 'echo out $RANK; echo "boom $RANK" > $TORCHELASTIC_ERROR_FILE; [ $RANK != 2 ] || exit 3'

@@ -41,3 +41,8 @@ def test_helpfull_tells_what_becomes_of_torchruns_flags():
 
 def test_every_default_that_is_shown_has_a_word():
     assert "(default: )" not in " ".join(help_text(True).split())
+
+
+def test_the_help_says_that_ranks_which_exit_0_after_a_signal_make_it_0():
+    text = " ".join(help_text(full=False).split())
+    assert "told to stop by signal N: 0 if every process then exited 0, else 128+N" in text

@@ -21,7 +21,7 @@ from test_live import (
 )
 from test_trace import validate
 
-TOKEN = {"INFINI_RUN_TOKEN": "secret"}
+TOKEN = {"INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
 
 
 @pytest.fixture(scope="session")

@@ -119,12 +119,12 @@ def test_agents_import_nothing_from_there(run, engine, python, tmp_path):
 
 def test_agents_by_hand_import_nothing_from_there(run, shadows):
     shape = ["--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{free_ports(2)}", "--join_timeout=20"]
-    env = {**os.environ, "INFINI_RUN_TOKEN": "secret"}
+    env = {**os.environ, "INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
     words = ["sh", "-c", "echo $RANK"]
     with subprocess.Popen(
         [RUN, *shape, "--node_rank=1", *words], cwd=shadows, env=env, stdin=subprocess.DEVNULL
     ) as other:
-        is_fine(run(RUN, *shape, "--node_rank=0", *words, INFINI_RUN_TOKEN="secret"), "0", "1")
+        is_fine(run(RUN, *shape, "--node_rank=0", *words, INFINI_RUN_TOKEN="a-secret-that-nobody-guesses"), "0", "1")
         assert other.wait() == 0
 
 

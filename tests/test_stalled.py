@@ -79,7 +79,7 @@ def test_one_node_is_stopped_though_nobody_reads(infini_run, reader, tmp_path):
 def test_many_nodes_are_stopped_though_nobody_reads(infini_run, reader, tmp_path):
     report = tmp_path / "report.json"
     port = free_ports(2)
-    env = {**os.environ, "INFINI_RUN_TOKEN": "secret"}
+    env = {**os.environ, "INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
     flags = ("--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{port}", "--stdin=none")
     head = infini_run(*flags, f"--report={report}", *FLOOD, env={**env}, under=reader.under, **stdio(reader))
     other = infini_run("--node_rank=1", *flags, *FLOOD, env=env)

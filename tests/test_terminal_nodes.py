@@ -7,11 +7,13 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 
 import pytest
 from conftest import COMMAND, marked, state_of, until
 from hosts import Bed, agents
-from test_by_hand import port  # noqa: F401  a fixture
+from test_by_hand import TOKEN, port  # noqa: F401  a fixture
+from test_many_lost import sleepers
 from test_terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
@@ -42,9 +44,9 @@ def start(request, bed, port, infini_run, terminal):  # noqa: F811
 
     def by_hand(*words, end="\n"):
         flags = [f"--rdzv_endpoint=127.0.0.1:{port}", "--nnodes=2", *words]
-        env = {**os.environ, "INFINI_RUN_TOKEN": "secret"}
+        env = {**os.environ, "INFINI_RUN_TOKEN": TOKEN}
         infini_run("--node_rank=1", *flags, env=env)
-        terminal.type(f"INFINI_RUN_TOKEN=secret {shlex.join([*COMMAND, *flags])}{end}")
+        terminal.type(f"INFINI_RUN_TOKEN={TOKEN} {shlex.join([*COMMAND, *flags])}{end}")
 
     def by_ssh(*words, end="\n"):
         terminal.run("--hosts=host[1-2]", f"--ssh_config={bed.config}", *words, end=end)
@@ -99,3 +101,24 @@ def test_a_terminal_that_stops_writers_of_the_background_does_not_stop_the_head(
     terminal.type(f"kill -TERM {launcher}; wait %1\n")
     terminal.see(rb"SIGTERM: stopping")
     assert terminal.code() == 143
+
+
+def test_a_node_by_hand_that_ctrl_z_stops_keeps_its_place(port, infini_run, terminal):  # noqa: F811
+    """Node 1 is in the shell, and stopped for longer than --node_timeout, twice: node 0 hears of it all the while."""
+    flags = ["--nnodes=2", "--node_timeout=0.5", f"--rdzv_endpoint=127.0.0.1:{port}", "sleep", "1000"]
+    head = infini_run("--node_rank=0", *flags, env={**os.environ, "INFINI_RUN_TOKEN": TOKEN})
+    terminal.type(f"INFINI_RUN_TOKEN={TOKEN} {shlex.join([*COMMAND, '--node_rank=1', *flags])}\n")
+    until(lambda: len(sleepers()) == 2)
+    launcher = terminal.launcher()
+    for _ in range(2):
+        terminal.type("\x1a")
+        until(lambda: state_of(launcher) == "T")
+        assert sorted(state_of(pid) for pid in sleepers()) == ["S", "T"]
+        subprocess.run(["sleep", "0.8"], check=True)
+        assert head.process.poll() is None
+        terminal.type("fg\n")
+        until(lambda: [state_of(pid) for pid in (launcher, *sleepers())] == ["S"] * 3)
+    terminal.type("\x03")
+    assert head.wait() == 130, head.err
+    assert b"was lost" not in head.err
+    until(lambda: not marked())
