@@ -30,6 +30,7 @@ ENGINES = ("slurm", "pbs")  # whose allocations we reach from here
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _KNOWN_BOTH = ("nnodes", "node_rank")  # by flags and by the Site
+_TITLES = {"podenv": "variables of a pod, with a launcher on each node"}  # the others are known by their names
 _PODS = ("podenv", "kubernetes", "lws", "sagemaker")  # where a pod's launcher has PET_* from an operator
 _PET = COMMAND_LINE + 1 + [prefix.text for prefix in PREFIXES].index("PET_")
 _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
@@ -201,7 +202,8 @@ def _ask_for_the_rest(given: Given, site: Site, asked: str) -> None:
 
 def describe(site: Site) -> list[str]:
     """What was found, a value a line, each with the variable that said it."""
-    lines = [f"{site.engine} {site.form}" + (f" {site.job_id}" if site.job_id else "")]
+    what = _TITLES.get(site.engine, f"{site.engine} {site.form}")
+    lines = [what + (f" {site.job_id}" if site.job_id else "")]
     for name, value, source in facts(site):
         lines.append(f"  {name} {value} ({source})" if source else f"  {name} {value}")
     if site.remark:

@@ -113,6 +113,7 @@ class Head:
         self._join_end_s = now_s + options.join_timeout_s
         self._next_said_s = now_s + _SAY_MISSING_S
         self._next_beat_s = now_s
+        self._listening = ""  # by hand, on one address: which one that is, and which one is dialled
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
         self._is_reader_limited = False
@@ -149,6 +150,8 @@ class Head:
 
         self._lobby = Lobby(self._token, len(self.peers), self._poller, self._admit, self._notice)
         target = self._lobby.open(self._options.link_port, self._options.link_address)
+        if self._options.link_address and self._roster.engine == HAND:
+            self._listening = f"node 0 listens on {target}, the others dial {self._options.master_addr}"
         path = os.path.join(self._cwd, f".infini-run-{self.launch_id}.token") if self._engine.TOKEN_BY_FILE else ""
         if path:
             self._lobby.write_token(path)
@@ -528,6 +531,7 @@ class Head:
         elif now_s >= self._next_said_s:
             self._next_said_s = now_s + _SAY_MISSING_S
             words = self._clients.words()
+            words = "; ".join(filter(None, (words, self._listening)))
             said = f" ({words})" if words else ""
             self._say(f"waiting for {count} of {total} nodes: {missing(self.peers)}{said}")
 

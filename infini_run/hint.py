@@ -60,12 +60,18 @@ _FLAGS = {
 
 _QUESTIONS = {"help": "--help", "version": "--version"}
 
+_DASHES = "\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}\N{EM DASH}\N{HORIZONTAL BAR}\N{MINUS SIGN}"
+
 _NEAR = 400  # files of a folder that are compared
 
 
 def of_flag(name: str) -> str:
     """What stands here for a flag of another launcher; "": nothing that is known."""
-    return _FLAGS.get(name, "")
+    return _FLAGS.get(name, "") or (_of_dash(name[0]) if name[:1] in _DASHES else "")
+
+
+def _of_dash(dash: str) -> str:
+    return f"{dash} is a typographic dash, as editors and web pages make it: flags begin with - or --" if dash else ""
 
 
 def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
@@ -73,9 +79,19 @@ def of_program(name: str, environ: Mapping[str, str], cwd: str) -> str:
     words = name.split()
     if len(words) > 1 and (_is_there(words[0], environ, cwd) or words[0].endswith(".py")):
         return f"it is one word here: leave its quotes out ({' '.join(words)}), or give sh -c '{name}'"
+    variable, is_set, _ = name.partition("=")
+    if is_set and variable.isidentifier():
+        return f"set it before the command: {name} infini-run ..., or: env {name} ..."
+    if name[0] in _DASHES:
+        return _of_dash(name[0])
+    if name == "launch":
+        return "there is no such verb here: drop it"
     if name in _QUESTIONS:
         return f"infini-run {_QUESTIONS[name]} is what it is called"
     above, _, last = name.rpartition("/")
+    near = f"{last}.py"
+    if os.path.isfile(os.path.join(cwd, above or ".", near)):
+        return f"the nearest is {name}.py"
     if "." not in last and not above:
         return ""
     near = _nearest_file(os.path.join(cwd, above or "."), last)

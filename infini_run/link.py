@@ -186,7 +186,7 @@ class Handshake:
             self._let_in()
             self.done = True
         elif kind == PROOF:
-            raise LinkError("the other side has another token")
+            raise LinkError("the other side has another token, or something changed its bytes on the way")
         else:
             raise LinkError("what came over the link is not what infini-run sends")
 

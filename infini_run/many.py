@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infini_run.report import Report
 
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h
+_SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 
 
@@ -102,6 +103,8 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
     token = environ.get(TOKEN) or _token_in(environ[TOKEN_FILE])
     port = options.link_port or options.master_port + 1
     if options.node_rank == 0:
+        if len(token) < _SHORT_TOKEN:
+            say(f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job")
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
         environ = {**environ, TOKEN: token}
         return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)

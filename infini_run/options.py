@@ -310,6 +310,10 @@ def _check_program(given: Given, values: Values) -> None:
         values["no_python" if module.level < no_python.level else "module"] = False
     if not values["program"]:
         what = "module" if values["module"] else "program"
+        for setting in given.values():
+            flag, _, text = setting.origin.partition("=")
+            if setting.level == COMMAND_LINE and text.endswith(".py"):
+                raise UsageError(f"no {what} was given; {flag} has taken {text} as its value")
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
 
 

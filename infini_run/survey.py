@@ -80,6 +80,8 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
         raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
     if os.path.isfile(path):
         raise ProgramMissing(f"{name} is not on PATH; there is one in this directory: ./{name}", name)
+    if os.path.isdir(path):
+        raise NotExecutable(f"{name} is a directory; give the program in it", name)
     where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(".py") else "is not on PATH"
     raise _missing(name, where, environ, cwd)
 
@@ -114,8 +116,7 @@ def _check_executable(name: str, path: str) -> None:
         raise NotExecutable(f"{path} is a directory; give the program in it", name)
     if not os.access(path, os.X_OK):
         first = _first_line(path)
-        way = f"try: infini-run ... {_interpreter(path, first)} {path}, or chmod +x {path}"
-        raise NotExecutable(f"{path} has no run bit; {way}", name)
+        raise NotExecutable(f"{path} has no run bit; try: {_way(path, first)}, or chmod +x {path}", name)
     _check_shebang(name, path, _first_line(path))
 
 
@@ -128,11 +129,14 @@ def _first_line(path: str) -> bytes:
         return b"\x7fELF"  # may be executed but not read: the kernel decides
 
 
-def _interpreter(path: str, first: bytes) -> str:
+def _way(path: str, first: bytes) -> str:
+    """How it runs with its interpreter in front; without a #! line the name may say which one that is."""
     words = _shebang(first)
     if words:
-        return os.fsdecode(b" ".join(words)).rstrip("\r")
-    return sys.executable if path.endswith(".py") else "sh"
+        return f"infini-run ... {os.fsdecode(b' '.join(words)).rstrip(chr(13))} {path}"
+    if path.endswith(".py"):
+        return f"infini-run ... {sys.executable} {path}"
+    return f"infini-run ... sh {path} (python3 for Python)"
 
 
 def _shebang(first: bytes) -> list[bytes]:
@@ -170,8 +174,7 @@ def _check_shebang(name: str, path: str, first: bytes) -> None:
         if _has_binfmt_rules():
             return
         raise NotExecutable(
-            f"{path} has no #! line, so the kernel cannot run it; "
-            f"try: infini-run ... {_interpreter(path, first)} {path}",
+            f"{path} has no #! line, so the kernel cannot run it; try: {_way(path, first)}",
             name,
         )
 

@@ -138,7 +138,11 @@ def test_a_wrong_variable_is_named(name, value, said, refused):
         ("./missing", 127, "./missing does not exist (in /"),
         ("", 127, "the program's name is empty"),
         ("plain", 127, "plain is not on PATH; there is one in this directory: ./plain"),
-        ("./plain", 126, "./plain has no run bit; try: infini-run ... sh ./plain, or chmod +x ./plain"),
+        (
+            "./plain",
+            126,
+            "./plain has no run bit; try: infini-run ... sh ./plain (python3 for Python), or chmod +x ./plain",
+        ),
         ("./folder", 126, "./folder is a directory; give the program in it"),
         ("./loop", 127, "./loop cannot be reached: Too many levels of symbolic links"),
         ("./dos", 126, "(the file has DOS line ends)"),
@@ -162,7 +166,7 @@ def test_a_script_without_interpreter_says_what_to_type(refused, here):
     script(here / "train.py", "open('started', 'w')\n")
     assert refused("./job") == (
         126,
-        "./job has no #! line, so the kernel cannot run it; try: infini-run ... sh ./job",
+        "./job has no #! line, so the kernel cannot run it; try: infini-run ... sh ./job (python3 for Python)",
     )
     code, line = refused("--no_python", "./train.py")
     assert code == 126

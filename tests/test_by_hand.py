@@ -235,7 +235,8 @@ def test_a_wrong_token_is_refused_and_the_job_unharmed(node, bell):
     assert wrong.wait() == 1
     assert told(wrong) == ["infini-run: the head did not take our token, or is no infini-run"]
     head.read_error_until(
-        b"127.0.0.1 dialled the link's port and was turned away: the other side has another token\n"
+        b"127.0.0.1 dialled the link's port and was turned away: the other side has another token, or something "
+        b"changed its bytes on the way\n"
     )
     right = node(1, *ring(bell, "exec sleep 1000"))
     bell.hear(4)
@@ -328,6 +329,16 @@ def test_restarts_out_of_step_are_told_of_once_with_what_would_help(node, rank, 
     found = [line for line in told(*commands) if "--max_restarts on several nodes" in line]
     assert len(found) == lines
     assert all("with INFINI_RUN_TOKEN=... the same on every node they are one job" in line for line in found)
+
+
+def test_a_short_token_and_another_address_are_told_of_by_node_0(node, port):
+    head = node(0, "true", token="secret", flags=("--link_address=127.0.0.2",))
+    head.read_error_until(
+        b"infini-run: INFINI_RUN_TOKEN has fewer than 16 characters: whoever guesses it can join the job\n"
+    )
+    head.read_error_until(f"(node 0 listens on 127.0.0.2:{port + 1}, the others dial 127.0.0.1)\n".encode())
+    head.signal(signal.SIGTERM)
+    assert head.wait() == 143
 
 
 def test_a_token_without_an_endpoint_is_refused(infini_run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import pytest
@@ -125,3 +126,43 @@ def test_a_launchers_flag_after_the_program_is_told_in_one_line(told, word):
 )
 def test_what_may_be_the_programs_own_is_not(told, words):
     assert told(*words, lines=0) == (0, "")
+
+
+# ---- words of a first try
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        ((".",), 126, ". is a directory; give the program in it"),
+        (("folder",), 126, "folder is a directory; give the program in it"),
+        (("train",), 127, "train is not on PATH; the nearest is train.py"),
+        (("./train",), 127, "./train does not exist (in {here}); the nearest is ./train.py"),
+        (("launch", "train.py"), 127, "launch is not on PATH; there is no such verb here: drop it"),
+        (
+            ("FOO=1", "train.py"), 127,
+            "FOO=1 is not on PATH; set it before the command: FOO=1 infini-run ..., or: env FOO=1 ...",
+        ),
+        (
+            ("\N{EN DASH}nnodes=1", "train.py"), 127,
+            ("\N{EN DASH}nnodes=1 is not on PATH; \N{EN DASH} is a typographic dash, as editors and web pages make "
+            "it: flags begin with - or --"),
+        ),
+        (
+            ("-\N{EM DASH}nnodes", "train.py"), 2,
+            ("there is no flag -\N{EM DASH}nnodes; \N{EM DASH} is a typographic dash, as editors and web pages make "
+            "it: flags begin with - or --"),
+        ),
+        (("--log_dir", "train.py"), 2, "no program was given; --log_dir has taken train.py as its value"),
+    ],
+)  # fmt: skip
+def test_a_word_of_a_first_try_is_told_what_it_is(told, tmp_path, words, code, text):
+    (tmp_path / "folder").mkdir()
+    assert told(*words) == (code, text.format(here=tmp_path))
+
+
+def test_a_pods_variables_are_told_in_words():
+    words = [*COMMAND, "--engine=auto", "--dry_run", "true"]
+    env = {**os.environ, "MASTER_ADDR": "here", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
+    assert "found: variables of a pod, with a launcher on each node\n" in done.stdout
