@@ -11,8 +11,8 @@ try:
         del sys.path[0]
 except FileNotFoundError:  # it was deleted, and -m has put nothing there
     pass
-# the standard library comes before PYTHONPATH
-sys.path.sort(key=lambda path: not path.startswith(os.path.dirname(os.__file__)) or "-packages" in path)
+if "PYTHONPATH" in os.environ:  # the standard library comes before it
+    sys.path.sort(key=lambda path: not path.startswith(os.path.dirname(os.__file__)) or "-packages" in path)
 
 from infini_run.cli import main
 
