@@ -16,9 +16,11 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
+from infini_run.flags import metavar
 from infini_run.forks import forget_in_children
 from infini_run.group import Quietly, write
 from infini_run.node import NodeRun
+from infini_run.option_table import TABLE
 from infini_run.options import resolve
 from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
@@ -29,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
+    from typing import Any
 
     from typing_extensions import Self
 
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from infini_run.survey import Command
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
+_PATHS = ("DIR", "FILE", "FILE.png")
 _NOT_HERE = ("dry_run", "isolate", "report", "verbose")
 
 
@@ -63,7 +67,7 @@ def run(
     after which everything is stopped and LaunchTimeout is raised; None: no limit. env: the whole environment
     (None: ours), to which the ranks' variables are added. cwd: where the ranks start (None: here); a relative
     program is looked for there.
-    flags: the command's flags by their names, `nproc_per_node=8, log_dir="logs", grace=30`; with
+    flags: the command's flags by their names, `nproc_per_node=8` (or `nproc=8`), `log_dir="logs", grace=30`; with
     `hosts=["a", "b"]` or `engine="slurm"` on many nodes; with `engine="auto"` as one node of those that the
     surroundings name, or on all of an allocation. stdin is "none" unless it is given: what is typed is for
     the host program.
@@ -513,7 +517,7 @@ os.register_at_fork(after_in_child=_live.clear)
 
 
 def _words_of(command: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(command, str) or not command:
+    if isinstance(command, (str, bytes)) or not hasattr(command, "__len__") or not command:
         raise UsageError(f"command={command!r}: give a list, the program and its arguments")
     return _checked("command", command)
 
@@ -522,6 +526,9 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     """Python values become the words of the command line, so there is one parser, one check, one message. Of the
     environment an engine's own variables are read, and none that stands for a flag."""
     flags = {"stdin": "none", **flags}
+    if "nproc" in flags:
+        alias = flags.pop("nproc")
+        flags["nproc_per_node"] = one_of_two(flags.get("nproc_per_node"), alias)[1]
     words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
     around = {name: value for name, value in environ.items() if name == MARK or not name.startswith(_FOR_FLAGS)}
     request = resolve([*words, "--", *program], around)
@@ -532,6 +539,15 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     if request.idle and options.engine != "auto":  # where a program finds itself is no mistake of its own
         raise UsageError(request.idle)
     return request
+
+
+def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
+    """What the caller called it, and the number. Raises UsageError: both were given."""
+    if nproc is None:
+        return "nproc_per_node", nproc_per_node
+    if nproc_per_node is not None:
+        raise UsageError(f"nproc_per_node={nproc_per_node!r} and nproc={nproc!r} are one flag: give one of them")
+    return "nproc", nproc
 
 
 def _settle_in(site: Site, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
@@ -550,8 +566,10 @@ def _settle_in(site: Site, options: Options, environ: Mapping[str, str]) -> dict
 
 def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
     """The words as text. execve(2) ends a string at its first NUL: what follows must not be lost in silence."""
-    texts = tuple(os.fspath(word) for word in words)
+    texts = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in words)
     for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"{what}: {text!r} is no text: give str({text!r}) if that is what is meant")
         if "\0" in text:
             raise UsageError(f"{what}: {text!r} has a NUL character in it, which no argument or variable can have")
     return texts
@@ -560,6 +578,12 @@ def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, .
 def _words(name: str, value: object) -> list[str]:
     if value is None:
         return []
+    entry = TABLE.get(name)
+    flag = None if entry is None else entry[0]
+    if flag is not None and (value is True or value is False) and (flag.bare if value else flag.negated) is None:
+        raise UsageError(f"{name}={value!r}: {metavar(flag)} is allowed")
+    if flag is not None and flag.metavar in _PATHS and not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{name}={value!r}: give a path, as text or a pathlib.Path")
     if value is True or value is False:
         return [f"--{name}" if value else f"--no{name}"]
     if isinstance(value, dict):  # redirects={0: 3}

@@ -542,7 +542,8 @@ def test_a_signal_reaches_a_worker(crew):
     [
         ("no function", {}, "target='no function': give a function"),
         (int, {}, "give a function"),
-        (echo, {"nproc": 0}, "nproc_per_node"),
+        (echo, {"nproc": 0}, "nproc=0: a whole number from 1"),
+        (echo, {"nproc": 1, "nproc_per_node": 1}, "nproc_per_node=1 and nproc=1 are one flag"),
         (echo, {"watchdog_s": -1}, "watchdog_s=-1: give a number of seconds"),
         (echo, {"drain_s": float("inf")}, "drain_s=inf"),
         (echo, {"max_events": 0}, "max_events=0"),
@@ -717,3 +718,8 @@ def test_a_module_that_makes_a_crew_when_it_is_imported_makes_one(tmp_path):
     assert done.returncode != 0
     assert "a launch while a worker imports what it needs" in done.stderr
     assert "AssertionError" not in done.stderr
+
+
+def test_nproc_per_node_is_nproc():
+    with ir.Crew(echo, nproc_per_node=2) as crew:
+        assert crew.nproc == 2

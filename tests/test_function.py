@@ -280,8 +280,10 @@ def test_a_call_is_checked_before_anything_starts():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"nproc_per_node": 0}, "--nproc_per_node=0: a whole number from 1"),
-        ({"nproc_per_node": -1}, "--nproc_per_node=-1"),
+        ({"nproc_per_node": 0}, "^nproc_per_node=0: a whole number from 1"),
+        ({"nproc": 0}, "^nproc=0: a whole number from 1"),
+        ({"nproc": 2, "nproc_per_node": 2}, "nproc_per_node=2 and nproc=2 are one flag"),
+        ({"nproc_per_node": -1}, "nproc_per_node=-1"),
         ({"nproc_per_node": True}, "nproc_per_node=True: a number from 1 on"),
         ({"nproc_per_node": [1, 2]}, "2 numbers for 1 hosts"),
         ({"nproc_per_node": []}, "nproc_per_node="),
@@ -329,3 +331,9 @@ def test_workers_that_do_not_come_up_are_named(tmp_path):
         ir.Launcher(nproc_per_node=2, env=env, preload=(), agent_timeout_s=0.5).run(os.getpid)
     with pytest.raises(ir.StartError, match=r"the imports took longer than 0\.5 s"):
         ir.Launcher(nproc_per_node=2, env=env, preload=["fractions"], agent_timeout_s=0.5).run(os.getpid)
+
+
+def test_nproc_is_nproc_per_node():
+    assert list(ir.Launcher(nproc=2).run(abs, -1)) == [1, 1]
+    with ir.Pool(nproc=2) as pool:
+        assert list(pool.run(abs, -1)) == [1, 1]

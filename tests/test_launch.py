@@ -147,7 +147,7 @@ def test_flags_are_keywords_with_python_values(tmp_path):
     ("flags", "message"),
     [
         ({"nnodes": 0}, "--nnodes=0: a whole number from 1"),
-        ({"nproc": 2}, "there is no flag --nproc; the nearest is --nproc_per_node"),
+        ({"nproc_per": 2}, "there is no flag --nproc_per; the nearest is --nproc_per_node"),
         ({"nproc_per_node": 1.5}, "--nproc_per_node=1.5: a whole number"),
         ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
         ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
@@ -664,3 +664,29 @@ def test_output_of_a_handle_does_not_wait_for_the_host_program():
         finally:
             host.stdin.close()
             assert host.wait(LIMIT_S) == 0
+
+
+def test_nproc_is_nproc_per_node_of_a_command_too():
+    assert ir.run(["true"], nproc=2).world_size == 2
+    with ir.ProcessLauncher(["true"], nproc=2) as launcher:
+        launcher.launch()
+        assert launcher.report().world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        (["true"], {"nproc": 2, "nproc_per_node": 2}, "nproc_per_node=2 and nproc=2 are one flag"),
+        ([1, 2], {}, "command: 1 is no text"),
+        (["true", b"x"], {}, "command: b'x' is no text"),
+        (3, {}, "command=3: give a list"),
+        (["true"], {"log_dir": 3}, "log_dir=3: give a path"),
+        (["true"], {"trace": True}, "trace=True: FILE is allowed"),
+        (["true"], {"nproc_per_node": True}, r"nproc_per_node=True: N\|auto\|gpu\|cpu is allowed"),
+        (["true"], {"grace": False}, "grace=False: TIME is allowed"),
+    ],
+    ids=["both", "number", "bytes", "no-list", "path", "switched-path", "switched-number", "switched-off"],
+)
+def test_a_value_of_another_kind_is_told_with_its_name(command, flags, message):
+    with pytest.raises(ir.UsageError, match=f"^{message}"):
+        ir.run(command, **flags)

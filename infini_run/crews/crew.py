@@ -76,7 +76,8 @@ class Crew:
     target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, where
     there is something to do, `start(self, ctx)` and `stop(self, ctx)`: each worker makes one object of it. It travels
     by value where it must (__main__, closures); workers never import the caller's script.
-    nproc: workers, or auto, gpu, cpu; None: what the hosts have room for (`a:4`), else one. hosts: where they run, so
+    nproc_per_node (or nproc): workers, or auto, gpu, cpu; None: what the hosts have room for (`a:4`), else one.
+    hosts: where they run, so
     many on each (or a list of numbers); "auto": the nodes of the allocation that we are in; None: here.
     restart: what is done when one fails (None: the crew fails);
     a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
@@ -98,6 +99,7 @@ class Crew:
         self,
         target: Callable[..., Any],
         *,
+        nproc_per_node: int | str | Sequence[int] | None = None,
         nproc: int | str | Sequence[int] | None = None,
         hosts: Sequence[str] | str | None = None,
         restart: Restart | None = None,
@@ -133,7 +135,8 @@ class Crew:
         if spawner is None:
             flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
-            spawner = _make_spawner(read_hosts(hosts), preload, nproc, given)
+            names = read_hosts(hosts)
+            spawner = _make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -338,11 +341,10 @@ class WorkerHandle:
 
 
 def _make_spawner(
-    hosts: Sequence[str], preload: Sequence[str], nproc: int | str | Sequence[int] | None, given: dict[str, Any]
+    hosts: Sequence[str], preload: Sequence[str], count: int | str | tuple[int, ...] | None, given: dict[str, Any]
 ) -> Spawner:
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
-    count = read_nproc(nproc, hosts)
     if hosts:
         from infini_run.crews.environment import COPIED, make_environ
         from infini_run.crews.nodes import NodeSpawner

@@ -42,7 +42,7 @@ class Launcher:
     hosts: None: this machine; a list of names ("a", "b:4") to which there is a way (ssh, or the allocation's own);
         "auto": the nodes of the allocation that we are in, or this machine.
     nproc_per_node: workers on each host: a number, "gpu" or "cpu" (one for each that is there), or a list: one number
-        for each host. None: what each has room for ("b:4"), else one.
+        for each host. None: what each has room for ("b:4"), else one. nproc: the same.
     preload: modules that are imported once, in a process from which the workers are forked. None: torch, where the
         function needs it and there are several workers; (): never, every worker is a fresh interpreter.
     backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
@@ -66,6 +66,7 @@ class Launcher:
         hosts: Sequence[str] | str | None = None,
         nproc_per_node: int | str | Sequence[int] | None = None,
         *,
+        nproc: int | str | Sequence[int] | None = None,
         preload: Sequence[str] | None = None,
         backend: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -81,7 +82,7 @@ class Launcher:
         **flags: object,
     ) -> None:
         self.hosts = read_hosts(hosts)
-        self.nproc_per_node = read_nproc(nproc_per_node, self.hosts)
+        self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
         if backend is not None and not isinstance(backend, str):
             raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")

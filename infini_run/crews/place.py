@@ -7,7 +7,8 @@ import os
 from infini_run.crews.runner import MEETING, python_command
 from infini_run.errors import UsageError
 from infini_run.interpreter import own_python
-from infini_run.launch import read_flags
+from infini_run.kind import proc_count
+from infini_run.launch import one_of_two, read_flags
 from infini_run.record import replace
 from infini_run.roster import ENGINES
 from infini_run.site import BATCH
@@ -46,18 +47,24 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
     return found
 
 
-def read_nproc(nproc: int | str | Sequence[int] | None, hosts: Sequence[str]) -> int | str | tuple[int, ...] | None:
+def read_nproc(
+    nproc_per_node: int | str | Sequence[int] | None, alias: int | str | Sequence[int] | None, hosts: Sequence[str]
+) -> int | str | tuple[int, ...] | None:
     """Of a list, one for each host; of one machine its only number. None: what the hosts have room for, where they
-    say it, else one. Raises UsageError."""
+    say it, else one. alias: the same by the name of nproc. Raises UsageError."""
+    name, nproc = one_of_two(nproc_per_node, alias)
     if nproc is None:
         return None if hosts else 1
     if isinstance(nproc, (str, int)) and not isinstance(nproc, bool):
-        return nproc
+        try:
+            return proc_count(str(nproc))
+        except ValueError as error:
+            raise UsageError(f"{name}={nproc!r}: {error}") from None
     counts = tuple(nproc) if isinstance(nproc, (list, tuple)) else ()
     if not counts or not all(type(count) is int and count > 0 for count in counts):
-        raise UsageError(f"nproc_per_node={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
+        raise UsageError(f"{name}={nproc!r}: a number from 1 on, 'gpu', 'cpu', or a list of numbers")
     if len(counts) != max(1, len(hosts)):
-        raise UsageError(f"nproc_per_node={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
+        raise UsageError(f"{name}={nproc!r}: {len(counts)} numbers for {max(1, len(hosts))} hosts")
     return counts if hosts else counts[0]
 
 
