@@ -201,8 +201,9 @@ def test_nothing_is_left_when_the_caller_is_told_to_end(where, how, number, call
     pids = list(marked())
     program.signal(number)
     code = program.wait()
-    assert code != 0
+    # where it is stopping, its worker may have been killed after the grace, and all be over, before the signal came
+    assert code != 0 or (where, number) == ("stopping", signal.SIGINT)
     if number != signal.SIGINT:
-        assert code == -number
+        assert code == -number or where == "stopping"
     until(lambda: not any(is_alive(pid) for pid in pids))
     until(lambda: marked() == {})

@@ -82,7 +82,7 @@ def test_second_term_kills_at_once(infini_run, every_path):
     command.read_lines(b"ready")
     command.signal(signal.SIGTERM)
     command.read_lines(b"got TERM")
-    command.signal(signal.SIGTERM)
+    command.insist(signal.SIGTERM)
     assert command.wait() == 143
     assert not marked()
 

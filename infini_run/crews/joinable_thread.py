@@ -33,7 +33,7 @@ class JoinableThread(Thread):
         """Wait at most `timeout` seconds (None: without limit) until the target has returned. Return at once if the
         thread was never started, and in a forked child, where it does not exist. RuntimeError: it is this one."""
         if self is current_thread() and os.getpid() == self._pid:
-            raise RuntimeError("a thread cannot wait for its own end")
+            super().join()  # which refuses
         if self.ident is not None and os.getpid() == self._pid and self._has_run.wait(timeout):
             super().join()
 
