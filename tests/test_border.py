@@ -13,7 +13,7 @@ import pytest
 from conftest import until
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_by_hand import no_agent_left, node, port, told  # noqa: F401
+from test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
 from test_plain import JUNK
 
 from infini_run import border, frame
@@ -127,7 +127,7 @@ def test_bytes_that_are_no_words_are_refused(payload):
 
 def join(target):
     wire = dial(target)
-    hand = Handshake(wire, b"secret", is_head=False)
+    hand = Handshake(wire, TOKEN.encode(), is_head=False)
     frames = []
     while not hand.done:
         frames += hear(wire, hand)

@@ -350,7 +350,7 @@ def test_a_token_without_an_endpoint_is_refused(infini_run):
 
 def test_the_token_may_be_in_a_file_that_only_we_may_read(node, tmp_path):
     file = tmp_path / "token"
-    file.write_text("secret\nand a remark\n")
+    file.write_text(f"{TOKEN}\nand a remark\n")
     file.chmod(0o600)
     said = ["sh", "-c", "echo $RANK ${INFINI_RUN_TOKEN-none} ${INFINI_RUN_TOKEN_FILE-none}"]
     head = node(0, *said, token="", env={"INFINI_RUN_TOKEN_FILE": str(file)})

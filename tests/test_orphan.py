@@ -60,7 +60,7 @@ def test_daemons_are_gone_after_a_second_term(infini_run, every_path):
     command.pids_of(b"ready", 3)
     command.signal(signal.SIGTERM)
     command.pids_of(b"got TERM", 3)
-    command.signal(signal.SIGTERM)
+    command.insist(signal.SIGTERM)
     assert command.wait() == 143
     assert not any(map(is_alive, strays))
 
@@ -71,7 +71,7 @@ def test_second_term_does_not_wait_for_strays_that_are_being_stopped(infini_run,
     command.read_lines(b"got TERM")
     command.signal(signal.SIGTERM)
     command.read_error_until(b"SIGTERM: stopping")
-    command.signal(signal.SIGTERM)
+    command.insist(signal.SIGTERM)
     assert command.wait() == 0
 
 

@@ -30,7 +30,7 @@ def event(kind, rank=-1, **fields):
 
 def test_every_kind_of_event_is_understood():
     outcome = outcome_of()
-    for kind in KINDS.values():
+    for kind in set(KINDS.values()) - {"suspend"}:  # for who steps: no news of a rank
         rank = 0 if kind in ("unplaced", "started", "ready", "start_failed", "exited", "output_held") else -1
         is_step = kind in ("start_failed", "unguarded")
         code = next(iter(STEPS)) if is_step else 1 if kind == "output_held" else ord("D")
