@@ -11,7 +11,19 @@ import time
 from _thread import RLock
 
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.group import GUARD, INHERIT, PIPE, PLAIN, TO_CONSOLE, TO_LOG, Group, Spec, debug_flags, is_main_thread
+from infini_run.group import (
+    GUARD,
+    INHERIT,
+    PIPE,
+    PLAIN,
+    TO_CONSOLE,
+    TO_LOG,
+    Group,
+    Spec,
+    debug_flags,
+    forking,
+    is_main_thread,
+)
 from infini_run.plan import MARK, inheriting
 from infini_run.scratch import Scratch, has_descriptors
 
@@ -137,23 +149,24 @@ class NodeRun:
         """Everything that can fail, before the first worker."""
         self._scratch.make(self.plan, self.options, self._heading)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
-        self._group = Group(
-            len(self.plan.workers),
-            mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
-            grace_s=self.options.grace_s,
-            told_grace_s=self.options.told_grace_s,
-            stop_signal=self.options.stop_signal,
-            stop_scope=self.options.stop_scope,
-            console=self._console if has_console else (-1, -1),
-            say_fd=self._console[1],
-            stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
-            guard=GUARD,
-            folder=os.fsencode(self._scratch.error_folder),
-            entry=self._entry,
-            is_last=self._is_last,
-            tells_tstp=self._has_head,
-            debug=debug_flags(self._environ) | self._debug,
-        )
+        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+            self._group = Group(
+                len(self.plan.workers),
+                mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
+                grace_s=self.options.grace_s,
+                told_grace_s=self.options.told_grace_s,
+                stop_signal=self.options.stop_signal,
+                stop_scope=self.options.stop_scope,
+                console=self._console if has_console else (-1, -1),
+                say_fd=self._console[1],
+                stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
+                guard=GUARD,
+                folder=os.fsencode(self._scratch.error_folder),
+                entry=self._entry,
+                is_last=self._is_last,
+                tells_tstp=self._has_head,
+                debug=debug_flags(self._environ) | self._debug,
+            )
 
     def _spec(self, worker: Worker) -> Spec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
