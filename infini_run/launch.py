@@ -18,7 +18,7 @@ from weakref import WeakSet
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
 from infini_run.flags import metavar
 from infini_run.forks import forget_in_children
-from infini_run.group import Quietly, write
+from infini_run.group import Quietly, forking, write
 from infini_run.node import NodeRun
 from infini_run.option_table import TABLE
 from infini_run.options import resolve
@@ -151,9 +151,10 @@ def _run_on_nodes(
 
         overview, options = open_overview(options, os.environ, say=None)
     own = has_own_stderr()
-    head = Head(options, roster, environ=environ, say=None if own else say, cwd=folder, overview=overview)
-    _live.add(head)
-    forget_in_children(head)
+    with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+        head = Head(options, roster, environ=environ, say=None if own else say, cwd=folder, overview=overview)
+        _live.add(head)
+        forget_in_children(head)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:

@@ -161,7 +161,8 @@ sys.path[:0] = [{children!r}, {root!r}]
 import infini_run as ir
 from crew_parts import ender
 def main(where, how, bell):
-    with ir.Crew(ender(where, how, bell), nproc=2, grace=0.2, drain_s=600, max_events=100) as crew:
+    grace = 2 if where == "stopping" else 0.2  # the signal comes while it stops, on a busy machine too
+    with ir.Crew(ender(where, how, bell), nproc=2, grace=grace, drain_s=600, max_events=100) as crew:
         crew.worker(0).ask("first").result()
         if where == "ready":
             crew.signal(10, 0)
@@ -201,9 +202,8 @@ def test_nothing_is_left_when_the_caller_is_told_to_end(where, how, number, call
     pids = list(marked())
     program.signal(number)
     code = program.wait()
-    # where it is stopping, its worker may have been killed after the grace, and all be over, before the signal came
-    assert code != 0 or (where, number) == ("stopping", signal.SIGINT)
+    assert code != 0
     if number != signal.SIGINT:
-        assert code == -number or where == "stopping"
+        assert code == -number
     until(lambda: not any(is_alive(pid) for pid in pids))
     until(lambda: marked() == {})
