@@ -218,6 +218,7 @@ struct guard {
     const char *argv[GUARD_WORDS + 1];
     pid_t pid; /* 0: none runs */
     int pidfd;
+    int folder_fd;   /* locked while we live: a folder that nobody holds may be removed */
     int pipe[2];     /* our workers' numbers, read by it when we have died */
     int step, error; /* between clone and exec */
     bool dismissed;  /* killed by us */

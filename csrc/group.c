@@ -80,7 +80,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->rest_fd = -1;
     g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
-    g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
+    g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
     int r = group_open(g, n);
     if (r < 0) {
         (void)ir_group_free(g);
@@ -186,7 +186,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     if (g->workers != NULL) sink_close(g);
     const int fds[] = {g->epoll_fd,    g->exits_fd,     g->timer_fd,     g->signal_fd,
                        g->execs_fd,    g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd,
-                       g->lifeline[0], g->lifeline[1],  g->rest_fd};
+                       g->lifeline[0], g->lifeline[1],  g->rest_fd,      g->guard.folder_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
         return NULL; /* another thread of the parent may have been in the midst of any of these */

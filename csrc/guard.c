@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,8 +25,19 @@ static bool children_are_elsewhere(void) {
     return stat("/proc/self/ns/pid_for_children", &theirs) < 0 || ours.st_ino != theirs.st_ino;
 }
 
+static int folder_hold(struct ir_group *g) {
+    if (g->config.folder == NULL) return 0;
+    int fd = fd_new(open(g->config.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd < 0) return fd == -ENOENT ? 0 : fd;
+    g->guard.folder_fd = fd;
+    (void)flock(fd, LOCK_SH | LOCK_NB); /* where locks are not to be had, nobody gets one */
+    return 0;
+}
+
 int guard_open(struct ir_group *g) {
     struct guard *guard = &g->guard;
+    int r = folder_hold(g);
+    if (r < 0) return r;
     if (g->config.guard == NULL || g->self == 1 || children_are_elsewhere()) return 0;
     guard->program = strdup(g->config.guard);
     guard->folder = g->config.folder != NULL ? strdup(g->config.folder) : NULL;

@@ -32,11 +32,12 @@ _TERM = 15
 
 @record
 class Ended:
-    """A command that has ended: its exit code (128 + n for signal n), the last that it wrote to stderr."""
+    """A command that has ended: its exit code (128 + n for signal n; None: somebody else has
+    reaped it), the last that it wrote to stderr."""
 
     client: Client
     tries: int
-    code: int
+    code: int | None
     words: str
 
 
@@ -47,7 +48,7 @@ class _Running:
         self.tries = tries
         self.group = group
         self.pid = 0  # once it is known
-        self.code = 0
+        self.code: int | None = 0
         self.words = ""
 
 
@@ -198,14 +199,14 @@ class Clients:
             if event.kind == "started":
                 running.pid = event.pid
             elif event.kind == "exited":
-                running.code = 128 + event.signal if event.signal else event.code
+                running.code = None if event.status_lost else 128 + event.signal if event.signal else event.code
             elif event.kind == "start_failed":
                 running.code, running.words = 1, os.strerror(event.signal)
         if running.group.ended:
             words = running.words or running.group.tail(0).decode("utf-8", "replace")
             if running.tries < _TRIES:  # what ends others (add_ending) has no nodes to tell of
                 self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
-            elif not running.code:
+            elif running.code == 0:
                 self._killed += running.client.nodes
             self._close(running)
 

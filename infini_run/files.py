@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.shortage import LIMITS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_S = 60.0  # a folder whose lock may still come
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
@@ -228,6 +230,27 @@ def remove_folder(path: str) -> None:
     from shutil import rmtree
 
     rmtree(path, ignore_errors=True)
+
+
+def remove_abandoned(paths: Sequence[str]) -> None:
+    """Folders of ours on which nobody holds a lock: their launcher and its guard were killed in one stroke, as a
+    scheduler does with all that a job left. Its lock comes a moment after a folder, so a new one is left alone."""
+    import fcntl
+
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue  # another user's, or gone
+        try:
+            status = os.fstat(fd)
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _NEW_S:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_folder(path)
+        except OSError:
+            continue  # its launcher lives, or there are no locks
+        finally:
+            os.close(fd)
 
 
 def _forget(path: str, at: int | None = None) -> None:

@@ -666,7 +666,9 @@ class Head:
             self._clients.give_up()
             if self._engine.OVER_STDIO:
                 silent = [peer for peer in self.peers if peer.is_silent]
-                self._clients.kill({peer.index for peer in silent})  # its ssh may be what is stopped
+                # the ssh of a silent one may be what is stopped; of one that never began, nothing more is to come
+                refused = [peer for peer in self.peers if peer.state == "lost" and not peer.was_running]
+                self._clients.kill({peer.index for peer in (*silent, *refused)})
                 self._end_agents(silent)
         if now_s >= self._end_s and self._clients.are_alive and not self._is_last_resort:
             self._is_last_resort = True

@@ -308,7 +308,7 @@ def _headline(first: Exit) -> str:
 def describe_end(exit_: Exit) -> str:
     """`exit code 3`, or `killed by SIGSEGV (core dumped)`."""
     if exit_.status_lost:
-        return "its exit status was taken by another part of this program"
+        return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
     if not exit_.signal:
         return f"exit code {exit_.code}"
     notes = []

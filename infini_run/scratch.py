@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan, Worker
 
 
+MEMORY = "/dev/shm"
+PREFIX = "infini-run-"  # of a folder for error files
 _PER_RANK = 2  # a pidfd, a notify socket
 _OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
 
@@ -66,6 +68,8 @@ class Scratch:
     def _make_error_folder(self, folder: str) -> None:
         if not folder:
             return
+        if os.path.dirname(folder) == MEMORY:
+            _remove_abandoned()
         try:
             os.mkdir(folder, 0o700)
             self.error_folder = folder
@@ -98,6 +102,18 @@ class Scratch:
         """In a forked child: the folder is our parent's, the descriptors are copies."""
         self.error_folder = ""
         self.clear()
+
+
+def _remove_abandoned() -> None:
+    """In memory alone: of a lock on a disk that machines share, another machine may know nothing."""
+    try:
+        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if name.startswith(PREFIX)]
+    except OSError:
+        return  # it may be written, not listed
+    if found:
+        from infini_run.files import remove_abandoned
+
+        remove_abandoned(found)
 
 
 def _above_stdio(fd: int) -> int:

@@ -14,6 +14,7 @@ import sys
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
 from infini_run.plan import Node
 from infini_run.record import record, replace
+from infini_run.scratch import MEMORY, PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -325,6 +326,6 @@ def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -
     """
     if options.log_dir:
         return absolute("log_dir", options.log_dir)
-    base = environ.get("TMPDIR") or ("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else "/tmp")
+    base = environ.get("TMPDIR") or (MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else "/tmp")
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
-    return os.path.join(base, f"infini-run-{launch_id}{node}")
+    return os.path.join(base, f"{PREFIX}{launch_id}{node}")

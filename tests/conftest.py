@@ -72,6 +72,14 @@ def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
         time.sleep(0.005)
 
 
+def interrupt_main(raised: threading.Event) -> None:
+    """SIGINT to the main thread, again until `raised`: CPython sees one that comes just before it waits for a lock
+    only when it wakes."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    while not raised.wait(1):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
 def sample(rows: Iterable[T], count: int) -> list[T]:
     """`count` of the rows in their order, chosen by TEST_SEED; all of them under TEST_ROWS=all (make test-all)."""
     rows = list(rows)

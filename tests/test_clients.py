@@ -96,7 +96,7 @@ def test_what_would_fail_again_is_not_tried_again(fake, tmp_path):
 
 def test_an_agent_that_talks_nonsense_is_a_lost_node(fake):
     before = r"""[ "$2" = b ] && { printf '\0infini-run link 1\nGET / HTTP/1.1\r\n'; sleep 1000; }"""
-    command = fake("--hosts=a,b", "--grace=0.2", "true", before=before)
+    command = fake("--hosts=a,b", "true", before=before)
     assert command.wait() == 1
     assert command.err == (
         b"infini-run: node 1 (b) could not be reached: what came over the link is not what infini-run sends\n"
@@ -107,7 +107,7 @@ def test_an_agent_that_talks_nonsense_is_a_lost_node(fake):
 def test_an_agent_whose_words_are_not_ours_is_a_lost_node(fake, word):
     size = "".join(f"\\\\{byte:03o}" for byte in len(word).to_bytes(4, "big"))
     before = f"""[ "$2" = b ] && {{ printf '\\0infini-run link 1\\nA{size}%s' '{word}'; exec sleep 1000; }}"""
-    command = fake("--hosts=a,b", "--grace=0.2", "true", before=before.replace("\\\\", "\\"))
+    command = fake("--hosts=a,b", "true", before=before.replace("\\\\", "\\"))
     assert command.wait() == 1
     assert b"infini-run: node 1 (b) could not be reached: what" in command.err
     assert command.err.count(b"\n") == 1

@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, Command, is_alive, marked, until
+from conftest import CHILDREN, LIMIT_S, Command, interrupt_main, is_alive, marked, until
 
 import infini_run as ir
 from infini_run.crews.messages import Taken, encode
@@ -118,17 +118,20 @@ def test_a_close_that_was_interrupted_is_resumed(bell, tmp_path):
     crew = ir.Crew(obey)
     slow = crew.ask(("be slow", bell.path, str(gate)))
     bell.hear(1)
-    threading.Thread(target=lambda: until(lambda: crew.status().phase == "DRAINING") or _interrupt()).start()
+    raised = threading.Event()
+
+    def interrupt():
+        until(lambda: crew.status().phase == "DRAINING")
+        interrupt_main(raised)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         crew.close()
+    raised.set()
     assert crew.status().phase == "DRAINING"
     gate.write_text("on")
     assert crew.close().phase == "CLOSED"
     assert slow.result() == "on"
-
-
-def _interrupt():
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
 def test_a_second_close_that_does_not_drain_hurries_the_first(bell, shut):

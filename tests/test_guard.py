@@ -130,6 +130,28 @@ def test_error_folder_of_a_killed_launcher_is_removed(infini_run, flags):
     until(lambda: not folder.exists())
 
 
+def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(infini_run):
+    """Launcher and guard killed in one stroke, as Slurm does with a step; a folder whose launcher lives stays."""
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    script = 'echo folder "$(dirname "$TORCHELASTIC_ERROR_FILE")"; exec sleep 1000'
+    commands = [infini_run("sh", "-c", script, env=env) for _ in range(2)]
+    dead, living = (Path(command.read_lines(b"folder")[0][1]) for command in commands)
+    assert dead.parent == Path("/dev/shm")
+    (guard,) = guards_of(commands[0].pid)
+    os.kill(guard, signal.SIGKILL)
+    kill(commands[0])
+    (dead / "rank_0.error.json").write_text("{}")
+    assert infini_run("true", env=env).wait() == 0
+    assert dead.exists()  # it may be one whose launcher is about to lock it
+    for folder in (dead, living):
+        os.utime(folder, (0, 0))
+    assert infini_run("true", env=env).wait() == 0
+    assert not dead.exists()
+    assert living.exists()
+    kill(commands[1])
+    until(lambda: not living.exists())
+
+
 def test_an_isolated_launch_without_a_folder_needs_no_guard(infini_run, tmp_path):
     """Its processes end with the kernel's help; only the folder for error files needs somebody."""
     command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "say=ready", "wait"))

@@ -226,6 +226,40 @@ def test_a_group_is_stopped_though_the_host_has_reaped_its_leader(path, host, be
     assert command.wait() == 0, command.err
 
 
+@pytest.mark.parametrize("reaps", ["ignores SIGCHLD", "waits for every child"])
+def test_an_ssh_whose_code_the_host_took_is_told_by_its_words(reaps, host, tmp_path, monkeypatch):
+    """Not as one that "ended with 0"; and it is tried again, as where the code is known."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"""#!/bin/sh
+        if [ -e {tmp_path}/tried ]; then echo 'Permission denied (publickey).' >&2
+        else : > {tmp_path}/tried; echo 'kex_exchange_identification: Connection closed' >&2; fi
+        exit 255""")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    text = """
+        import os, signal, sys, threading
+        import infini_run as ir
+        def reap():
+            while True:
+                try:
+                    os.waitpid(-1, 0)
+                except ChildProcessError:
+                    os.sched_yield()
+        if sys.argv[1].startswith("ignores"):
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        else:
+            threading.Thread(target=reap, daemon=True).start()
+        try:
+            ir.run(["true"], hosts=["a"])
+        except ir.NodeLost as error:
+            print(error, flush=True)
+        os._exit(0)
+    """
+    said = run_host(host, text, reaps)
+    assert " ended with 0" not in said
+    assert "Permission denied (publickey).; no key of ours is taken there" in said
+
+
 # ---- the host forks while ranks are started
 
 

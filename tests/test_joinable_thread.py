@@ -1,31 +1,27 @@
 """joinable_thread.py: a join that an exception has interrupted can be repeated."""
 
 import os
-import signal
 import threading
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, interrupt_main
 
 from infini_run.crews.joinable_thread import JoinableThread
 
 
-def _interrupt_main():
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-
 def test_a_join_that_was_interrupted_can_be_repeated():
-    joining, gate = threading.Event(), threading.Event()
+    joining, raised, gate = threading.Event(), threading.Event(), threading.Event()
 
     def interrupt_and_wait():
         joining.wait()
-        _interrupt_main()
+        interrupt_main(raised)
         gate.wait()
 
     thread = JoinableThread(interrupt_and_wait, "gate")
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         joining.set() or thread.join()
+    raised.set()
     thread.join(0)
     assert thread.is_alive()
     gate.set()

@@ -38,15 +38,16 @@ if TYPE_CHECKING:
         ) -> list[Client]:
             """The commands that start one agent on each of `hosts`."""
 
-        def explain(self, host: str, code: int, words: str) -> str:
-            """Why the command ended before its agent had said anything, and what to do about it."""
+        def explain(self, host: str, code: int | None, words: str) -> str:
+            """Why the command ended before its agent had said anything, and what to do about it. code: None where
+            it was not ours to read."""
 
         def ending(self, told: Sequence[Told], options: Options) -> list[Client]:
             """Commands that end what agents have left, when they do not end: they may be stopped, or beyond reach.
             One that names a node ends with 0 where it has killed its agent. Empty: the clients' own end is all
             that there is."""
 
-        def is_passing(self, code: int, words: str) -> bool:
+        def is_passing(self, code: int | None, words: str) -> bool:
             """Whether the same command may well succeed a moment later."""
 
 
@@ -98,6 +99,12 @@ def said(words: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
     best reason that there is."""
     lines = [line.strip() for line in words.splitlines() if line.strip() and line.strip() != _GONE]
     return sorted(lines, key=lambda line: not line.startswith(by_engine)) if by_engine else lines
+
+
+def ended(program: str, code: int | None, about: str = "") -> str:
+    """That it has, with its exit code, and why."""
+    how = "and left no exit code (this program ignores SIGCHLD, or waits for every child)" if code is None else f"with {code}"
+    return f"{program} ended {how}" + (f": {about}" if about else "")
 
 
 def lacks_us(line: str) -> bool:

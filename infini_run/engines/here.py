@@ -3,7 +3,7 @@ labelled, stopped and told of as a job of many."""
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, said
+from infini_run.engines import Client, Contact, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     return [Client(argv=tuple(agent_words(options, contact)), nodes=(0,))]
 
 
-def explain(host: str, code: int, words: str) -> str:
+def explain(host: str, code: int | None, words: str) -> str:
     """What the agent wrote last."""
     lines = said(words)
-    return f"its agent ended with {code}" + (f": {lines[-1]}" if lines else "")
+    return ended("its agent", code, lines[-1] if lines else "")
 
 
 def ending(told: Sequence[Told], options: Options) -> list[Client]:
@@ -35,6 +35,6 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
     return []
 
 
-def is_passing(code: int, words: str) -> bool:
+def is_passing(code: int | None, words: str) -> bool:
     """It is this machine: what fails once fails again."""
     return False

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 
-from infini_run.engines import Client, Contact, agent_words, said
+from infini_run.engines import Client, Contact, agent_words, ended, said
 from infini_run.errors import ProgramMissing, UsageError
 from infini_run.link import TOKEN
 
@@ -68,7 +68,7 @@ def _is_open_mpi(environ: Mapping[str, str]) -> bool:
     raise UsageError("mpirun on PATH is neither Open MPI's nor Hydra's (MPICH, Intel MPI): give another --engine")
 
 
-def explain(host: str, code: int, words: str) -> str:
+def explain(host: str, code: int | None, words: str) -> str:
     """The agent's own last words, else mpirun's."""
     lines = said(words)
     ours, is_frame = [], False
@@ -79,7 +79,7 @@ def explain(host: str, code: int, words: str) -> str:
             ours.append(line)
     theirs = [line for line in lines if line.strip("-=")]
     about = (ours or theirs)[-1:]
-    return f"mpirun ended with {code}" + (f": {about[0]}" if about else "")
+    return ended("mpirun", code, about[0] if about else "")
 
 
 def ending(told: Sequence[Told], options: Options) -> list[Client]:
@@ -87,6 +87,6 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
     return []
 
 
-def is_passing(code: int, words: str) -> bool:
+def is_passing(code: int | None, words: str) -> bool:
     """It tries by itself what may be tried again."""
     return False

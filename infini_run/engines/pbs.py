@@ -7,7 +7,7 @@ command line is there for everybody to see. What runs there has PATH=/bin:/usr/b
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words
+from infini_run.engines import Client, Contact, agent_words, ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     ]
 
 
-def explain(host: str, code: int, words: str) -> str:
+def explain(host: str, code: int | None, words: str) -> str:
     """pbs_tmrsh's own last words; what the agent wrote is in the job's files."""
     said = [line.strip() for line in words.splitlines() if line.strip()]
-    return f"pbs_tmrsh ended with {code}" + (f": {said[-1]}" if said else "; the job's .e file may say why")
+    return ended("pbs_tmrsh", code, said[-1]) if said else ended("pbs_tmrsh", code) + "; the job's .e file may say why"
 
 
 def ending(told: Sequence[Told], options: Options) -> list[Client]:
@@ -42,6 +42,6 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
     return []
 
 
-def is_passing(code: int, words: str) -> bool:
+def is_passing(code: int | None, words: str) -> bool:
     """A mother superior that is busy says so at once, and not for long; nothing of it can be told from the code."""
     return False

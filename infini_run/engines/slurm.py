@@ -8,7 +8,7 @@ Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, lacks_us, said
+from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     return [Client(argv=(*words, "--", *agent), nodes=())]
 
 
-def explain(host: str, code: int, words: str) -> str:
+def explain(host: str, code: int | None, words: str) -> str:
     """The agent's own last words; of a node that was lost what srun says of it, else its last complaint."""
     lines = [line for line in said(words, by_engine=_OWN) if "CANCELLED" not in line]
     cause = next((line for line in lines if _NOT_THERE in line or lacks_us(line)), "")
@@ -58,7 +58,7 @@ def explain(host: str, code: int, words: str) -> str:
     errors = [line for line in lines if "error:" in line]
     about = cause or named or (lines[-1] if is_own or not errors else errors[-1]) if lines else ""
     hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
-    return f"srun ended with {code}" + (f": {about}" if about else "") + hint
+    return ended("srun", code, about) + hint
 
 
 def ending(told: Sequence[Told], options: Options) -> list[Client]:
@@ -67,6 +67,6 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
     return [Client(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
 
 
-def is_passing(code: int, words: str) -> bool:
+def is_passing(code: int | None, words: str) -> bool:
     """srun tries again by itself."""
     return False

@@ -7,7 +7,7 @@ MaxStartups, which refuses connections at random when many come at once.
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, lacks_us, said
+from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,18 +56,20 @@ def _quoted(word: str) -> str:
     return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
-def explain(host: str, code: int, words: str) -> str:
+def explain(host: str, code: int | None, words: str) -> str:
     """ssh's own last words, or those of what ran there; and what to do about them."""
     lines = said(words)
     about = lines[-1] if lines else ""
-    what = f"ssh ended with {code}" + (f": {about}" if about else "")
+    what = ended("ssh", code, about)
     hint = _hint(host, code, words, about)
     return f"{what}; {hint}" if hint else what
 
 
-def _hint(host: str, code: int, words: str, about: str) -> str:
-    if code == _NO_CONNECTION:
-        return next((hint for text, hint in _HINTS if text in words), "").format(host=host)
+def _hint(host: str, code: int | None, words: str, about: str) -> str:
+    if code in (_NO_CONNECTION, None):
+        own = next((hint for text, hint in _HINTS if text in words), "").format(host=host)
+        if own or code is not None:
+            return own
     if lacks_us(about):
         return "install infini-run there, or give --remote_python=PATH of a Python that has it"
     if code in _NO_PROGRAM or "Command not found" in about:
@@ -91,6 +93,6 @@ def _kill(hello: Mapping[str, Any]) -> str:
     return f"""exec sh -c 'case "$(cat /proc/{pid}/stat)" in *" {begun} "*) kill -KILL {pid};; *) exit 1;; esac'"""
 
 
-def is_passing(code: int, words: str) -> bool:
+def is_passing(code: int | None, words: str) -> bool:
     """A connection that sshd dropped before it knew who we are (MaxStartups)."""
-    return code == _NO_CONNECTION and any(text in words for text in _PASSING)
+    return code in (_NO_CONNECTION, None) and any(text in words for text in _PASSING)

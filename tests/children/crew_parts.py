@@ -6,6 +6,8 @@ import socket
 import sys
 import time
 
+from infini_run.inbox import BYTES, HEAD
+
 IDLE = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 
 
@@ -59,7 +61,7 @@ def close_channel(ctx):
 
 
 def half_a_frame(ctx):
-    os.write(ctx._sender.fileno(), b"\2\0\0\0\0\0\0\0\0\0\0\1\0 a quarter of it")
+    os.write(ctx._sender.fileno(), HEAD.pack(BYTES, 0, 64) + b" a quarter of it")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
