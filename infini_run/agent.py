@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
     from infini_run.relay import Relay
     from infini_run.survey import Command
+    from infini_run.told import CtrlZ
 
 VERSION_FIELD = "version"
 _PROVE_S = 10.0  # that a handshake may take
@@ -140,6 +141,8 @@ class Agent:
         self._lost = False
         self._loss = _GONE
         self._stop: dict[str, Any] | None = None  # the head said so, perhaps before our ranks were there
+        self._is_killed = False  # likewise
+        self._ctrl_z: CtrlZ | None = None
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
         self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
@@ -238,6 +241,8 @@ class Agent:
         node = survey(options, environ)
         if spec["has_stream"]:
             self._stream = Stream(self._poller, self._wire)  # what comes down may come with GO
+        if self._own is not None:
+            self._watch_ctrl_z()
         self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
@@ -277,6 +282,7 @@ class Agent:
 
         if self._entry is None:
             self._entry = _take_process()
+        self._forget_ctrl_z()
         plan, options = self._plan(options, command, environ, go)
         for notice in plan.nodes[0].notices:
             self._say(f"infini-run: {go['host']}: {printable(notice)}")
@@ -298,7 +304,9 @@ class Agent:
             self._stream.theirs.close()
         self._run = run
         settle_entry()
-        if self._stop is not None:
+        if self._is_killed:
+            run.kill()
+        elif self._stop is not None:
             _stop(run, self._stop)
         while not run.ended:
             for event in run.poll(self._timeout_s(), also=(self._poller.fileno(),)):
@@ -472,12 +480,14 @@ class Agent:
             self._stop = border.read(payload, border.STOP)
             if run is not None:
                 _stop(run, self._stop)
-        elif kind == frame.KILL and run is not None:
-            run.kill()
+        elif kind == frame.KILL:
+            self._is_killed = True
+            if run is not None:
+                run.kill()
         elif kind == frame.SIGNAL and run is not None:
             self._signal(run, border.read(payload, border.SIGNAL)["signal"])
         elif kind in (frame.SPEC, frame.GO, frame.BYE):
-            self._stop = None  # what comes later is for what begins now
+            self._stop, self._is_killed = None, False  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
     def _signal(self, run: NodeRun, number: int) -> None:
@@ -486,6 +496,24 @@ class Agent:
             run.signal_groups(_STOP if number == _TSTP else _CONT)
         else:
             run.signal(number)
+
+    def _watch_ctrl_z(self) -> None:
+        """Until our ranks' group has the signals: whoever stops us now would have the head give us up."""
+        from infini_run.told import CtrlZ
+
+        ctrl_z = self._ctrl_z = CtrlZ()
+
+        def hear() -> None:
+            if ctrl_z.has_come():
+                self._suspend(ctrl_z.stop)
+
+        self._poller.watch(ctrl_z.fd, READ, hear)
+
+    def _forget_ctrl_z(self) -> None:
+        ctrl_z, self._ctrl_z = self._ctrl_z, None
+        if ctrl_z is not None:
+            self._poller.forget(ctrl_z.fd)
+            ctrl_z.close()
 
     def _suspend(self, stop: Callable[[], None]) -> None:
         """Ctrl-Z: `stop` stops us, until we go on. A fork of us gives the signs of life meanwhile."""

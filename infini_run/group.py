@@ -239,7 +239,12 @@ def _end_fork() -> None:
         forking.release()
 
 
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork)
+def _end_fork_in_child() -> None:
+    _end_fork()
+    _forkers.clear()  # threads of our parent
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
 
 
 class Group:

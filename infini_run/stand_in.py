@@ -57,7 +57,11 @@ class StandIn:
             said += piece
         os.close(self._fd)
         os.waitpid(self._pid, 0)
-        for wire, position in zip(self._wires, marshal.loads(said) if said else (), strict=False):
+        try:
+            positions = marshal.loads(said)
+        except (EOFError, ValueError, TypeError):  # it was killed, perhaps while it wrote
+            return
+        for wire, position in zip(self._wires, positions, strict=True):
             wire.position = position
 
 

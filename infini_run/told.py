@@ -40,5 +40,39 @@ class Signals:
             return b""
 
 
+class CtrlZ:
+    """SIGTSTP as a descriptor that can be read when it has come; all other signals stay as they are."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._is_ignored = signal.getsignal(signal.SIGTSTP) is signal.SIG_IGN
+        if not self._is_ignored:
+            signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+            signal.signal(signal.SIGTSTP, _nothing)
+
+    def has_come(self) -> bool:
+        """Whether it has since the last look."""
+        try:
+            return signal.SIGTSTP in os.read(self.fd, 256)
+        except BlockingIOError:
+            return False
+
+    def stop(self) -> None:
+        """Stop, as without us; return when continued."""
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, _nothing)
+
+    def close(self) -> None:
+        """It is as before; one that has come and was not acted on comes again."""
+        if not self._is_ignored:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            if self.has_come():
+                os.kill(os.getpid(), signal.SIGTSTP)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
 def _nothing(number: int, frame: object) -> None:
     """The number is in the pipe already."""

@@ -149,6 +149,28 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
     until(lambda: not marked())
 
 
+def takes_ctrl_z(pid):
+    """Whether a handler for SIGTSTP is there (proc(5), SigCgt)."""
+    with open(f"/proc/{pid}/status") as file:
+        (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
+    return int(mask, 16) >> (signal.SIGTSTP - 1) & 1
+
+
+def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(node):  # noqa: F811
+    flags = ("--node_timeout=1",)
+    commands = [node(rank, "true", nnodes=3, flags=flags) for rank in range(2)]
+    until(lambda: takes_ctrl_z(commands[1].pid))
+    for _ in range(2):
+        commands[1].signal(signal.SIGTSTP)
+        until(lambda: state_of(commands[1].pid) == "T")
+        subprocess.run(["sleep", "1.5"], check=True)
+        commands[1].signal(signal.SIGCONT)
+        until(lambda: state_of(commands[1].pid) == "S")
+    commands.append(node(2, "true", nnodes=3, flags=flags))
+    assert [command.wait() for command in commands] == [0, 0, 0]
+    assert told(*commands) == []
+
+
 def test_an_agent_that_is_stopped_for_ever_is_killed_with_its_ranks(many, bell):  # noqa: F811
     command = many("--grace=1", "--node_timeout=1", *ring(bell), hosts="host[1-2]")
     bell.hear(4)

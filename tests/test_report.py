@@ -125,7 +125,10 @@ def test_everything_there_is_to_know_comes_in_one_order():
         ({"code": None, "signal": 11, "dumped_core": True}, "killed by SIGSEGV (core dumped)"),
         ({"code": None, "signal": 15}, "killed by SIGTERM"),
         ({"code": None, "signal": 37}, "killed by SIGRTMIN+3"),
-        ({"code": None, "status_lost": True}, "no exit code is known: this program ignores SIGCHLD, or waits for every child"),
+        (
+            {"code": None, "status_lost": True},
+            "no exit code is known: this program ignores SIGCHLD, or waits for every child",
+        ),
         (
             {"code": 126, "start_failure": "executing the program", "start_errno": 7},
             "could not be started: executing the program: Argument list too long",

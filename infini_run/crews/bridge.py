@@ -7,7 +7,6 @@ a life here: a lane for its channel, and what is told of its process, in order w
 from __future__ import annotations
 
 import os
-import time
 from _functools import partial
 from collections import deque
 from threading import Condition
@@ -46,15 +45,13 @@ _HELD = 1 << 20  # bytes that a node has not taken: then its lanes wait
 
 
 class Outpost:
-    """A node, as it is known here. nproc: workers that it would run; 0: not known yet. port: one that is free there.
-    clock_s: what makes its clock's times ours, as far off as the fastest message was on its way."""
+    """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
 
     def __init__(self, bridge: Bridge, peer: Peer, poller: Poller) -> None:
         self.peer = peer
         self.index = peer.index
         self.nproc = 0
         self.port = 0
-        self.clock_s = float("inf")
         self.notices: tuple[str, ...] = ()
         self.lives: dict[int, Life] = {}
         self.answers: dict[int, object] = {}  # to what was asked of it: None, or an error
@@ -67,12 +64,16 @@ class Outpost:
     def name(self) -> str:
         return self.peer.name
 
+    @property
+    def clock_s(self) -> float:
+        """What makes its clock's times ours."""
+        return -self.peer.clock.offset_s
+
     def say(self, word: Mapping[str, object]) -> None:
         """In the bridge's thread."""
         self.lanes.say(word)
 
     def _take(self, word: dict[str, Any]) -> None:
-        self.clock_s = min(self.clock_s, time.time() - float(word.pop("now")))
         kind, value = word.popitem()
         life = self.lives.get(value["life"]) if "life" in value else None
         if kind == "up":

@@ -48,13 +48,11 @@ class Launcher:
     backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
         worker_timeout_s seconds. None: no torch is imported.
     env: variables that are set; env_file: a file of such, NAME=value on each line; copy_env: patterns of the names
-    that
-        are taken from our environment (None: all of it here, what jobs commonly need on other hosts).
+        that are taken from our environment (None: all of it here, what jobs commonly need on other hosts).
     cwd: where workers start (None: here). log_dir: a folder for rank_N.log files of their output, which is also shown
         here, with the rank before each line.
     logging: the least level of workers' logging records that are given to the loggers of this process, with `rank`
-    and
-        `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the
+        and `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the
         workers.
     agent_timeout_s: for all workers to be up. timeout_s: for the whole launch (None: no limit).
     progress: a bar of what workers say by `this_worker().progress(done, of)`: True, "rich" or "tqdm".

@@ -19,6 +19,7 @@ from infini_run.crews.lanes import LARGEST
 from infini_run.crews.node_runner import NodeRunner
 from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.group import forking
 from infini_run.muster import meeting
 from infini_run.outbox import bytes_frame
 
@@ -87,8 +88,9 @@ class NodeSpawner:
             if self._is_closed:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._bridge is None:
-                self._bridge = Bridge(self._options, self._roster, self._cwd, self._setup)
-                _live.add(self)
+                with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+                    self._bridge = Bridge(self._options, self._roster, self._cwd, self._setup)
+                    _live.add(self)
                 self._bridge.start()
             bridge = self._bridge
             bridge.wait(lambda: all(o.nproc for o in bridge.outposts) or self._has_problem())

@@ -126,7 +126,7 @@ class Outpost:
             del self._out[:sent]
 
     def _say(self, kind: str, /, **value: object) -> None:
-        self._lanes.say({"now": time.time(), kind: value})
+        self._lanes.say({kind: value})
 
     # ---- what the other side says
 

@@ -103,7 +103,11 @@ def said(words: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
 
 def ended(program: str, code: int | None, about: str = "") -> str:
     """That it has, with its exit code, and why."""
-    how = "and left no exit code (this program ignores SIGCHLD, or waits for every child)" if code is None else f"with {code}"
+    how = (
+        "and left no exit code (this program ignores SIGCHLD, or waits for every child)"
+        if code is None
+        else f"with {code}"
+    )
     return f"{program} ended {how}" + (f": {about}" if about else "")
 
 

@@ -34,7 +34,9 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
 def explain(host: str, code: int | None, words: str) -> str:
     """pbs_tmrsh's own last words; what the agent wrote is in the job's files."""
     said = [line.strip() for line in words.splitlines() if line.strip()]
-    return ended("pbs_tmrsh", code, said[-1]) if said else ended("pbs_tmrsh", code) + "; the job's .e file may say why"
+    return (
+        ended("pbs_tmrsh", code, said[-1]) if said else ended("pbs_tmrsh", code) + "; the job's .e file may say why"
+    )
 
 
 def ending(told: Sequence[Told], options: Options) -> list[Client]:
