@@ -46,6 +46,7 @@ int ir_entry_take(struct ir_entry *ret_entry) {
         (void)setrlimit(RLIMIT_NOFILE, &limit);
     }
     (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    (void)prctl(PR_SET_NAME, "infini-run", 0, 0, 0); /* not that of an interpreter */
     return 0;
 }
 

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import _cffi_backend
 import pytest
 from conftest import LIMIT_S
+
+import infini_run
 
 SCRIPTS = Path(sys.executable).parent
 LONG = "/".join(["x" * 100] * 4)
@@ -75,6 +78,50 @@ def test_a_link_to_a_command_starts_it(environment, tmp_path):
         call("link", "echo", "here", env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}).stdout
         == "here\n"
     )
+
+
+IMPORTS = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+
+
+def imported(done):
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+
+def test_where_an_installer_puts_us_nothing_but_us_is_imported(tmp_path):
+    """No site, no .pth files: a twentieth of the start."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = tmp_path / "lib" / version / "site-packages"
+    shutil.copytree(Path(infini_run.__file__).parent, packages / "infini_run")
+    shutil.copy(_cffi_backend.__file__, packages)
+    (packages / "noise.pth").write_text("import this\n")
+    shutil.copytree(SCRIPTS, tmp_path / "bin", symlinks=True)
+    done = call(tmp_path / "bin" / "infini-run", "sh", "-c", "echo $RANK", env=IMPORTS)
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert {"infini_run.cli", "infini_run.node"} <= imported(done)
+    assert not {"site", "this", "importlib"} & imported(done)
+
+
+def test_a_module_that_is_elsewhere_is_found_as_by_any_python(tmp_path):
+    """An installation of another layout: our script is where it was, and a .pth file tells where we are."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = tmp_path / "lib" / version / "site-packages"
+    packages.mkdir(parents=True)
+    found = {Path(infini_run.__file__).parent.parent, Path(_cffi_backend.__file__).parent}
+    (packages / "elsewhere.pth").write_text("".join(f"{path}\n" for path in found))
+    shutil.copy(SCRIPTS.parent / "pyvenv.cfg", tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
+    shutil.copy(SCRIPTS / "infini-run", tmp_path / "bin")
+    rest = (SCRIPTS / "infini-run.py").read_text().partition("\n")[2]
+    (tmp_path / "bin" / "infini-run.py").write_text(f"#!{tmp_path / 'bin' / 'python'}\n{rest}")
+    done = call(tmp_path / "bin" / "infini-run", "sh", "-c", "echo $RANK", env=IMPORTS)
+    assert (done.returncode, done.stdout) == (0, "0\n")
+    assert "site" in imported(done)
+
+
+def test_the_process_is_called_as_the_command():
+    done = call(SCRIPTS / "infini-run", "sh", "-c", "cat /proc/$PPID/comm")
+    assert (done.returncode, done.stdout) == (0, "infini-run\n")
 
 
 def test_python_runs_a_command_as_it_runs_a_script():

@@ -2,8 +2,9 @@
  *
  * An installer writes its interpreter's path into the first line of PROGRAM.py, and the kernel reads no such line
  * where the path has a space in it or more than 127 characters (Documentation/admin-guide/binfmt-misc.rst,
- * BINPRM_BUF_SIZE before Linux 5.1). Such a line is read here. There is no libc in it: its start takes longer
- * than all of this (guard/entry.c). */
+ * BINPRM_BUF_SIZE before Linux 5.1). So the line is read here, and a Python is started without site and its .pth
+ * files (-S), a twentieth of our start: the script finds us, or brings them. There is no libc in it: its start
+ * takes longer than all of this (guard/entry.c). */
 #include <fcntl.h>
 #include <linux/auxvec.h>
 #include <linux/limits.h>
@@ -13,25 +14,27 @@
 
 #include "../raw.h"
 
-#define KERNELS_LIMIT 127 /* characters of the first line, with its #! */
 #define TAIL ".py"
 #define SAY(text) (void)raw(SYS_write, 2, (long)(text), sizeof(text) - 1, 0, 0)
 
 void start_program(uintptr_t *stack);
 
-/* The stack is as the kernel leaves it: argc, argv, NULL, variables, NULL (System V ABI). */
+/* The stack is as the kernel leaves it: argc, argv, NULL, variables, NULL (System V ABI). Below it is room for two
+ * words more. */
 #if defined(__x86_64__)
 __asm__(".globl _start\n"
         ".type _start, @function\n"
         "_start:\n"
         "  mov %rsp, %rdi\n"
         "  and $-16, %rsp\n"
+        "  sub $16, %rsp\n"
         "  call start_program\n");
 #elif defined(__aarch64__)
 __asm__(".globl _start\n"
         ".type _start, %function\n"
         "_start:\n"
         "  mov x0, sp\n"
+        "  sub sp, sp, #16\n"
         "  bl start_program\n");
 #else
 #error "no entry for this processor"
@@ -80,25 +83,32 @@ static size_t read_interpreter(const char *script, char *line, size_t size) {
     return 0;
 }
 
-static bool is_for_the_kernel(const char *line, size_t length) {
-    for (size_t i = 0; i < length; i++)
+/* Else it is a shell or an env, which are for the kernel, and whose words are not a Python's. */
+static bool is_python(const char *line, size_t length) {
+    static const char name[] = "python";
+    size_t at = length, same = 0;
+    while (at > 0 && line[at - 1] != '/') at--;
+    if (at == 0) return false;
+    while (same < sizeof name - 1 && line[at + same] == name[same]) same++;
+    for (size_t i = at; i < length; i++)
         if (line[i] == ' ' || line[i] == '\t') return false;
-    return length + 2 <= KERNELS_LIMIT;
+    return same == sizeof name - 1;
 }
 
 void start_program(uintptr_t *stack) {
     char script[PATH_MAX], line[PATH_MAX];
-    uintptr_t *argv = stack + 1, *variables = argv + stack[0] + 1;
+    uintptr_t *words = stack - 1, *argv = stack + 1, *variables = argv + stack[0] + 1;
     if (stack[0] == 0 || !find_script(script, variables)) {
         SAY("infini-run: its own path is too long\n");
         (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
     }
     size_t length = read_interpreter(script, line, sizeof line);
-    if (length > 0 && !is_for_the_kernel(line, length)) {
+    if (is_python(line, length)) {
         uintptr_t argc = stack[0], self = argv[0];
-        stack[0] = (uintptr_t)line; /* LINE SCRIPT ARGUMENTS, as the kernel would have it */
-        argv[0] = (uintptr_t)script;
-        (void)raw(SYS_execve, (long)line, (long)stack, (long)variables, 0, 0);
+        words[0] = (uintptr_t)line; /* LINE -S SCRIPT ARGUMENTS */
+        words[1] = (uintptr_t) "-S";
+        words[2] = (uintptr_t)script;
+        (void)raw(SYS_execve, (long)line, (long)words, (long)variables, 0, 0);
         stack[0] = argc;
         argv[0] = self;
     }
