@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from batch import COMMANDS
 from conftest import LIMIT_S
 from window import Window
 
@@ -102,6 +103,65 @@ def test_grid_engines_qsub_is_not_taken_for_pbs(local, bare):
     done = local.call("submit", "--", "true", env=bare)
     assert done.returncode == 2
     assert done.stderr.startswith(f"infini-job: {bare['PATH']}/qsub is not PBS's (Grid Engine?)")
+
+
+NO_CONFIGURATION = """#!/bin/sh
+me=${0##*/}
+printf "$me: %s\\n" "error: fetch_config: DNS SRV lookup failed" \
+    "error: _establish_config_source: failed to fetch config" "fatal: Could not establish a configuration source" >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def both(pbs_queue):
+    """A PBS that works, and Slurm's commands without a configuration, in the words of 22.05."""
+    for name in COMMANDS["slurm"]:
+        path = os.path.join(pbs_queue.folder, "bin", name)
+        with open(path, "w") as file:
+            file.write(NO_CONFIGURATION)
+        os.chmod(path, 0o755)
+    return {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": ""}
+
+
+def test_a_slurm_that_does_not_answer_hides_no_pbs(local, both):
+    said = "scontrol ended with 1: scontrol: fatal: Could not establish a configuration source"
+    done = local.call("submit", "--print", "--", "true", env=both)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].startswith("#PBS ")
+    assert done.stderr == f"infini-job: slurm does not answer: {said}; pbs does, and is taken\n"
+    done = local.call("clusters", env=both)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"slurm does not answer: {said}"
+    assert lines[1].startswith("pbs 23.06")
+    assert lines[-2].startswith("local ")
+    found = json.loads(local.call("clusters", "--json", env=both).stdout)
+    assert [(each["scheduler"], each["news"]) for each in found] == [("slurm", said), ("pbs", ""), ("local", "")]
+    done = local.call("submit", "--scheduler=slurm", "--", "true", env=both)
+    assert (done.returncode, done.stderr) == (1, f"infini-job: {said}\n")
+
+
+def test_what_each_scheduler_said_is_told_where_none_answers(local, both, pbs_queue):
+    pbs_queue.fail("qstat", "", "away")
+    done = local.call("submit", "--", "true", env=both)
+    assert done.returncode == 1
+    assert done.stderr.startswith("infini-job: no scheduler answers: slurm: scontrol ended with 1: scontrol: fatal: ")
+    assert "; pbs: qstat " in done.stderr
+    assert done.stderr.endswith("; --scheduler=local runs it on this machine\n")
+    assert local.is_empty()
+
+
+def test_a_job_whose_scheduler_does_not_answer_keeps_no_other_from_its_end(local, both, pbs_queue, bell):
+    """Of several that are to be cancelled."""
+    name = local.submit("--", "sh", "-c", f"echo up > {bell.path}; exec sleep 1000")
+    bell.hear(1)
+    other = local.submit("--scheduler=pbs", "--", "sleep", "1000", env=both)
+    os.unlink(f"{pbs_queue.folder}/bin/qsub")
+    done = local.call("cancel", other, name, env={**both, "PATH": f"{pbs_queue.folder}/bin:/usr/bin:/bin"})
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"infini-job: {other}: --scheduler=pbs: qsub is not on PATH")
+    assert local.wait(name)["state"] == "CANCELLED"
 
 
 def test_print_shows_the_script_and_submits_nothing(local):

@@ -1,26 +1,29 @@
-"""Which scheduler: the one that was asked for, or whose commands are there."""
+"""Which scheduler: the one that was asked for, or of those whose commands are there the first one that answers.
+
+The one rule: the trouble of one scheduler is not another's. Commands on PATH do not make a scheduler: Debian's
+slurm-client without a configuration is no Slurm.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 
-from infini_run.errors import UsageError
+from infini_run.errors import QueryError, UsageError
 from infini_run.jobs.local import Local
+from infini_run.jobs.scheduler import Facts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infini_run.jobs.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
+_HERE = "--scheduler=local runs it on this machine"
 
 
 def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Scheduler:
-    """above: where jobs are. Raises UsageError: it is not here, or with auto none is."""
-    if name == "auto":
-        name = _detect(environ)
+    """The scheduler of that name. above: where jobs are. Raises UsageError: it is not here."""
     if name == "local":
         return Local(above, environ)
     command = _COMMANDS[name]
@@ -37,29 +40,62 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
     return Pbs(environ)
 
 
-def _detect(environ: Mapping[str, str]) -> str:
-    """Grid Engine has a qsub too (Debian's gridengine-client), so that alone says nothing."""
-    path = environ.get("PATH")
-    if shutil.which("sbatch", path=path):
-        return "slurm"
-    if shutil.which("qsub", path=path):
-        from infini_run.jobs.pbs import is_pbs
+def choose(
+    name: str, above: str, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> tuple[Scheduler, Facts]:
+    """The scheduler to submit to, and what it has. name: auto is the first one that answers. say: gets what the
+    others said. Raises UsageError: it is not here, or with auto none is; QueryError: none answers."""
+    if name != "auto":
+        scheduler = find_scheduler(name, above, environ)
+        return scheduler, scheduler.facts()
+    troubles = []
+    for name in _found(environ):
+        scheduler = find_scheduler(name, above, environ)
+        facts = ask(scheduler)
+        if not facts.news:
+            for trouble in troubles:
+                say(f"{trouble.scheduler} does not answer: {trouble.news}; {name} does, and is taken")
+            return scheduler, facts
+        troubles.append(facts)
+    said = "; ".join(f"{trouble.scheduler}: {trouble.news}" for trouble in troubles)
+    raise QueryError(f"no scheduler answers: {said}; {_HERE}")
 
-        if is_pbs(environ):
-            return "pbs"
-        raise UsageError(
-            f"{shutil.which('qsub', path=path)} is not PBS's (Grid Engine?), and sbatch is not on PATH; "
-            "--scheduler=local runs a job on this machine"
-        )
-    raise UsageError(
-        "no scheduler is here: neither sbatch (Slurm) nor qsub (PBS) is on PATH; log in where jobs are submitted, or "
-        "--scheduler=local runs it on this machine"
-    )
+
+def ask(scheduler: Scheduler) -> Facts:
+    """What it has; of one that does not answer `news` says why."""
+    try:
+        return scheduler.facts()
+    except QueryError as error:
+        return Facts(scheduler=scheduler.name, news=str(error))
 
 
 def find_schedulers(above: str, environ: Mapping[str, str]) -> list[Scheduler]:
-    """All that are here; this machine is always one."""
-    found = []
-    with contextlib.suppress(UsageError):
-        found.append(find_scheduler("auto", above, environ))
-    return [*found, Local(above, environ)]
+    """All that are here, whether or not they answer; this machine is always one."""
+    try:
+        names = _found(environ)
+    except UsageError:
+        names = []
+    return [find_scheduler(name, above, environ) for name in [*names, "local"]]
+
+
+def _found(environ: Mapping[str, str]) -> list[str]:
+    """Those whose commands are on PATH. Grid Engine has a qsub too (Debian's gridengine-client), so that alone says
+    nothing. Raises UsageError: there are none."""
+    path = environ.get("PATH")
+    names = [name for name, command in _COMMANDS.items() if shutil.which(command, path=path)]
+    if "pbs" in names:
+        from infini_run.jobs.pbs import is_pbs
+
+        if not is_pbs(environ):
+            names.remove("pbs")
+            if not names:
+                raise UsageError(
+                    f"{shutil.which('qsub', path=path)} is not PBS's (Grid Engine?), and sbatch is not on PATH; "
+                    "--scheduler=local runs a job on this machine"
+                )
+    if not names:
+        raise UsageError(
+            "no scheduler is here: neither sbatch (Slurm) nor qsub (PBS) is on PATH; log in where jobs are "
+            f"submitted, or {_HERE}"
+        )
+    return names

@@ -120,7 +120,7 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
     from infini_run.jobs.job import Job, could_run, prepare
     from infini_run.jobs.submit import submit
 
-    planned, scheduler = prepare(words, values, environ)
+    planned, scheduler = prepare(words, values, environ, say=_say)
     if planned.layout.remark:
         _say(planned.layout.remark)
     if values["print"]:
@@ -265,22 +265,29 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
 
 
 def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.home import find_folder, home
     from infini_run.jobs.job import find_job
 
     if not words:
         raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
-    jobs = [find_job(name, dir=values["dir"]) for name in words]
-    for job in jobs:
-        job.cancel()
-    return 0
+    above = home(values["dir"], environ)
+    folders = [find_folder(above, name) for name in words]
+    code = 0
+    for folder in folders:  # the trouble of one is not another's
+        try:
+            find_job(folder.name, dir=values["dir"]).cancel()
+        except InfiniRunError as error:
+            _say(f"{folder.name}: {error}" if len(folders) > 1 else str(error))
+            code = code or error.exit_code
+    return code
 
 
 def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.choice import find_schedulers
+    from infini_run.jobs.choice import ask, find_schedulers
     from infini_run.jobs.home import home
 
     _refuse_words("clusters", words)
-    found = [(scheduler, scheduler.facts()) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
+    found = [(scheduler, ask(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
     if values["json"]:
         return _print_json([{**vars(facts), "pools": [_plain(pool) for pool in facts.pools]} for _, facts in found])
     for scheduler, facts in found:
@@ -296,6 +303,9 @@ def _plain(value: Any) -> Any:
 
 
 def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
+    if facts.news:
+        print(printable(f"{scheduler.name} does not answer: {facts.news}"))
+        return
     about = [f"{scheduler.name} {facts.version}"]
     about += [f"select/{facts.select}"] if facts.select else []
     about.append("GPUs as a resource" if facts.has_gres else "no GPUs as a resource")

@@ -11,7 +11,7 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
-from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.choice import choose, find_scheduler
 from infini_run.jobs.follow import Follow
 from infini_run.jobs.home import all_folders, find_folder, home, new_name
 from infini_run.jobs.image import RUNTIMES, Image
@@ -57,7 +57,7 @@ def submit(
     values = read_flags(flags, environ)
     if cwd is not None:
         values["cwd"] = os.fspath(cwd)
-    planned, scheduler = prepare(command, values, environ)
+    planned, scheduler = prepare(command, values, environ, say=_say)
     folder, _ = hand_in(planned, scheduler, environ, say=_say)
     return Job(folder, scheduler)
 
@@ -82,16 +82,19 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
     return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
 
 
-def prepare(command: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Plan, Scheduler]:
-    """Flags to a plan; nothing is written yet. Raises UsageError, QueryError."""
+def prepare(
+    command: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> tuple[Plan, Scheduler]:
+    """Flags to a plan; nothing is written yet. say: gets what a scheduler said that is not taken. Raises UsageError,
+    QueryError."""
     if not command:
         raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
     above = home(values["dir"], environ)
-    scheduler = find_scheduler(values["scheduler"], above, environ)
-    return plan(make_request(command, values, above, scheduler), scheduler), scheduler
+    scheduler, facts = choose(values["scheduler"], above, environ, say=say)
+    return plan(make_request(command, values, above), scheduler, facts), scheduler
 
 
-def make_request(command: Sequence[str], values: Mapping[str, Any], above: str, scheduler: Scheduler) -> Request:
+def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> Request:
     """What the flags ask for. Raises UsageError."""
     cwd = os.path.abspath(values["cwd"] or os.getcwd())
     if not os.path.isdir(cwd):

@@ -146,6 +146,7 @@ class Facts:
 
     select: Slurm's plugin (cons_tres, cons_res, linear). has_tres: `--gpus` and its kind work. has_gres: nodes have
     GPUs as a resource, `gpu` or `ngpus`. has_accounting: sacct answers. has_history: PBS tells of jobs that ended.
+    news: why it did not answer, and nothing else is known; "" where it did.
     """
 
     scheduler: str
@@ -156,6 +157,7 @@ class Facts:
     has_accounting: bool = False
     has_history: bool = False
     pools: tuple[Pool, ...] = ()
+    news: str = ""
 
     def pool(self, name: str = "") -> Pool | None:
         """The pool of that name, or the default one; None where there is none."""

@@ -46,9 +46,8 @@ class Plan:
         self.programs = programs  # of the job's container, by their names in its directory
 
 
-def plan(request: Request, scheduler: Scheduler) -> Plan:
-    """Raises UsageError: all that is wrong with it; QueryError: the scheduler does not say what it has."""
-    facts = scheduler.facts()
+def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
+    """facts: what the scheduler has. Raises UsageError: all that is wrong with it."""
     if scheduler.name == LOCAL:
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)

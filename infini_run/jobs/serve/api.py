@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.choice import find_scheduler, find_schedulers
+from infini_run.jobs.choice import ask, find_scheduler, find_schedulers
 from infini_run.jobs.folder import Folder
 from infini_run.jobs.home import find_folder
 from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
@@ -107,10 +107,10 @@ class Api:
     async def clusters(self) -> Response:
         """The schedulers that are here, and what they have."""
 
-        def ask() -> list[Any]:
-            return [_plain(found.facts()) for found in find_schedulers(self._above, self._environ)]
+        def call() -> list[Any]:
+            return [_plain(ask(found)) for found in find_schedulers(self._above, self._environ)]
 
-        return Answer(await self._threads.do(ask))
+        return Answer(await self._threads.do(call))
 
     # ---- changing
 
@@ -173,7 +173,7 @@ class Api:
         values = {**read_flags(submission.flags, environ), "dir": self._above}
         if submission.cwd:
             values["cwd"] = submission.cwd
-        return *prepare(submission.command, values, environ), environ
+        return *prepare(submission.command, values, environ, say=_say), environ
 
 
 def _say(text: str) -> None:
