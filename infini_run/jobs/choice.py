@@ -48,13 +48,13 @@ def choose(
     if name != "auto":
         scheduler = find_scheduler(name, above, environ)
         return scheduler, scheduler.facts()
-    troubles = []
-    for name in _found(environ):
-        scheduler = find_scheduler(name, above, environ)
+    troubles: list[Facts] = []
+    for found in _found(environ):
+        scheduler = find_scheduler(found, above, environ)
         facts = ask(scheduler)
         if not facts.news:
             for trouble in troubles:
-                say(f"{trouble.scheduler} does not answer: {trouble.news}; {name} does, and is taken")
+                say(f"{trouble.scheduler} does not answer: {trouble.news}; {found} does, and is taken")
             return scheduler, facts
         troubles.append(facts)
     said = "; ".join(f"{trouble.scheduler}: {trouble.news}" for trouble in troubles)
