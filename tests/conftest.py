@@ -32,7 +32,7 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 T = TypeVar("T")
-pytest_plugins = ["shape", "nvml", "machine", "batch", "jobs", "service"]
+pytest_plugins = ["shape", "nvml", "machine", "batch", "jobs", "podman", "service"]
 CHILDREN = Path(__file__).parent / "children"
 FOREIGN = (
     "INFINI_",

@@ -7,6 +7,8 @@ ranks of all nodes meet. Of two options the user's wins: it is last.
 
 from __future__ import annotations
 
+import os
+
 from infini_run.errors import UsageError
 from infini_run.record import record
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 RUNTIMES = ("apptainer", "singularity", "podman", "enroot", "pyxis")
 # what podman is to take from the node; the others inherit all of it
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_INHERITED = ("SLURM_*", "PBS_*", "INFINI_*", *_VISIBLE, "ASCEND_RT_VISIBLE_DEVICES")
+_INHERITED = ("SLURM_*", "SLURMD_NODENAME", "PBS_*", "INFINI_*", *_VISIBLE, "ASCEND_RT_VISIBLE_DEVICES")
 _ROCM = ("/dev/kfd", "/dev/dri")
 _NVIDIA = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")  # what enroot's hook goes by
 
@@ -49,6 +51,11 @@ class Place:
     @property
     def paths(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.folder, self.cwd)))
+
+    def beside(self, binds: Sequence[str]) -> tuple[str, ...]:
+        """Those that no bind of the user's is mounted at: podman refuses two mounts at one place."""
+        taken = [os.path.normpath(bind.split(":")[:2][-1]) for bind in binds]
+        return tuple(path for path in self.paths if path not in taken)
 
 
 def problems(image: Image, place: Place) -> list[str]:
@@ -88,7 +95,7 @@ def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
     if image.runtime == "apptainer":
         words.append("--no-eval")
     words += {"cuda": ["--nv"], "rocm": ["--rocm"]}.get(place.slot_type, [])
-    words += [f"--bind={bind}" for bind in (*place.paths, *image.binds)]
+    words += [f"--bind={bind}" for bind in (*place.beside(image.binds), *image.binds)]
     is_named = (
         "://" in image.name or image.name.startswith(("/", "./", "../")) or image.name.endswith((".sif", ".img"))
     )
@@ -98,14 +105,16 @@ def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
     """Podman, without root too, GPUs by CDI. It stays in the job's cgroup (crun), else it would outlive the job; that
     takes process numbers of its own, in which all ends with the command."""
-    words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled", "--ulimit=host",
-             "--security-opt=label=disable", f"--workdir={place.cwd}"]  # fmt: skip
+    words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled"]
+    if not any(option.startswith("--ulimit") for option in image.options):  # beside host it takes no other (4.3)
+        words.append("--ulimit=host")
+    words += ["--security-opt=label=disable", f"--workdir={place.cwd}"]
     words += [f"--env={name}" for name in _INHERITED]
     if place.slot_type == "cuda":
         words.append("--device=nvidia.com/gpu=all")
     elif place.slot_type == "rocm":
         words += [*(f"--device={path}" for path in _ROCM), "--group-add=keep-groups"]
-    words += [f"--volume={path}:{path}" for path in place.paths]
+    words += [f"--volume={path}:{path}" for path in place.beside(image.binds)]
     words += [f"--volume={bind if ':' in bind else f'{bind}:{bind}'}" for bind in image.binds]
     return [*words, *image.options, image.name, *command]
 
@@ -113,7 +122,7 @@ def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 def enroot(image: Image, place: Place, command: Sequence[str]) -> list[str]:
     """Enroot, in a container that `enroot create` has made, or a .sqsh file. It has no option for the directory."""
     words = ["enroot", "start", "--rw"]
-    words += [f"--mount={path}:{path}" for path in place.paths]
+    words += [f"--mount={path}:{path}" for path in place.beside(image.binds)]
     words += [f"--mount={_fstab(bind)}" for bind in image.binds]
     if place.slot_type == "cuda":
         words += [f"--env={text}" for text in _NVIDIA]
@@ -129,7 +138,8 @@ def srun_options(image: Image, place: Place) -> list[str]:
     registry, slash, path = image.name.partition("/")
     is_registry = slash and ("." in registry or ":" in registry) and registry.strip(".")
     name = f"{registry}#{path}" if is_registry and "://" not in image.name and "#" not in image.name else image.name
-    mounts = [*(f"{path}:{path}" for path in place.paths), *(b if ":" in b else f"{b}:{b}" for b in image.binds)]
+    mounts = [f"{path}:{path}" for path in place.beside(image.binds)]
+    mounts += [bind if ":" in bind else f"{bind}:{bind}" for bind in image.binds]
     if place.slot_type == "rocm":
         mounts += [f"{path}:{path}" for path in _ROCM]
     words = [
