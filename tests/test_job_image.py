@@ -17,7 +17,8 @@ BOUND = ("--bind=/jobs/ir-1", "--bind=/home/me/my work")
 PODMAN = ("podman run --rm --network=host --ipc=host --cgroups=disabled --ulimit=host --security-opt=label=disable "
           "--workdir=/home/me/my\0work --env=SLURM_* --env=SLURMD_NODENAME --env=PBS_* --env=INFINI_* "
           "--env=CUDA_VISIBLE_DEVICES --env=NVIDIA_VISIBLE_DEVICES --env=ROCR_VISIBLE_DEVICES "
-          "--env=HIP_VISIBLE_DEVICES --env=ASCEND_RT_VISIBLE_DEVICES").replace(" ", "\n").replace("\0", " ").split("\n")  # fmt: skip
+          "--env=HIP_VISIBLE_DEVICES "
+          "--env=ASCEND_RT_VISIBLE_DEVICES").replace(" ", "\n").replace("\0", " ").split("\n")  # fmt: skip
 VOLUMES = ("--volume=/jobs/ir-1:/jobs/ir-1", "--volume=/home/me/my work:/home/me/my work")
 MOUNTS = ("--mount=/jobs/ir-1:/jobs/ir-1", "--mount=/home/me/my work:/home/me/my work")
 CD = ("sh", "-c", 'cd "$0" && exec "$@"', "/home/me/my work")
