@@ -22,12 +22,13 @@ STOPS = {
 
 class Signals:
     """What the process is told, as a descriptor: each byte read from it is a signal's number. SIGCHLD is among them
-    for process 1, to which all orphans come."""
+    for process 1, to which all orphans come; SIGURG, which means nothing to others, for who asks for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hears_urgent: bool = False) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         left_alone = _LEFT_ALONE - ({signal.SIGCHLD} if os.getpid() == 1 else set())
+        left_alone -= {signal.SIGURG} if hears_urgent else set()
         for number in signal.valid_signals() - left_alone:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a shell ignores in the background
                 signal.signal(number, _nothing)

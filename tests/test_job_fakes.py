@@ -59,7 +59,8 @@ def test_a_job_that_ignores_term_is_killed_in_the_end(queue, submit, bell):
     bell.hear(1)
     subprocess.run([CANCEL[queue.kind], done.stdout.strip()], env=queue.env, check=True)
     queue.ended()
-    assert (queue.jobs()[0]["state"], queue.jobs()[0]["code"]) == ("CANCELLED", 137)
+    code = {"slurm": 137, "pbs": 143}[queue.kind]  # PBS tells of the user's shell above the script
+    assert (queue.jobs()[0]["state"], queue.jobs()[0]["code"]) == ("CANCELLED", code)
 
 
 def test_a_queue_that_is_closed_leaves_nothing(queue, submit, bell):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import play, until
@@ -102,6 +106,32 @@ def test_nothing_is_handed_over_again_before_the_scheduler_has_answered(queue, h
     assert error.value.kind == "timed_out"
     assert "it may have the job all the same; infini-job status ir-0123456789 knows" in str(error.value)
     assert len(queue.calls(COMMAND[queue.kind])) == 1
+
+
+def test_one_that_runs_is_adopted_by_a_pbs_without_history(pbs_queue, tmp_path, bell):
+    """qselect -x says that there is none, and exits with 0: it was submitted three times."""
+    pbs_queue.set(history=False)
+    pbs_queue.fail("qsub", "lost")
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\nread _ <{bell.path}\n")
+    found = hand_over(Pbs(pbs_queue.env), str(tmp_path / "job.sh"), "ir-0123456789", say=print, pauses_s=NOW)
+    bell.ring("go")
+    pbs_queue.ended()
+    assert found == "101.pbshead"
+    assert len(pbs_queue.jobs()) == 1
+
+
+def test_one_that_has_begun_is_taken_though_pbs_has_forgotten_it(pbs_queue, tmp_path, case):
+    """Without history: its directory knows."""
+    pbs_queue.set(history=False)
+    path = {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": "pbs"}
+    jobs = Jobs(tmp_path / "jobs", case, path)
+    pbs_queue.fail("qsub", "late")
+    done = jobs.call("submit", *TWO, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert len(pbs_queue.jobs()) == 1
+    name = done.stdout.split()[1]
+    assert "101.pbshead" in done.stdout
+    assert jobs.status(name)["state"] == "COMPLETED"
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("refuse", "refused"), ("away", "unreachable")])
@@ -228,6 +258,59 @@ def test_a_cancelled_job_is_no_success(queue, jobs, bell):
     assert jobs.wait(name)["headline"] == "CANCELLED"
 
 
+@pytest.mark.parametrize("how", ["cancel", "qdel", "limit"])
+def test_ranks_of_pbs_on_all_nodes_have_their_grace(pbs_queue, tmp_path, case, bell, how):
+    """PBS's TERM reaches all of its session on the first node, pbs_tmrsh too, and nothing on the others; what is left
+    is killed as soon as the launcher has gone. `cancel` goes without PBS, whose own wait is shorter here."""
+    pbs_queue.set(kill_wait_s=0.2 if how == "cancel" else 60.0)
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)
+    save = f'trap "echo term > {bell.path}; read _ < {tmp_path}/go; echo saved; exit 0" TERM; echo up > {bell.path}'
+    limit = ["--time=10s"] if how == "limit" else []
+    name = jobs.submit(*TWO, *limit, "--", "sh", "-c", f"{save}; while :; do sleep 1000 & wait; done")
+    bell.hear(8)
+    if how == "cancel":
+        assert jobs.call("cancel", name).returncode == 0
+    elif how == "qdel":
+        subprocess.run(["qdel", jobs.status(name)["id"]], env=pbs_queue.env, check=True)
+    bell.hear(8)
+    os.write(go, b"\n" * 16)
+    status = jobs.wait(name)
+    os.close(go)
+    assert status["state"] == ("TIMEOUT" if how == "limit" else "CANCELLED"), jobs.logs(name)
+    assert sum(line.endswith("] saved") for line in jobs.lines(name)) == 8, jobs.logs(name)
+    pbs_queue.ended()
+
+
+def test_what_is_cancelled_again_is_ended_by_pbs(pbs_queue, tmp_path, case, bell):
+    """Its launcher may be beyond help: here it is stopped."""
+    pbs_queue.set(kill_wait_s=0.2)
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    name = jobs.submit(*TWO, "--", "sh", "-c", f"echo up $PPID > {bell.path}; exec sleep 1000")
+    bell.hear(8)
+    jobs.wait(name, "RUNNING")
+    for pid in launchers(pbs_queue):
+        os.kill(pid, signal.SIGSTOP)
+    assert jobs.call("cancel", name).returncode == 0
+    assert pbs_queue.jobs()[0]["state"] == "RUNNING"
+    assert jobs.call("cancel", name).returncode == 0
+    pbs_queue.ended()
+    assert jobs.wait(name)["headline"] == "CANCELLED"
+
+
+def launchers(queue):
+    """The processes that a job's script has become."""
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            environ = Path(f"/proc/{entry}/environ").read_bytes()
+            if b"infini_run.jobs.inside" in words and os.fsencode(queue.folder) in environ:
+                yield int(entry)
+
+
 def test_one_cancelled_while_it_waits_never_runs(queue, jobs, tmp_path):
     queue.set(hold="Priority")
     name = jobs.submit(*TWO, "--", "touch", tmp_path / "ran")
@@ -277,6 +360,20 @@ def test_a_restart_is_another_run_of_the_same_job(queue, jobs):
     status = jobs.wait(name)
     assert (status["headline"], status["attempt"]) == ("COMPLETED", 1), jobs.logs(name)
     assert {line.split("] ")[1] for line in jobs.lines(name, "--attempt=1")} == {"life 1"}
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_run_again_whose_answer_is_lost_is_found_and_no_failure(pbs_queue, tmp_path, case, history):
+    """By its name: the run before has the same, and is there still."""
+    pbs_queue.set(history=history)
+    pbs_queue.fail("qsub", "", "lost")
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    name = jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 1 ] || exit 4")
+    assert jobs.wait(name)["headline"] == "COMPLETED", jobs.logs(name)
+    pbs_queue.ended()
+    assert len(pbs_queue.jobs()) == 2
+    assert jobs.status(name)["id"] == "102.pbshead"
 
 
 def test_jobs_of_one_scheduler_are_one_query(queue, jobs):

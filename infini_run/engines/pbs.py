@@ -3,11 +3,17 @@
 pbs_tmrsh(8B) passes no environment, no stdin and no stdout on, and what it started lives on when it is killed: all of
 that is the Link's. The token is in a file that only we can read, in the working directory, which the nodes share: a
 command line is there for everybody to see. What runs there has PATH=/bin:/usr/bin; --export says what else it gets.
+
+The one rule: signals are for us, not for pbs_tmrsh. PBS sends TERM (qdel, the limit) to every process of the job's
+session: a pbs_tmrsh that ends of it would be a node that is lost, and with it the grace of all ranks.
 """
 
 from __future__ import annotations
 
+import os
+
 from infini_run.engines import Client, Contact, agent_words, ended
+from infini_run.errors import ProgramMissing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,12 +29,31 @@ TOKEN_BY_FILE = True
 ENDS_STOPPED = False
 
 
+_DEAF = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
+
+
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
-    """One pbs_tmrsh for each host."""
+    """One pbs_tmrsh for each host. Raises ProgramMissing."""
+    path = f"{environ.get('PATH', os.defpath)}:{programs()}".rstrip(":")
+    folder = next((folder for folder in path.split(":") if os.access(f"{folder}/pbs_tmrsh", os.X_OK)), None)
+    if folder is None:
+        raise ProgramMissing("pbs_tmrsh is not on PATH: --engine needs it", "pbs_tmrsh")
+    deaf = ("sh", "-c", _DEAF, f"{folder}/pbs_tmrsh")
     return [
-        Client(argv=("pbs_tmrsh", host.name, *agent_words(options, contact, str(index))), nodes=(index,))
+        Client(argv=(*deaf, host.name, *agent_words(options, contact, str(index))), nodes=(index,))
         for index, host in enumerate(hosts)
     ]
+
+
+def programs() -> str:
+    """Where pbs_tmrsh is: on no PATH that PBS gives to a job (measured on OpenPBS 23.06). "": nobody says."""
+    path = os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            said = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
+    except OSError:
+        return ""
+    return f"{said['PBS_EXEC']}/bin" if said.get("PBS_EXEC") else ""
 
 
 def explain(host: str, code: int | None, words: str) -> str:

@@ -191,12 +191,17 @@ class Folder:
         """The scheduler's; "" where it has not (yet) taken the job."""
         return (self._read("id") or b"").decode("utf-8", "replace")
 
-    def mark_cancelled(self) -> None:
-        self._write("cancelled", b"")
+    def mark_cancelled(self, *, is_told: bool = False) -> None:
+        """is_told: the scheduler has been asked to end it, and has not refused."""
+        self._write("cancelled", b"told" if is_told else b"")
 
     @property
     def is_cancelled(self) -> bool:
         return os.path.exists(self.file("cancelled"))
+
+    @property
+    def was_told_to_end(self) -> bool:
+        return bool(self._read("cancelled"))
 
     def begin(self) -> int:
         """The number of the attempt that begins now; its directory is there. What ended before is no end any more."""

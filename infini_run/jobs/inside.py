@@ -13,12 +13,13 @@ import signal
 import sys
 import time
 
+from infini_run.engines.pbs import programs
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.deadline import NEVER, Alarm
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, WARNED
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, TIMED_OUT, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
 from infini_run.options import resolve
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
+_OWN_ID = {"pbs": "PBS_JOBID"}  # of those that give a job that is run again another id
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -53,6 +55,7 @@ class Attempt:
         self._nodes: tuple[str, ...] = ()
         self._left_s = 0.0  # of the limit, when the ranks are to be warned
         self._is_over = False  # the limit was reached, and it is ours to keep
+        self._is_cancelled = False  # we were told so
 
     def run(self) -> Ending:
         """From start to end; what becomes of it is in the directory, but for the ending itself."""
@@ -74,7 +77,7 @@ class Attempt:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
                     head.step(wait_s, also=(self._signals.fd, alarm.fd))
                     for number in self._signals.read():
-                        obey(head, number)
+                        self._obey(head, number)
                     self._look(head, alarm)
                 return self._conclude(head, alarm)
             finally:
@@ -108,7 +111,7 @@ class Attempt:
         if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
         environ = {**self._site, **given}
-        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), _pbs_path())))
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), programs())))
         engine = _ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
         words += [f"--hosts={','.join(self._hosts())}"] if engine else []
@@ -137,6 +140,14 @@ class Attempt:
         return [host.name for host in site.hosts]
 
     # ---- how far it is
+
+    def _obey(self, head: Head, number: int) -> None:
+        """URG is `infini-job cancel` on PBS (pbs.py): its mark in the directory may not be seen here yet."""
+        if number == signal.SIGURG:
+            self._is_cancelled = True
+            head.tell(signal.SIGTERM)
+        else:
+            obey(head, number)
 
     def _tell(self, state: str, reason: str = "") -> None:
         now_s = time.time()
@@ -192,21 +203,10 @@ class Attempt:
             report,
             head.error,
             blames_node=head.blames_node,
-            is_cancelled=self._folder.is_cancelled,
+            is_cancelled=self._is_cancelled or self._folder.is_cancelled,
             is_late=self._is_over or (report.told != 0 and alarm.is_past()),
             attempt=self._number,
         )
-
-
-def _pbs_path() -> str:
-    """Where pbs_tmrsh is: on no PATH that PBS gives to a job (measured on OpenPBS 23.06)."""
-    path = os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")
-    try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            said = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
-    except OSError:
-        return ""
-    return f"{said['PBS_EXEC']}/bin" if said.get("PBS_EXEC") else ""
 
 
 def _literal(name: str) -> str:
@@ -228,7 +228,10 @@ def _write(text: str) -> None:
 def run(folder: Folder, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
     job = folder.read_order()
-    signals = Signals()
+    signals = Signals(hears_urgent=job.request.scheduler == "pbs")
+    own_id = environ.get(_OWN_ID.get(job.request.scheduler, ""), "")
+    if own_id and own_id != folder.id:  # who submitted us had no answer, or we are a later run
+        folder.write_id(own_id)
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
@@ -288,12 +291,20 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
 
     # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    environ = {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), _pbs_path())))}
+    environ = {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
     try:
         scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
-        if not scheduler.requeue(folder.id):
+        if scheduler.name == "pbs":
+            from infini_run.jobs.submit import hand_over
+
+            folder.write_id(hand_over(scheduler, folder.script, job.name, say=_say, folder=folder, before=folder.id))
+        elif not scheduler.requeue(folder.id):
             folder.write_id(scheduler.submit(folder.script, job.name))
-    except (UsageError, QueryError, SubmitError) as error:
+    except SubmitError as error:
+        if error.kind != TIMED_OUT:
+            return f"it could not be queued again: {error}"
+        _say(f"it may be queued again: {error}")  # the scheduler knows, and who asks for its state asks that one
+    except (UsageError, QueryError) as error:
         return f"it could not be queued again: {error}"
     return ""
 

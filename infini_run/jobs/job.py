@@ -205,14 +205,18 @@ class Job:
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
     def cancel(self) -> None:
-        """Ask for its end; what has ended is left as it is. The ranks get the launcher's grace. Raises QueryError."""
+        """Ask for its end; what has ended is left as it is. The ranks get the launcher's grace; asked again, what the
+        scheduler gives them. Raises QueryError."""
         status = self.status()
         if status.is_final:
             return
-        self._folder.mark_cancelled()
+        again = self._folder.was_told_to_end
+        if not again:
+            self._folder.mark_cancelled()
         id_ = status.id or self._scheduler.find(self.name)
         if id_:
-            self._scheduler.cancel(id_)
+            self._scheduler.cancel(id_, again=again)
+            self._folder.mark_cancelled(is_told=True)
 
 
 def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002

@@ -85,7 +85,7 @@ class Local:
                 found[name] = Seen(id=id_, state=RUNNING)
         return found
 
-    def cancel(self, id: str) -> None:  # noqa: A002
+    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
         """TERM, as a scheduler: the ranks have their grace."""
         try:
             fd = open_process(id)

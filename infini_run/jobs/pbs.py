@@ -1,7 +1,8 @@
 """PBS's commands: what is asked, and what the answers mean. qsub.py has what a script says to it.
 
-The one rule: stdout counts, whatever the exit code. `qstat` that knows some of the jobs and others not exits with 153
-and tells of those all the same (OpenPBS 23.06.06, on which all of this was measured).
+The one rule: what an answer says of a job counts, whatever the exit code, and a job of which it says nothing is not
+unknown: PBS says "Unknown Job Id". A qstat that knows some of the jobs and others not exits with 153 and tells of
+those all the same; without a history `-x` knows none, and exits with 0. All of this was measured on OpenPBS 23.06.06.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
     from infini_run.jobs.command import Said
     from infini_run.jobs.scheduler import Pool
 
+_FIRST = "Job Id: "
+_NUMBERS = ("Exit_status", "substate")
+_INTEGER = re.compile(r"-?\d{1,9}")
+_HELD = {"H": "held", "W": "its time has not come"}  # of those of which PBS says nothing
 _ID = re.compile(r"\d+(\[\d*\])?(\.[A-Za-z0-9._-]+)?")
 _PRESENT = (QUEUED, STARTING, RUNNING)
 _STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING, "S": RUNNING,
@@ -52,7 +57,10 @@ _TERMINATED, _FINISHED = 91, 92
 _TIME, _MEMORY = (-28, -29), (-26, -27)  # JOB_EXEC_KILL_CPUT, _WALLTIME, _VMEM, _MEM (job.h)
 _ASK_S = 10.0
 _NO_HISTORY = "not configured to maintain job history"
-_UNKNOWN = ("Unknown Job Id", "has finished")
+_NEVER_WAS, _IS_OVER = "Unknown Job Id", "has finished"
+_UNKNOWN = (_NEVER_WAS, _IS_OVER)
+_NOT_NOW = "invalid for state"  # of a job that does not run (yet)
+_END = "\x1f"  # between two attributes: a value with one has ^_ there
 _AWAY = ("cannot connect to server", "Connection refused", "No default server", "Unknown Host", "could not resolve",
          "unable to read qmaster name")  # fmt: skip
 _UNSURE = ("timed out", "timeout", "Communication failure", "End of File", "reset by peer", "Broken pipe",
@@ -61,7 +69,7 @@ _ADVICE = {
     "Unknown queue": "infini-job clusters lists the pools",
     "Unknown resource": "the cluster has no resource of that name",
     "Queue is not enabled": "the queue takes no jobs now: give another --pool",
-    "exceeds queue": "ask for less, or for another --pool",
+    "would exceed": "wait until fewer of yours are queued there, or give another --pool",
     "Job exceeds": "ask for less, or for another --pool",
     "Job violates queue": "ask for less, or for another --pool",
     "invalid option": "`man qsub` lists its options",
@@ -93,7 +101,7 @@ class Pbs:
         )
 
     def check(self, script_path: str) -> str:
-        """PBS takes what can never run and lets it wait; nothing asks it beforehand."""
+        """PBS takes what can never run, and says so of the job that waits; nothing asks it beforehand."""
         return ""
 
     def submit(self, script_path: str, name: str) -> str:
@@ -116,29 +124,28 @@ class Pbs:
         return None if seen is None else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
-        """One qstat with all ids. qstat knows no names: where ids are missing, qselect lists jobs first."""
-        if not names:
-            return {}
+        """One qstat with all ids. qstat knows no names: where an id is missing, unknown or of a job that is over (one
+        that was queued again has another), qselect lists jobs first."""
         known = ids or {}
-        wanted = [known[name] for name in names if known.get(name)]
-        missing = [name for name in names if not known.get(name)]
-        if missing:
-            wanted = list(dict.fromkeys([*wanted, *self._listed(missing)]))
-        if not wanted:
-            return {}
-        jobs = self._json("Jobs", "qstat", "-x", "-f", "-F", "json", *wanted)
-        found: dict[str, Seen] = {}
-        for job_id, job in jobs.items():
-            name, seen = str(job.get("Job_Name", "")), _seen(job_id, job)
-            if name in names and (name not in found or _rank(seen) > _rank(found[name])):
-                found[name] = seen
+        found = _latest(names, self._jobs([known[name] for name in names if known.get(name)]))
+        asked = {seen.id for seen in found.values()}
+        unsure = [name for name in names if name not in found or found[name].state not in _PRESENT]
+        if unsure:
+            others = [job_id for job_id in self._listed(unsure) if job_id not in asked]
+            for name, seen in _latest(unsure, self._jobs(others)).items():
+                if name not in found or _rank(seen) > _rank(found[name]):
+                    found[name] = seen
         return found
 
-    def cancel(self, id: str) -> None:  # noqa: A002
-        """TERM to the first node's session, KILL after kill_delay (10 s); the other nodes get KILL at once."""
-        said = ask(["qdel", id], self._environ)
-        if said.code and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qdel", said))
+    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
+        """URG to a job that runs, which its launcher takes for TERM: nobody but that one ends it, and its ranks have
+        their grace. TERM itself would end the user's shell above the script, and all with it (qsig), or leave
+        kill_delay (qdel: 10 s). Asked again: qdel. Raises QueryError."""
+        said = ask(["qdel", id] if again else ["qsig", "-s", "URG", id], self._environ)
+        if said.code and not again and _NOT_NOW in said.error:
+            self.cancel(id, again=True)
+        elif said.code and not any(part in said.error for part in _UNKNOWN):
+            raise QueryError(_complaint("qdel" if again else "qsig", said))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""
@@ -148,7 +155,7 @@ class Pbs:
         """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
         which = ["-N", names[0]] if len(names) == 1 else ["-u", _user()]
         said = ask(["qselect", "-x", *which], self._environ)
-        if said.code and _NO_HISTORY in said.error:
+        if _NO_HISTORY in said.error:  # with exit code 0
             said = ask(["qselect", *which], self._environ)
         if said.code or said.timed_out:
             raise QueryError(_complaint("qselect", said))
@@ -156,6 +163,38 @@ class Pbs:
         if not all(_ID.fullmatch(line) for line in lines):
             raise QueryError(f"qselect: an answer that cannot be understood: {said.out[:80]!r}")
         return lines
+
+    def _jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What is known of these, by id. Those that are over are asked for in the history."""
+        if not ids:
+            return {}
+        found, over = self._ask_of(ids, "-f")
+        return found | self._ask_of(over, "-x", "-f")[0] if over else found
+
+    def _ask_of(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+        """What one qstat tells, and which jobs it says are over. Not in JSON, of which an OpenPBS since 2024 prints
+        the first job alone. Those of which it says nothing are asked for one by one. Raises QueryError."""
+        said = ask(["qstat", *flags, "-F", "dsv", "-D", _END, *ids], self._environ)
+        found = _read_jobs(said.out)
+        if found is None or said.timed_out:
+            raise QueryError(_complaint("qstat -f", said, is_garbage=not said.timed_out))
+        numbers = {_number(job_id) for job_id in found}
+        over: list[str] = []
+        silent: list[str] = []
+        for job_id in ids:
+            about = next((line for line in said.error.splitlines() if job_id in line.split()), "")
+            if _number(job_id) in numbers or _NEVER_WAS in about or _NO_HISTORY in about:
+                continue
+            (over if _IS_OVER in about else silent).append(job_id)
+        if silent and (len(ids) == 1 or not found):
+            if said.code:
+                raise QueryError(_complaint("qstat -f", said))
+            raise QueryError(f"qstat -f says nothing of job {silent[0]}")
+        for job_id in silent:
+            one, is_over = self._ask_of([job_id], *flags)
+            found |= one
+            over += is_over
+        return found, over
 
     def _json(self, key: str, *argv: str) -> dict[str, dict[str, Any]]:
         """What an answer has under a key: by name what is known of it. An answer without it knows of none."""
@@ -189,6 +228,7 @@ def is_pbs(environ: Mapping[str, str]) -> bool:
 def _seen(job_id: str, job: Mapping[str, Any]) -> Seen:
     letter, substate = str(job.get("job_state", "")), job.get("substate")
     comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
+    holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
     hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
     if letter in ("F", "X"):
         state, code = _ended(job.get("Exit_status"), substate)
@@ -196,8 +236,37 @@ def _seen(job_id: str, job: Mapping[str, Any]) -> Seen:
     state = _STATES.get(letter, RUNNING)
     if state != QUEUED:
         return Seen(id=job_id, state=state, nodes=hosts)
-    hold, advice = hold_of(comment, letter, str(job.get("Hold_Types", "")))
-    return Seen(id=job_id, state=state, reason=comment, hold=hold, advice=advice)
+    if letter == "H" and holds == "s" and depends:  # the one hold that PBS takes away itself
+        return Seen(id=job_id, state=state, reason=f"waits for {depends}", hold=WAITING)
+    hold, advice = hold_of(comment, letter, holds)
+    return Seen(id=job_id, state=state, reason=comment or _HELD.get(letter, ""), hold=hold, advice=advice)
+
+
+def _latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Seen]:
+    """By name the job that is meant."""
+    found: dict[str, Seen] = {}
+    for job_id, job in jobs.items():
+        name, seen = str(job.get("Job_Name", "")), _seen(job_id, job)
+        if name in names and (name not in found or _rank(seen) > _rank(found[name])):
+            found[name] = seen
+    return found
+
+
+def _read_jobs(text: str) -> dict[str, dict[str, Any]] | None:
+    """What `qstat -f -F dsv -D _END` prints: a job a line. None: it is something else."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in text.split("\n"):
+        first, *attributes = line.split(_END)
+        if not line:
+            continue
+        if not first.startswith(_FIRST):
+            return None
+        job: dict[str, Any] = {}
+        for attribute in attributes:
+            name, _, value = attribute.partition("=")
+            job.setdefault(name, int(value) if name in _NUMBERS and _INTEGER.fullmatch(value) else value)
+        found[first.removeprefix(_FIRST)] = job
+    return found
 
 
 def _ended(status: object, substate: object) -> tuple[str, int]:
@@ -218,6 +287,9 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
     """Of a job that waits: WAITING, PASSING or HOPELESS by PBS's comment, and what to change in a hopeless one. That
     there are not enough nodes in all is not told from that they are busy."""
     if comment.startswith("Can Never Run"):
+        what = re.search(r"resource: (host|vnode) \((\S+) != ", comment)
+        if what:
+            return HOPELESS, f"no node of the queue has {what[1]}={what[2]}: pbsnodes -a lists them"
         return HOPELESS, "ask for less, or for another --pool: no nodes have what is asked for"
     if "too many failed attempts" in comment:
         return HOPELESS, "PBS gave up starting it: cancel it, and ask an administrator about its nodes"
@@ -225,6 +297,8 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
         return HOPELESS, "an administrator holds it: ask him"
     if letter == "H" and "p" in holds:
         return HOPELESS, "PBS has no valid password for it"
+    if letter == "H":
+        return WAITING, "you hold it: qrls lets it go"
     if any(part in comment for part in ("not started", "not running", "down", "dedicated time", "Draining")):
         return PASSING, ""
     return (WAITING, "") if comment or letter in "HW" else (PASSING, "")
@@ -232,8 +306,12 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
 
 def _rank(seen: Seen) -> tuple[bool, bool, int]:
     """A job that is there before one that ended well before the last one."""
-    digits = seen.id.partition(".")[0].partition("[")[0]
-    return seen.state in _PRESENT, seen.state == COMPLETED, number(digits) or 0
+    return seen.state in _PRESENT, seen.state == COMPLETED, number(_number(seen.id).partition("[")[0]) or 0
+
+
+def _number(job_id: str) -> str:
+    """Without the name of the server."""
+    return job_id.partition(".")[0]
 
 
 def _resources(node: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
         def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
             """What it knows of the jobs of these names, by one command for all of them. A job that is not in the
             answer is not known (any more), which says nothing of how it ended. ids: where we know them, by name;
-            PBS needs a second command for those that are missing there. Raises QueryError."""
+            PBS needs more commands for those that are missing there, or over. Raises QueryError."""
 
-        def cancel(self, id: str) -> None:  # noqa: A002
-            """End it; one that has ended already is none of our business. Raises QueryError."""
+        def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
+            """End it; one that has ended already is none of our business. again: it was asked to end before, and its
+            launcher may be beyond help. Raises QueryError."""
 
         def requeue(self, id: str) -> bool:  # noqa: A002
             """Run it again under the same id; False: this scheduler does not let us, submit anew."""

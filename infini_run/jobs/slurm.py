@@ -100,7 +100,7 @@ class Slurm:
             found |= self._accounted(missing)
         return found
 
-    def cancel(self, id: str) -> None:  # noqa: A002
+    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
         """TERM to all of the job, KILL after KillWait."""
         said = ask(["scancel", id], self._environ)
         if said.code and not is_gone(said):

@@ -100,7 +100,7 @@ def submit(
         folder.write_script(planned.text)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
-        id_ = hand_over(scheduler, folder.script, request.name, say=say)
+        id_ = hand_over(scheduler, folder.script, request.name, say=say, folder=folder)
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             remove(folder)
@@ -125,8 +125,12 @@ def hand_over(
     *,
     say: Callable[[str], None],
     pauses_s: tuple[float, ...] = _PAUSES_S,
+    folder: Folder | None = None,
+    before: str = "",
 ) -> str:
-    """The scheduler's id of it. Raises SubmitError; of the kind `timed_out`: nobody knows."""
+    """The scheduler's id of it. folder: where the job itself says its id when it begins, for a scheduler may forget it
+    at its end (PBS). before: the id of the same job's last run, which is not it. Raises SubmitError; of the kind
+    `timed_out`: nobody knows."""
     for _ in range(_TRIES):
         try:
             return scheduler.submit(script, name)
@@ -134,7 +138,7 @@ def hand_over(
             if error.kind != TIMED_OUT:
                 raise
             say(f"{scheduler.name} has not answered ({error.text}): looking whether it has the job")
-        found = _look_for(scheduler, name, pauses_s)
+        found = _look_for(scheduler, name, pauses_s, folder, before)
         if found:
             return found
     raise SubmitError(
@@ -143,7 +147,9 @@ def hand_over(
     )
 
 
-def _look_for(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...]) -> str:
+def _look_for(
+    scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: Folder | None, before: str
+) -> str:
     """Its id; "": the scheduler has said twice, with a pause between, that it does not have it. Raises SubmitError:
     it says nothing."""
     answers, problem = 0, ""
@@ -153,8 +159,10 @@ def _look_for(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...]) -> s
         except QueryError as error:
             problem = str(error)
         else:
-            if found:
+            if found and found != before:
                 return found
+            if folder is not None and folder.id not in ("", before):
+                return folder.id
             answers += 1
             if answers == 2:
                 return ""

@@ -1,4 +1,7 @@
-"""qsub, qstat, qdel, qselect and pbsnodes, as OpenPBS 23.06 answers: batch_pbs.py COMMAND WORDS..."""
+"""qsub, qstat, qsig, qdel, qselect and pbsnodes, as OpenPBS 23.06.06 answers: batch_pbs.py COMMAND WORDS...
+
+To the word, as printed by one that was built from its source. `qstat -f -F json A B` prints the first job alone.
+"""
 
 import getopt
 import json
@@ -14,6 +17,9 @@ from batch_queue import FOLDER, PRESENT, Book, after, before, start, tell
 
 SERVER = "pbshead"
 LETTERS = "a:A:c:C:e:fGhIj:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:Xz"
+NO_HISTORY = "PBS is not configured to maintain job history"
+OVER = "Job has finished, use -x or -H to obtain historical job information"
+AWAY = f"Connection refused\n{{}}: cannot connect to server {SERVER} (errno=15010)"
 HEAD = {"timestamp": 1, "pbs_version": "23.06.06", "pbs_server": SERVER}
 
 
@@ -51,7 +57,7 @@ def qsub(words, fault):
             fail("qsub: illegal -N value", 2)
         unknown = [name for name in resources if name not in ("select", "place", "walltime")]
         if unknown:
-            fail(f"qsub: Unknown resource: {unknown[0]}", 187)
+            fail(f"qsub: Unknown resource Resource_List.{unknown[0]}", 187)
         if fault == "refuse":
             fail("qsub: Unauthorized Request ", 159)
         chunks = int(resources.get("select", "1").partition(":")[0])
@@ -65,7 +71,7 @@ def qsub(words, fault):
             "env": job_env(asked["-N"]),
         }  # fmt: skip
         if len(hosts) < chunks:
-            job["reason"] = "Not Running: Insufficient amount of resource: ngpus"
+            job["reason"] = never(book.settings["nodes"], job["select"])
         number = book.add(**job)
         book.jobs[number]["env"]["PBS_JOBID"] = f"{number}.{SERVER}"
         book.jobs[number]["env"]["PBS_NODEFILE"] = f"{FOLDER}/{number}.nodes"
@@ -85,6 +91,21 @@ def placed(nodes, chunks, resources):
         fit = min(node.get(kind, 0) // int(each[kind]) for kind in ("ncpus", "ngpus") if kind in each)
         hosts += [name] * (min(fit, 1) if "scatter" in resources.get("place", "") else fit)
     return hosts[:chunks]
+
+
+def never(nodes, select):
+    """Why it can never run."""
+    each = dict(item.split("=", 1) for item in select.split(":")[1:])
+    for name in ("host", "vnode"):
+        if name in each and each[name] not in nodes:
+            others = ",".join(nodes)
+            return f"Can Never Run: Insufficient amount of resource: {name} ({each[name]} != {others})"
+    for name in ("ncpus", "ngpus"):
+        has = max(node.get(name, 0) for node in nodes.values())
+        if int(each.get(name, 0)) > has:
+            total = sum(node.get(name, 0) for node in nodes.values())
+            return f"Can Never Run: Insufficient amount of resource: {name} (R: {each[name]} A: {total} T: {total})"
+    return "Can Never Run: Not enough total nodes available"
 
 
 def job_env(name):
@@ -113,7 +134,8 @@ def told(job):
         if job["state"] == "FAILED":
             said |= {"substate": 93, "comment": said["comment"].replace("finished", "failed")}
         elif job["state"] == "CANCELLED":
-            said |= {"substate": 91, "Exit_status": 0, "comment": "Job run and terminated by root@pbshead"}
+            comment = "Job run at Sun Nov 22 at 12:07 on (pbsn1:ncpus=1) and terminated by pbs@pbshead"
+            said |= {"substate": 91, "Exit_status": job["code"] and 271, "comment": comment}
         elif job["state"] == "TIMEOUT":
             said |= {"substate": 93, "Exit_status": -29}
     return said
@@ -121,7 +143,7 @@ def told(job):
 
 def qstat(words, fault):
     if words == ["--version"]:
-        print("pbs_version = 23.06.06", file=sys.stderr)
+        print("pbs_version = 23.06.06")
         return
     flags = [word for word in words if word.startswith("-")]
     with Book() as book:
@@ -136,23 +158,46 @@ def qstat(words, fault):
                   for name, queue in settings["pools"].items()}  # fmt: skip
         print(json.dumps({**HEAD, "Queue": queues}))
     else:
-        list_jobs([word for word in words if word[0].isdigit()], jobs, settings, "-x" in flags, fault)
+        list_jobs([word for word in words if word[0].isdigit()], jobs, settings, words, fault)
 
 
-def list_jobs(ids, jobs, settings, is_history, fault):
-    if is_history and not settings["history"]:
-        print("qstat: PBS is not configured to maintain job history", file=sys.stderr)
+def list_jobs(ids, jobs, settings, words, fault):
+    is_history, is_dsv = "-x" in words, "dsv" in words
     found, code = {}, 0
+    if is_history and not settings["history"]:  # and nothing else, with exit code 0
+        for job_id in ids:
+            print(f"qstat: {NO_HISTORY} {job_id}", file=sys.stderr)
+        ids = []
     for job_id in ids:
         job = jobs.get(job_id.partition(".")[0])
-        if job is None or (job["state"] not in PRESENT and not (is_history and settings["history"])):
+        is_over = job is not None and job["state"] not in PRESENT
+        if job is None or (is_over and not settings["history"]):
             print(f"qstat: Unknown Job Id {job_id}", file=sys.stderr)
             code = 153
+        elif is_over and not is_history:
+            print(f"qstat: {job_id} {OVER}", file=sys.stderr)
+            code = 35
         else:
             found[job_id] = told(job)
-    print(json.dumps({**HEAD, **({"Jobs": found} if found else {})}))
-    after(fault, f"qstat: cannot connect to server {SERVER} (errno=15031)", 255)
+    if fault == "first" or not is_dsv:
+        found = dict(list(found.items())[:1])
+    if is_dsv:
+        delimiter = words[words.index("-D") + 1]
+        for job_id, job in found.items():
+            print(delimiter.join([f"Job Id: {job_id}", *(f"{name}={value}" for name, value in flat(job))]))
+    else:
+        print(json.dumps({**HEAD, **({"Jobs": found} if found else {})}))
+    after(fault, AWAY.format("qstat"), 255)
     sys.exit(code)
+
+
+def flat(job):
+    """Its attributes; a control character is not printed as it is."""
+    for name, value in job.items():
+        for key, text in (
+            ((f"{name}.{key}", text) for key, text in value.items()) if isinstance(value, dict) else ((name, value),)
+        ):
+            yield key, str(text).replace("\x1f", "^_").replace("\n", "\\n")
 
 
 def qdel(words, fault):
@@ -160,7 +205,7 @@ def qdel(words, fault):
     for job_id in words:
         with Book() as book:
             job = book.jobs.get(job_id.partition(".")[0])
-            if job is None:
+            if job is None or (job["state"] not in PRESENT and not book.settings["history"]):
                 print(f"qdel: Unknown Job Id {job_id}", file=sys.stderr)
                 code = 153
             elif job["state"] not in PRESENT:
@@ -170,15 +215,31 @@ def qdel(words, fault):
                 job["state"] = "CANCELLED"
             else:
                 tell(job, signal.SIGTERM)
-    after(fault, f"qdel: cannot connect to server {SERVER} (errno=15031)", 255)
+    after(fault, f"Connection refused\nCouldn't connect to cluster: {SERVER}", 162)
     sys.exit(code)
+
+
+def qsig(words, fault):
+    """-s NAME JOB: to what runs on the first node, and nowhere else."""
+    _, name, job_id = words
+    with Book() as book:
+        job = book.jobs.get(job_id.partition(".")[0])
+        if job is None or (job["state"] not in PRESENT and not book.settings["history"]):
+            fail(f"qsig: Unknown Job Id {job_id}", 153)
+        if job["state"] not in PRESENT:
+            fail("qsig: Job has finished", 35)
+        if job["state"] != "RUNNING":
+            fail(f"qsig: Request invalid for state of job {job_id}", 168)
+        job["signal"] = name
+        tell(job, signal.SIGUSR2)
+    after(fault, AWAY.format("qsig"), 162)
 
 
 def qselect(words, fault):
     given = dict(getopt.getopt(words, "xN:u:")[0])
     with Book() as book:
         if "-x" in given and not book.settings["history"]:
-            fail("qselect: PBS is not configured to maintain job history", 1)
+            fail(f"qselect: {NO_HISTORY}", 0)
         for number, job in book.jobs.items():
             is_there = job["state"] in PRESENT or "-x" in given
             is_named = given.get("-N", job["name"]) == job["name"]
@@ -201,5 +262,5 @@ if __name__ == "__main__":
     command = sys.argv[1]
     fault = before(command)
     if fault == "away":
-        fail(f"{command}: cannot connect to server {SERVER} (errno=111)\nConnection refused", 255)
+        fail(AWAY.format(command), 255 if command == "qstat" else 162)
     globals()[command](sys.argv[2:], fault)

@@ -4,6 +4,7 @@ batch_slurm.py and batch_pbs.py are its commands. A keeper runs the script, ends
 time is over, kills all that carries the job's mark, and writes down how it ended. Faults are what a test asks for:
 
     lost      it does what it is asked to, and says that nobody answered
+    late      the same, and not before the job that it submitted has ended
     silent    it does what it is asked to, and never answers
     empty     it does nothing, says nothing, and exits with 0
     garbage   it does nothing, and answers with something else
@@ -83,9 +84,20 @@ def after(fault, words, code=1):
     """The faults of a command that has done what it was asked to."""
     if fault == "silent":
         signal.pause()
-    if fault == "lost":
+    if fault == "late":
+        wait_for_end()
+    if fault in ("lost", "late"):
         print(words, file=sys.stderr)
         sys.exit(code)
+
+
+def wait_for_end():
+    """Of all jobs there are. A file tells nobody of its change, so we look."""
+    while True:
+        with Book() as book:
+            if all(job["state"] not in PRESENT for job in book.jobs.values()):
+                return
+        time.sleep(0.02)
 
 
 def start(number):
@@ -101,7 +113,7 @@ def start(number):
 
 
 def tell(job, number):
-    """A signal to a job's keeper: TERM cancels, USR1 runs it again."""
+    """A signal to a job's keeper: TERM cancels, USR1 runs it again, USR2 passes job["signal"] on (PBS)."""
     if job["keeper"]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(job["keeper"], number)
@@ -118,6 +130,18 @@ def marked(number):
     return found
 
 
+def session_of(pid):
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return int(file.read().rpartition(")")[2].split()[3])
+    return 0
+
+
+def send(pids, number):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 # ---- the keeper
 
 
@@ -128,10 +152,11 @@ class Keeper:
         self.number = number
         self.how = ""  # CANCELLED, TIMEOUT, REQUEUED: who ended it, where it was not itself
         self.kill_s = 0.0
+        self.session = 0
         self.codes = {}
 
     def run(self):
-        signals = {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}
+        signals = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what is orphaned comes to us
         threading.Thread(target=self.watch, daemon=True).start()
@@ -169,16 +194,18 @@ class Keeper:
         try:
             script = self.script(job, settings)
             end_s = job["begin_s"] + job["limit_s"] if job["limit_s"] else float("inf")
-            while script.pid not in self.codes:
+            while script.pid not in self.codes or self.is_orphaned(job):
                 due_s = self.kill_s or (end_s if not self.how else float("inf"))
                 wait_s = min(max(0.0, due_s - time.time()), 3600.0)
                 came = signal.sigtimedwait(signals, wait_s)
-                if came is not None and came.si_signo != signal.SIGCHLD:
-                    self.end("CANCELLED" if came.si_signo == signal.SIGTERM else "REQUEUED", settings)
+                if came is not None and came.si_signo == signal.SIGUSR2:
+                    self.signal(job)
+                elif came is not None and came.si_signo != signal.SIGCHLD:
+                    self.end("CANCELLED" if came.si_signo == signal.SIGTERM else "REQUEUED", settings, job)
                 elif came is None and self.kill_s and time.time() >= self.kill_s:
                     self.kill()
                 elif came is None and time.time() >= end_s and not self.how:
-                    self.end("TIMEOUT", settings)
+                    self.end("TIMEOUT", settings, job)
                 self.reap()
         finally:
             self.kill()
@@ -191,12 +218,17 @@ class Keeper:
             file.write("".join(f"{node}\n" for node in job["nodes"]))
         env = {**job["env"], **{name: text.format(**job, folder=FOLDER) for name, text in settings["env"].items()}}
         env |= {"TEST_BATCH": FOLDER, MARK: f"{self.number}@{FOLDER}", "TEST_PBS_MOM": f"{FOLDER}/{self.number}.mom"}
+        words = ["sh", f"{FOLDER}/{self.number}.sh"]
+        if job["kind"] == "pbs":  # a shell of the user's runs the script, and is what PBS calls the job's first task
+            words = ["sh", "-c", '"$@"; exit $?', "sh", *words]
         with open(job["output"], "ab" if job["appends"] else "wb") as out:
-            return subprocess.Popen(
-                ["sh", f"{FOLDER}/{self.number}.sh"], env=env, cwd=job["cwd"], stdin=subprocess.DEVNULL, stdout=out,
+            script = subprocess.Popen(
+                words, env=env, cwd=job["cwd"], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, start_new_session=True,
                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, ()),
             )  # fmt: skip
+        self.session = script.pid
+        return script
 
     def start_mom(self, job):
         """What pbs_tmrsh of a PBS job talks to."""
@@ -214,13 +246,27 @@ class Keeper:
         mom.stdout.close()
         mom.returncode = 0  # it is reaped with all that comes to us
 
-    def end(self, how, settings):
+    def end(self, how, settings, job):
         """TERM, and KILL when its time is over too."""
         self.how = self.how or how
         self.kill_s = self.kill_s or time.time() + settings["kill_wait_s"]
-        for pid in marked(self.number):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        send(self.on_first_node(job) if job["kind"] == "pbs" else marked(self.number), signal.SIGTERM)
+
+    def signal(self, job):
+        with Book() as book:
+            name = book.jobs[self.number]["signal"]
+        send(self.on_first_node(job), signal.Signals[f"SIG{name}"])
+
+    def on_first_node(self, job):
+        """What PBS signals: the sessions of the script and of the tasks there. Those elsewhere go with the job."""
+        sessions = {self.session}
+        with contextlib.suppress(FileNotFoundError), open(f"{FOLDER}/{self.number}.mom.tasks") as file:
+            sessions |= {int(pid) for host, pid in map(str.split, file) if host == job["nodes"][0]}
+        return [pid for pid in marked(self.number) if session_of(pid) in sessions]
+
+    def is_orphaned(self, job):
+        """Told to end, a job of PBS whose shell has ended lives as long as something of it does on the first node."""
+        return job["kind"] == "pbs" and bool(self.how) and self.kill_s > time.time() and bool(self.on_first_node(job))
 
     def kill(self):
         """Nothing of the job is left."""

@@ -1,6 +1,6 @@
 """What stands in for OpenPBS's moms: runs what pbs_tmrsh asks for, as its own child, and tells it the exit code.
 
-    pbs_mom.py SOCKET FOLDER      says "up" when it listens
+    pbs_mom.py SOCKET FOLDER      says "up" when it listens; SOCKET.tasks: the hosts and sessions of what it runs
 
 As measured on OpenPBS 23.06: the task has PATH=/bin:/usr/bin, HOME and the job's own variables, nothing of the
 caller's; no stdin; its output goes to the job's files; it lives on when its pbs_tmrsh is killed. TEST_* is passed:
@@ -32,6 +32,8 @@ def serve(connection, folder):
             except OSError:
                 code = 254
             else:
+                with open(f"{sys.argv[1]}.tasks", "a") as tasks:
+                    tasks.write(f"{asked['host']} {task.pid}\n")
                 code = task.wait()
         try:
             stream.write(f"{abs(code)}\n")  # 9 for SIGKILL
