@@ -128,7 +128,7 @@ def hand_over(
     folder: Folder | None = None,
     before: str = "",
 ) -> str:
-    """The scheduler's id of it. folder: where the job itself says its id when it begins, for a scheduler may forget it
+    """The scheduler's id of it. folder: where the job says its own id when it begins, which a scheduler may forget
     at its end (PBS). before: the id of the same job's last run, which is not it. Raises SubmitError; of the kind
     `timed_out`: nobody knows."""
     for _ in range(_TRIES):
