@@ -13,7 +13,7 @@ from batch import COMMANDS
 from conftest import LIMIT_S
 from window import Window
 
-from infini_run.jobs.change import kind_of
+from infini_run.jobs.change import is_others, kind_of
 from infini_run.jobs.deadline import NEVER, parse
 from infini_run.jobs.folder import Ending
 from infini_run.jobs.manual import help_text
@@ -58,6 +58,8 @@ def bare(tmp_path):
         (("logs", "../etc"), "'../etc' is no job: they are called ir-0123456789; infini-job list shows yours"),
         (("logs",), "infini-job logs is about one job"),
         (("cancel",), "which job? infini-job cancel ir-0123456789"),
+        (("forget",), "which job? infini-job forget ir-0123456789"),
+        (("forget", "ir-0000000000"), "there is no job ir-0000000000 in "),
         (("list", "all"), "infini-job list takes flags only, not all"),
     ],
 )  # fmt: skip
@@ -178,6 +180,15 @@ def test_check_of_this_machine_is_always_good(local):
     assert local.is_empty()
 
 
+def test_a_warning_before_no_limit_is_told(local):
+    """Nothing ends a job on this machine but its own --time."""
+    done = local.call("submit", "--warn=5m", "--print", "--", "true")
+    assert (done.returncode, done.stderr) == (
+        0, "infini-job: --warn has no effect: nothing limits a job of this machine but --time\n",
+    )  # fmt: skip
+    assert local.call("submit", "--warn=5m", "--time=1h", "--print", "--", "true").stderr == ""
+
+
 def test_all_that_is_wrong_is_told_at_once(slurm_queue, local):
     env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
     words = ("--pool=nosuch", "--options=--nodes=3 --gpus=4")
@@ -290,6 +301,15 @@ def test_variables_are_words_of_a_shell():
 def test_a_deadline_is_slurms_local_time():
     assert parse("N/A\n") == parse("") == parse("Unknown") == NEVER
     assert parse("2026-11-21T23:15:02\n") - parse("2026-11-21T23:14:02") == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_other"),
+    [("ext4", False), ("tmpfs", False), ("overlay", False), ("nfs4", True), ("fuse.sshfs", True), ("wekafs", True),
+     ("dvs", True), ("ocfs2", True), ("fuse.juicefs", True), ("of_tomorrow", True)],
+)  # fmt: skip
+def test_only_what_is_known_to_be_this_machines_tells_of_all_that_changes(kind, is_other):
+    assert is_others(kind_of("/jobs/ir-1", f"1 0 8:1 / /jobs rw - {kind} x rw\n")) is is_other
 
 
 def test_a_file_system_is_known_by_its_mount():

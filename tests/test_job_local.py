@@ -247,6 +247,23 @@ def test_flags_of_the_launcher_itself_are_taken(local):
     assert "on 1" in local.logs(done.stdout.split()[1])
 
 
+def test_forget_takes_away_what_has_ended_and_what_is_lost_and_nothing_that_lives(local, bell):
+    ended, lost, alive = local.submit("--", "true"), local.submit("--", *hold(bell)), local.submit("--", *hold(bell))
+    bell.hear(2)
+    os.kill(int((local.path / lost / "id").read_text().split(".")[0]), signal.SIGKILL)
+    local.wait(ended)
+    local.wait(lost, "LOST")
+    local.wait(alive, "RUNNING")
+    done = local.call("forget", alive, ended, lost)
+    said = f"infini-job: job {alive} is RUNNING: infini-job cancel ends it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    assert os.listdir(local.path) == [alive]
+    local.call("cancel", alive)
+    local.wait(alive)
+    assert local.call("forget", alive).returncode == 0
+    assert local.is_empty()
+
+
 def test_list_and_status_tell_the_same(local, bell):
     first = local.submit("--", "true")
     local.wait(first)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
 from infini_run.jobs.folder import Ending, Order, Phase
 from infini_run.jobs.home import find_folder, is_name, make_folder, new_name
+from infini_run.jobs.job import Job
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, Seen
 from infini_run.jobs.state import is_lost_for_good, look, look_at_files
@@ -288,3 +290,29 @@ def test_a_file_that_somebody_has_changed_is_told(folder):
         file.write("[]")
     with pytest.raises(InfiniRunError, match="is not what infini-job has written"):
         look_at_files(folder)
+
+
+def test_a_job_that_its_scheduler_does_not_know_can_be_forgotten(folder, slurm):
+    """LOST is no end, so nothing else would ever take it away; a scheduler that does not answer knows of none."""
+    begin(folder)
+    job = Job(folder, slurm)
+    slurm.error = "squeue: no answer in time"
+    with pytest.raises(
+        UsageError, match=r"is RUNNING as far as is known .squeue: no answer in time.: infini-job cancel"
+    ):
+        job.forget()
+    slurm.error = ""
+    assert job.status().state == "LOST"
+    job.forget()
+    assert not os.path.exists(folder.path)
+
+
+def test_a_directory_that_cannot_be_removed_is_told(folder, slurm):
+    begin(folder)
+    if subprocess.run(["chattr", "+i", folder.file("id")], capture_output=True, check=False).returncode:
+        pytest.skip("no file can be made immutable here")
+    try:
+        with pytest.raises(InfiniRunError, match=r"job ir-0123456789: .* cannot be removed"):
+            Job(folder, slurm).forget()
+    finally:
+        subprocess.run(["chattr", "-i", folder.file("id")], check=True)

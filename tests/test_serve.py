@@ -342,7 +342,8 @@ def test_the_document_is_valid_and_answers_are_as_it_says(service, local):
     document = service.get("/openapi.json")
     validate(document)
     assert {(path, method) for path, methods in document["paths"].items() for method in methods} == {
-        ("/v1/jobs", "get"), ("/v1/jobs", "post"), ("/v1/jobs/{name}", "get"), ("/v1/jobs/{name}/logs", "get"),
+        ("/v1/jobs", "get"), ("/v1/jobs", "post"), ("/v1/jobs/{name}", "get"),
+        ("/v1/jobs/{name}", "delete"), ("/v1/jobs/{name}/logs", "get"),
         ("/v1/jobs/{name}/timeline", "get"), ("/v1/jobs/{name}/cancel", "post"), ("/v1/scripts", "post"),
         ("/v1/clusters", "get"), ("/v1/events", "get"),
     }  # fmt: skip
@@ -360,6 +361,10 @@ def test_the_document_is_valid_and_answers_are_as_it_says(service, local):
     def said(path: str, method: str = "get", status: str = "200") -> dict[str, object]:
         return document["paths"][path][method]["responses"][status]["content"]["application/json"]["schema"]
 
+    other = service.client.post("/v1/jobs", json={"command": ["true"]}).json()["name"]
+    service.end_of(other)
+    assert service.client.delete(f"/v1/jobs/{other}").status_code == 204
+    assert service.client.delete(f"/v1/jobs/{other}").status_code == 404
     check(taken, said("/v1/jobs", "post", "201"))
     check(body, document["components"]["schemas"]["Submission"])
     check(service.get("/v1/jobs"), said("/v1/jobs"))

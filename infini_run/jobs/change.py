@@ -9,7 +9,12 @@ import os
 
 from infini_run.errors import InfiniRunError
 
-_NETWORK = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "glusterfs", "afs", "9p", "virtiofs")
+# nobody else writes there; of a kind that is not listed nobody knows
+_OWN = (
+    *("ext2", "ext3", "ext4", "xfs", "btrfs", "bcachefs", "f2fs", "jfs", "nilfs2", "reiserfs", "zfs", "ecryptfs"),
+    *("overlay", "aufs", "tmpfs", "ramfs", "rootfs", "devtmpfs"),
+    *("vfat", "exfat", "ntfs3", "fuseblk", "squashfs", "erofs", "iso9660", "udf"),
+)
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200  # linux/inotify.h
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -59,7 +64,12 @@ _LIMITS = (errno.EMFILE, errno.ENOSPC)
 def is_remote(path: str) -> bool:
     """Whether others may write there without our kernel's knowing."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        return kind_of(os.path.realpath(path), file.read()) in _NETWORK
+        return is_others(kind_of(os.path.realpath(path), file.read()))
+
+
+def is_others(kind: str) -> bool:
+    """Whether other machines may write on a file system of that type: all but those known to be one machine's."""
+    return kind not in _OWN
 
 
 def kind_of(path: str, mounts: str) -> str:

@@ -282,6 +282,23 @@ def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
     return code
 
 
+def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """One query for all of them, of each scheduler."""
+    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.job import find_jobs, forget
+
+    if not words:
+        raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
+    code = 0
+    for status in find_jobs(words, dir=values["dir"]):
+        try:
+            forget(Folder(status.folder), status)
+        except InfiniRunError as error:
+            _say(str(error))
+            code = code or error.exit_code
+    return code
+
+
 def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.choice import ask, find_schedulers
     from infini_run.jobs.home import home
@@ -358,6 +375,7 @@ _DO = {
     "list": _list,
     "logs": _logs,
     "cancel": _cancel,
+    "forget": _forget,
     "clusters": _clusters,
     "serve": _serve,
 }

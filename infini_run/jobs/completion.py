@@ -8,7 +8,7 @@ from infini_run.flags import GRAMMAR
 from infini_run.jobs.manual import SHORT
 from infini_run.jobs.option_table import VERBS
 
-_OF_JOBS = ("status", "logs", "cancel")
+_OF_JOBS = ("status", "logs", "cancel", "forget")
 
 _BASH = r"""# bash completion for infini-job. Made from the tables of flags by share/generate.py.
 # Needs nothing but bash 4.0.

@@ -13,7 +13,7 @@ import time
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
 from infini_run.jobs.choice import choose, find_scheduler
 from infini_run.jobs.follow import Follow
-from infini_run.jobs.home import all_folders, find_folder, home, new_name
+from infini_run.jobs.home import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.image import RUNTIMES, Image
 from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
@@ -58,6 +58,8 @@ def submit(
     if cwd is not None:
         values["cwd"] = os.fspath(cwd)
     planned, scheduler = prepare(command, values, environ, say=_say)
+    if planned.layout.remark:
+        _say(planned.layout.remark)
     folder, _ = hand_in(planned, scheduler, environ, say=_say)
     return Job(folder, scheduler)
 
@@ -217,6 +219,23 @@ class Job:
         if id_:
             self._scheduler.cancel(id_, again=again)
             self._folder.mark_cancelled(is_told=True)
+
+    def forget(self) -> None:
+        """Remove its directory and all that is in it: of a job that has ended, or that nobody knows (LOST). Raises
+        UsageError: it has not ended, as far as is known; InfiniRunError: something of it stays."""
+        forget(self._folder, self.status())
+
+
+def forget(folder: Folder, status: Status) -> None:
+    """The same, of a job that was just looked at."""
+    if not status.is_final and status.state != LOST:
+        news = f" as far as is known ({status.news})" if status.news else ""
+        raise UsageError(f"job {folder.name} is {status.state}{news}: infini-job cancel ends it")
+    remove(folder)
+    if os.path.lexists(folder.path):
+        raise InfiniRunError(
+            f"job {folder.name}: {folder.path} cannot be removed as a whole: look what is left in it"
+        )
 
 
 def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002

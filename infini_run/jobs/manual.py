@@ -18,6 +18,7 @@ SHORT = {
     "list": "every job that was submitted from here",
     "logs": "what the ranks of a job have written, merged and labelled",
     "cancel": "end jobs; their ranks have their grace",
+    "forget": "remove the directories of jobs that have ended, or are LOST",
     "clusters": "the schedulers that are here, and what they have",
     "serve": "the same over HTTP at a Unix socket, for its owner alone, with a page",
 }
@@ -27,6 +28,7 @@ USAGE = {
     "list": "infini-job list [flags]",
     "logs": "infini-job logs [flags] JOB",
     "cancel": "infini-job cancel JOB...",
+    "forget": "infini-job forget JOB...",
     "clusters": "infini-job clusters [flags]",
     "serve": "infini-job serve --socket=PATH",
 }

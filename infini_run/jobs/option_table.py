@@ -136,6 +136,7 @@ VERBS: dict[str, tuple[Flag, ...]] = {
     "list": (JSON, DIR),
     "logs": LOGS,
     "cancel": (DIR,),
+    "forget": (DIR,),
     "clusters": (JSON, DIR),
     "serve": (SOCKET, DIR),
 }

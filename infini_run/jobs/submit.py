@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks: a controller has no other way to tell
 _TRIES = 3
+_NO_LIMIT = "--warn has no effect: nothing limits a job of this machine but --time"
 
 
 class Plan:
@@ -51,6 +52,8 @@ def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
     if scheduler.name == LOCAL:
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)
+    if scheduler.name == LOCAL and request.warn_s and not request.time_s:
+        layout = replace(layout, remark=_NO_LIMIT)
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
     pool = facts.pool(request.pool)
     programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}

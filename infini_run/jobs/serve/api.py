@@ -21,7 +21,7 @@ from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.choice import ask, find_scheduler, find_schedulers
 from infini_run.jobs.folder import Folder
 from infini_run.jobs.home import find_folder
-from infini_run.jobs.job import Job, could_run, find_jobs, prepare, read_flags
+from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
 from infini_run.jobs.logs import check
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.board import Board
@@ -151,6 +151,12 @@ class Api:
 
         return Answer(await self._threads.do(call), status_code=202)
 
+    async def forget(self, name: Name) -> Response:
+        """Remove its directory: of a job that has ended, or that its scheduler does not know."""
+        folder = self._folder(name)
+        await self._threads.do(lambda: forget(folder, find_jobs([folder.name], dir=self._above)[0]))
+        return Response(status_code=204)
+
     # ---- what they share
 
     def _folder(self, name: str) -> Folder:
@@ -236,6 +242,7 @@ def make_app(above: str, environ: Mapping[str, str], threads: Threads, board: Bo
     add("GET", "/v1/jobs/{name}/logs", api.logs, None, response_class=Stream, responses=_TEXT)
     add("GET", "/v1/jobs/{name}/timeline", api.timeline, list[model.LIFE])
     add("POST", "/v1/jobs/{name}/cancel", api.cancel, model.STATUS, 202)
+    add("DELETE", "/v1/jobs/{name}", api.forget, None, 204)
     add("POST", "/v1/scripts", api.script, model.Script)
     add("GET", "/v1/clusters", api.clusters, list[model.FACTS])
     add("GET", "/v1/events", api.events, None, response_class=Stream, responses=_EVENTS)
