@@ -166,6 +166,21 @@ def test_a_job_whose_scheduler_does_not_answer_keeps_no_other_from_its_end(local
     assert local.wait(name)["state"] == "CANCELLED"
 
 
+def test_what_a_directory_knows_needs_no_scheduler(local, both, pbs_queue):
+    """Of a job that has ended, on a machine without the commands of its scheduler."""
+    name = local.submit("--scheduler=pbs", "--", "sh", "-c", "echo hello", env=both)
+    pbs_queue.ended()
+    os.unlink(f"{pbs_queue.folder}/bin/qsub")
+    env = {**both, "PATH": f"{pbs_queue.folder}/bin:/usr/bin:/bin"}
+    done = local.call("logs", "-f", name, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "hello" in done.stdout
+    assert local.call("cancel", name, env=env).returncode == 0
+    script = f"import infini_run as ir; print(ir.find_job({name!r}, dir={str(local.path)!r}).wait().headline)"
+    done = subprocess.run([sys.executable, "-c", script], env={**local.env, **env}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("COMPLETED\n", "")
+
+
 def test_print_shows_the_script_and_submits_nothing(local):
     done = local.call("submit", "--print", "--slots=2", "--", "true")
     assert done.returncode == 0

@@ -9,10 +9,12 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from conftest import play, until
+from test_job_state import made
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.folder import environment
@@ -132,6 +134,40 @@ def test_one_that_has_begun_is_taken_though_pbs_has_forgotten_it(pbs_queue, tmp_
     name = done.stdout.split()[1]
     assert "101.pbshead" in done.stdout
     assert jobs.status(name)["state"] == "COMPLETED"
+
+
+def test_one_that_begins_is_taken_though_nobody_answers(pbs_queue, tmp_path, case):
+    """It says its id in its directory."""
+    pbs_queue.fail("qsub", "lost")
+    pbs_queue.fail("qselect", *["away"] * 50)
+    path = {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": "pbs"}
+    done = Jobs(tmp_path / "jobs", case, path).call("submit", *TWO, "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "  pbs 101.pbshead  " in done.stdout
+    pbs_queue.ended()
+
+
+def test_an_id_that_a_job_says_ends_the_pause_between_two_looks(tmp_path):
+    """Nobody else would tell: of a controller that is back there is no event."""
+    folder = made(tmp_path, "ir-0123456789")
+
+    class Silent:
+        name = "slurm"
+
+        def submit(self, script, name):
+            raise SubmitError("timed_out", "no answer")
+
+        def find(self, name):
+            thread.start()
+            raise QueryError("no answer")
+
+    thread = threading.Thread(target=folder.write_id, args=("7",))
+    said = []
+    found = hand_over(Silent(), folder.script, folder.name, say=said.append, pauses_s=(3600.0,), folder=folder,
+                      before=folder.id)  # fmt: skip
+    thread.join()
+    assert found == "7"
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("refuse", "refused"), ("away", "unreachable")])

@@ -15,7 +15,9 @@ from infini_run.jobs.scheduler import Facts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import NoReturn
 
+    from infini_run.jobs.folder import Order
     from infini_run.jobs.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
@@ -38,6 +40,28 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
     from infini_run.jobs.pbs import Pbs
 
     return Pbs(environ)
+
+
+class Absent:
+    """A scheduler that is not here, of a job that its directory knows: to every question it says so."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        self.name = name
+        self._problem = problem
+
+    def refuse(self, *_: object, **__: object) -> NoReturn:
+        """Raises UsageError."""
+        raise UsageError(self._problem)
+
+    facts = check = submit = find = query = cancel = requeue = refuse
+
+
+def scheduler_of(order: Order, above: str, environ: Mapping[str, str]) -> Scheduler:
+    """That of a job. What its directory knows it needs no scheduler for, so one that is not here is no error yet."""
+    try:
+        return find_scheduler(order.request.scheduler, above, environ)
+    except UsageError as error:
+        return Absent(order.request.scheduler, str(error))
 
 
 def choose(

@@ -248,14 +248,13 @@ def _details(status: Status) -> list[str]:
 
 
 def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.choice import find_scheduler
+    from infini_run.jobs.choice import scheduler_of
     from infini_run.jobs.home import find_folder, home
     from infini_run.jobs.logs import blocks
 
     above = home(values["dir"], environ)
     folder = find_folder(above, _one("logs", words))
-    name = folder.read_order().request.scheduler
-    scheduler = find_scheduler(name, above, environ) if values["follow"] else None
+    scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     out = sys.stdout.buffer
     for block in blocks(folder, scheduler, **chosen):

@@ -11,7 +11,7 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
-from infini_run.jobs.choice import choose, find_scheduler
+from infini_run.jobs.choice import Absent, choose, scheduler_of
 from infini_run.jobs.follow import Follow
 from infini_run.jobs.home import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.image import RUNTIMES, Image
@@ -208,10 +208,12 @@ class Job:
 
     def cancel(self) -> None:
         """Ask for its end; what has ended is left as it is. The ranks get the launcher's grace; asked again, what the
-        scheduler gives them. Raises QueryError."""
+        scheduler gives them. Raises QueryError; UsageError: its scheduler is not here."""
         status = self.status()
         if status.is_final:
             return
+        if isinstance(self._scheduler, Absent):
+            self._scheduler.refuse()
         again = self._folder.was_told_to_end
         if not again:
             self._folder.mark_cancelled()
@@ -242,7 +244,7 @@ def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A0
     """The job of that name. dir: where jobs are kept. Raises UsageError: there is none that is ours."""
     above = home(os.fspath(dir), os.environ)
     folder = find_folder(above, name)
-    return Job(folder, find_scheduler(folder.read_order().request.scheduler, above, os.environ))
+    return Job(folder, scheduler_of(folder.read_order(), above, os.environ))
 
 
 def find_jobs(
@@ -256,7 +258,7 @@ def find_jobs(
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
     folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
-    return look(folders, lambda order: find_scheduler(order.request.scheduler, above, os.environ))
+    return look(folders, lambda order: scheduler_of(order, above, os.environ))
 
 
 def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:

@@ -8,11 +8,13 @@ runs), so it is looked for by its name, which is unique.
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import tempfile
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.jobs.change import Changes
 from infini_run.jobs.folder import Order, environment
 from infini_run.jobs.home import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts, Scheduler
 
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks: a controller has no other way to tell
+_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
 _TRIES = 3
 _NO_LIMIT = "--warn has no effect: nothing limits a job of this machine but --time"
 
@@ -153,8 +155,8 @@ def hand_over(
 def _look_for(
     scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: Folder | None, before: str
 ) -> str:
-    """Its id; "": the scheduler has said twice, with a pause between, that it does not have it. Raises SubmitError:
-    it says nothing."""
+    """Its id, by the scheduler's word or the job's own; "": the scheduler has said twice, with a pause between, that
+    it does not have it. Raises SubmitError: it says nothing."""
     answers, problem = 0, ""
     for pause_s in pauses_s:
         try:
@@ -164,17 +166,41 @@ def _look_for(
         else:
             if found and found != before:
                 return found
-            if folder is not None and folder.id not in ("", before):
-                return folder.id
             answers += 1
-            if answers == 2:
-                return ""
-        time.sleep(pause_s)
+        own = _own_id(folder, before, 0.0 if answers == 2 else pause_s)
+        if own or answers == 2:
+            return own
     raise SubmitError(
         TIMED_OUT,
         f"{scheduler.name} does not answer ({problem}): it may have the job all the same; infini-job status {name} "
         "knows when it is back",
     )
+
+
+def _own_id(folder: Folder | None, before: str, limit_s: float) -> str:
+    """The id that the job says when it begins, waited for at most `limit_s` seconds; "": it has not."""
+    if folder is None:
+        time.sleep(limit_s)
+        return ""
+    try:
+        _wait_for_id(folder, before, limit_s)
+    except InfiniRunError:  # fs.inotify permits no more watches: time is left
+        time.sleep(limit_s)
+    return folder.id if folder.id != before else ""
+
+
+def _wait_for_id(folder: Folder, before: str, limit_s: float) -> None:
+    """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
+    machine: time ends the wait."""
+    end_s = time.monotonic() + limit_s
+    changes = Changes()
+    try:
+        changes.add(folder.path)
+        while folder.id in ("", before) and (left_s := end_s - time.monotonic()) > 0:
+            select.select([changes], [], [], left_s)
+            changes.clear()
+    finally:
+        changes.close()
 
 
 def shown_command(command: tuple[str, ...]) -> str:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.choice import ask, find_scheduler, find_schedulers
+from infini_run.jobs.choice import ask, find_schedulers, scheduler_of
 from infini_run.jobs.folder import Folder
 from infini_run.jobs.home import find_folder
 from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
@@ -168,7 +168,7 @@ class Api:
             raise NotThere(403 if is_there else 404, str(error)) from None
 
     def _scheduler_of(self, folder: Folder) -> Scheduler:
-        return find_scheduler(folder.read_order().request.scheduler, self._above, self._environ)
+        return scheduler_of(folder.read_order(), self._above, self._environ)
 
     def _prepare(self, submission: model.Submission) -> tuple[Plan, Scheduler, dict[str, str]]:
         for name in submission.flags:

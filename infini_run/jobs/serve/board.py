@@ -14,7 +14,7 @@ import stat
 
 from infini_run.errors import InfiniRunError, QueryError
 from infini_run.jobs.change import Changes, is_remote
-from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.choice import scheduler_of
 from infini_run.jobs.folder import Folder
 from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
 from infini_run.jobs.home import all_folders, is_name
@@ -167,7 +167,7 @@ class Board:
         return [_answered(status, answers.get(status.name)) for status in found]
 
     def _scheduler(self, order: Order) -> Scheduler:
-        return find_scheduler(order.request.scheduler, self._above, self._environ)
+        return scheduler_of(order, self._above, self._environ)
 
 
 def _answered(known: Status, answer: Status | None) -> Status:
