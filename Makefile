@@ -14,11 +14,12 @@ BENCH_ARGS ?=
 TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/test_function_torch.py tests/test_torch.py tests/test_many_ssh.py tests/test_many_slurm.py
 
-.PHONY: help generated test test-all torch torch-env check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
+.PHONY: help generated test test-all torch torch-env pbs check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
+	@echo "make pbs     the tests that need a real OpenPBS (PBS_EXEC=/opt/pbs; it says how to get one), for root; PBS_ROUNDS=20"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
 	@echo "make generated  the man page and the completions, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
@@ -58,6 +59,12 @@ torch-env: $(TORCH)/made
 torch: torch-env
 	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
 	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
+
+# Debian has no package of OpenPBS, and it takes minutes to build, so these tests are not among the others.
+pbs: $(VENV)/made
+	tests/beds/install.sh postgresql iproute2 || true
+	@tests/beds/pbs.sh where
+	$(BIN)/python -m pytest -m pbs tests/test_job_pbs_real.py $(PYTEST_ARGS)
 
 lint: $(VENV)/made
 	$(BIN)/ruff check .

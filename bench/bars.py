@@ -28,6 +28,8 @@ BARS = {
     "engine": Bar("≤ 1.5x", lambda _, ratio: ratio <= 1.5),
     "job": Bar("≤ 1.3x", lambda _, ratio: ratio <= 1.3),
     "job_dead": Bar("≤ 2000 ms", lambda value, _: value <= 2000),
+    "one": Bar("1", lambda value, _: value == 1),
+    "cancelled": Bar("≤ 1000 ms", lambda value, _: value <= 1000),
     "idle": Bar("0", lambda value, _: value == 0),
     "sooner": Bar("≥ 1.5 s or ≥ 1x", lambda value, ratio: value >= 1.5 or ratio >= 1),
     "lighter": Bar("≥ 15x", lambda _, ratio: ratio >= 15),

@@ -24,6 +24,7 @@ import engines
 import flood
 import idle
 import jobs
+import jobs_pbs
 import launch
 import link
 import many
@@ -47,6 +48,7 @@ FIGURES = {
     "engines": engines.measure,
     "channel": channel.measure,
     "jobs": jobs.measure,
+    "jobs_pbs": jobs_pbs.measure,
     "crew": crew.measure,
     "flood": flood.measure,
     "link": link.measure,

@@ -49,6 +49,7 @@ def bare(tmp_path):
         (("submit", "--env=1", "--", "true"), "--env=1: NAME=VALUE words are allowed"),
         (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: words as a shell reads them are allowed"),
         (("submit", "--cwd=/nosuch", "--", "true"), "--cwd=/nosuch is not a directory"),
+        (("submit", "--warn=5m", "--", "true"), "--warn: this machine sets no limit of time that there would"),
         (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: auto, slurm, pbs or local is allowed"),
         (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: this machine"),
         (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no options"),
@@ -70,6 +71,14 @@ def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert local.is_empty()
+
+
+def test_a_check_says_that_pbs_cannot_be_asked(local, pbs_queue):
+    env = {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": "pbs"}
+    done = local.call("submit", "--slots=8", "--check", "--", "true", env=env)
+    assert done.returncode == 0
+    assert done.stderr.startswith("infini-job: pbs says nothing beforehand"), done.stderr
+    assert pbs_queue.jobs() == []
 
 
 def test_no_scheduler_is_told(local, bare):

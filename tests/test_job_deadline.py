@@ -112,6 +112,28 @@ def test_pbs_counts_from_the_start(arm):
     assert alarm.due_s == NEVER
 
 
+def test_pbs_is_asked_for_the_limit_that_its_queue_has_or_that_was_moved(tmp_path, squeue, arm):
+    def say(text):
+        (tmp_path / "qstat").write_text(
+            f'#!/bin/sh\n[ "$*" = "-f -F dsv 7.head" ] || exit 3\necho "Job Id: 7.head|comment=a\\|b|{text}x=1"\n'
+        )
+        (tmp_path / "qstat").chmod(0o755)
+
+    squeue.environ["PBS_JOBID"] = "7.head"
+    say("Resource_List.walltime=01:00:00|")
+    alarm = arm(request("pbs"))
+    assert answered(alarm, START_S) == (0.0, False)
+    assert alarm.due_s == START_S + 3300
+    say("Resource_List.walltime=02:00:00|")
+    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert answered(alarm, START_S + 3300) == (0.0, False)
+    assert alarm.due_s == START_S + 6900
+    say("")
+    alarm = arm(request("pbs"))
+    assert answered(alarm, START_S) == (0.0, False)
+    assert alarm.due_s == NEVER
+
+
 def test_a_limit_that_nobody_else_keeps_is_ours(arm):
     alarm = arm(request("local", time_s=1000, warn_s=0), is_ours=True)
     assert alarm.due_s == START_S + 1000

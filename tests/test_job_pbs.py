@@ -337,6 +337,14 @@ def test_what_pbs_refuses_is_told_in_its_words_with_what_to_do(pbs, pbs_queue, t
     assert pbs_queue.jobs() == []
 
 
+def test_what_qsub_itself_says_is_told_before_a_librarys_words(tmp_path, script):
+    command_that_says(tmp_path, "qsub", "qsub: could not create/open tmp file /x/pbsscrpthmz8Sl for script", 1)
+    path = tmp_path / "qsub"
+    path.write_text(path.read_text().replace("printf", "echo 'mkstemp: Permission denied' >&2\nprintf", 1))
+    with pytest.raises(SubmitError, match=r"^could not create/open tmp file /x/pbsscrpthmz8Sl for script$"):
+        Pbs({"PATH": f"{tmp_path}:{os.environ['PATH']}"}).submit(script(), "ir-1")
+
+
 def test_a_job_that_is_too_large_is_taken_and_told_to_be_hopeless(pbs, script):
     assert pbs.check(script(select="9:ngpus=8")) == ""
     job = pbs.submit(script(select="9:ngpus=8"), "ir-9")

@@ -390,6 +390,16 @@ def test_ranks_of_pbs_are_warned_too(pbs_queue, tmp_path, case):
     pbs_queue.ended()
 
 
+def test_ranks_are_warned_of_a_limit_that_is_their_queues(pbs_queue, tmp_path, case):
+    pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "00:16:40"}}})
+    jobs = Jobs(tmp_path / "jobs", case, {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder,
+                                          "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
+    done = jobs.call("submit", *TWO, "--warn=985s", "--wait", "--", *play("end=USR2:0", "wait"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert sum(" got USR2 " in line for line in jobs.lines(done.stdout.split()[1])) == 8
+    pbs_queue.ended()
+
+
 def test_a_restart_is_another_run_of_the_same_job(queue, jobs):
     script = "echo life $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_ATTEMPT = 1 ] || exit 4"
     name = jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", script)

@@ -127,7 +127,10 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
         print(planned.text, end="")
     if values["check"]:
         could_run(planned, scheduler)
-        _say(f"{scheduler.name} could run it")
+        if scheduler.name == "pbs":
+            _say("pbs says nothing beforehand: no more is known than that its nodes have what is asked for")
+        else:
+            _say(f"{scheduler.name} could run it")
     if values["print"] or values["check"]:
         return 0
     folder, order = submit(planned, scheduler, environ, say=_say)

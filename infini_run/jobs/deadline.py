@@ -22,21 +22,27 @@ if TYPE_CHECKING:
 NEVER = float("inf")
 _ANSWER_S = 5.0  # that a question about a limit may take
 _SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its prologue
-_ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'  # one line in any case
+# one line in any case
+_ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'
+_ASK_PBS = """qstat -f -F dsv "$0" 2>/dev/null | tr '|' '\\n' |
+sed -n '/^Resource_List.walltime=/{s/.*=//p;q}' | grep . || echo unknown"""
 
 
 class Deadline:
     """`at_s`: the end, in seconds since the epoch; infinite: there is no limit, or nobody has said it (yet).
 
-    Slurm is asked, or has said SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start: start_s.
+    Slurm is asked, or has said SLURM_JOB_END_TIME (23.02 and later). OpenPBS counts from the start, start_s; a limit
+    that nobody asked for is its queue's, so PBS is asked too.
     """
 
     def __init__(self, request: Request, environ: Mapping[str, str], start_s: float) -> None:
-        self._job = environ.get("SLURM_JOB_ID", "") if request.scheduler == "slurm" else ""
+        self._job = environ.get({"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}.get(request.scheduler, ""), "")
+        self._is_pbs = request.scheduler == "pbs"
+        self._start_s = start_s
         self._environ = clean(environ)
         self.at_s = start_s + request.time_s if request.time_s else NEVER
         said = environ.get("SLURM_JOB_END_TIME", "")
-        if self._job:
+        if self._job and not self._is_pbs:
             self.at_s = float(said) if said.isdecimal() else NEVER
         self._text = b""
         self._process: subprocess.Popen[bytes] | None = None
@@ -51,8 +57,8 @@ class Deadline:
 
         try:
             self._process = subprocess.Popen(
-                ["sh", "-c", _ASK, self._job], env=self._environ, stdin=subprocess.DEVNULL, stdout=self._answer_fd,
-                start_new_session=True,
+                ["sh", "-c", _ASK_PBS if self._is_pbs else _ASK, self._job],
+                env=self._environ, stdin=subprocess.DEVNULL, stdout=self._answer_fd, start_new_session=True,
             )  # fmt: skip
         except OSError:
             return False
@@ -71,7 +77,7 @@ class Deadline:
         self._end()
         text = line.decode("ascii", "replace")
         if text != "unknown":
-            self.at_s = parse(text)
+            self.at_s = self._start_s + parse_span(text) if self._is_pbs else parse(text)
         return True
 
     def is_past(self, spare_s: float, limit_s: float) -> bool:
@@ -146,6 +152,13 @@ class Alarm:
     def close(self) -> None:
         """Safe twice."""
         self._deadline.close()
+
+
+def parse_span(text: str) -> float:
+    """`01:30:00`, as PBS writes it; anything else is no limit."""
+    from infini_run.jobs.pbs import span_s
+
+    return float(span_s(text.strip())) or NEVER
 
 
 def parse(text: str) -> float:

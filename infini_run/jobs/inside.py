@@ -71,7 +71,7 @@ class Attempt:
         try:
             make_room(len(roster.hosts))
             is_ours = self._job.request.scheduler not in _ENGINES
-            alarm = Alarm(self._job.request, self._site, self._start_s, is_ours=is_ours)
+            alarm = Alarm(self._job.request, _with_programs(self._site), self._start_s, is_ours=is_ours)
             try:
                 while not head.ended:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
@@ -209,6 +209,11 @@ class Attempt:
         )
 
 
+def _with_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """With PBS's on PATH."""
+    return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
+
+
 def _literal(name: str) -> str:
     """A variable's name as a pattern of --export that is no pattern."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
@@ -291,9 +296,8 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
 
     # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    environ = {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
     try:
-        scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), environ)
+        scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), _with_programs(environ))
         if scheduler.name == "pbs":
             from infini_run.jobs.submit import hand_over
 

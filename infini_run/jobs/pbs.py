@@ -392,6 +392,7 @@ def _user() -> str:
 def _advised(said: Said) -> str:
     lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
+    lines.sort(key=lambda line: not line.startswith("qsub: "))  # its own before a library's
     text = (lines[0] if lines else f"qsub ended with {said.code} and said nothing").removeprefix("qsub: ")
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
     return f"{text}; {advice}" if advice else text

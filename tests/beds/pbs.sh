@@ -2,6 +2,7 @@
 # A real OpenPBS (PBS_EXEC, default /opt/pbs; Debian has no package) with N emulated nodes on one machine, for root.
 #   pbs.sh start [DIR] [NODES=4] [NCPUS=64] [NGPUS=8]     then:  . DIR/env.sh ; tbu qsub ... ; tb pbsnodes -a
 #   pbs.sh stop  [DIR]
+#   pbs.sh where                                         says how to get one where there is none
 #   pbs.sh node-down DIR K | cable DIR K up|down | on DIR K cmd...
 # tb runs a command on the head as root, tbu as a normal user (pbs, uid 2001, home DIR/user). Submit as that user: pbs_mom
 # does not signal what root runs, so a job of root's never sees the TERM that a user's job gets.
@@ -61,7 +62,7 @@ mkhost() {  # name
 
 tb_start() {
     local N=${1:-4} C=${2:-64} G=${3:-8} k a i
-    export PATH=$X/bin:$X/sbin:/usr/sbin:/usr/bin:/sbin:/bin; unset PYTHONPATH PYTHONHOME
+    export PATH=$X/bin:$X/sbin:/usr/sbin:/usr/bin:/sbin:/bin; unset PYTHONPATH PYTHONHOME TMPDIR
     mkdir -p "$D/user"; chmod 755 "$D"; chown 2001:2001 "$D/user"; echo "N=$N" >"$D/mode"
     { echo "127.0.0.1 localhost"; echo "10.79.0.254 head"; for k in $(seq "$N"); do echo "10.79.0.$k node$k"; done; } >"$D/hosts"
     ip netns add ${P}head; ip -n ${P}head link add br0 type bridge; ip -n ${P}head addr add 10.79.0.254/24 dev br0
@@ -105,6 +106,7 @@ tb_stop() {
 case $cmd in
     start) shift; [ $# -gt 0 ] && shift; tb_start "$@" ;;
     stop)  tb_stop ;;
+    where) [ -x "$X/sbin/pbs_mom" ] || { echo "there is no OpenPBS in $X (PBS_EXEC):"; sed -n 13,17p "$0"; } ;;
     node-down) ip -n ${P}head link set v$3 down; kill -9 $(host_pid node$3) ;;
     cable) ip -n ${P}head link set v$3 $4 ;;
     on) h=$3; shift 3; on $h "$@" ;;

@@ -62,11 +62,12 @@ def qsub(words, fault):
             fail("qsub: Unauthorized Request ", 159)
         chunks = int(resources.get("select", "1").partition(":")[0])
         hosts = placed(book.settings["nodes"], chunks, resources)
-        clock = [int(part) for part in resources.get("walltime", "0").split(":")]
+        limit = book.settings["pools"][asked["-q"]].get("resources_default", {}).get("walltime", "0")
+        parts = [int(part) for part in resources.get("walltime", limit).split(":")]
         job = {
             "kind": "pbs", "name": asked["-N"], "nodes": hosts, "output": asked["-o"] or f"{FOLDER}/job.o",
             "appends": False, "cwd": os.environ.get("HOME", "/"),
-            "limit_s": sum(n * 60**i for i, n in enumerate(clock[::-1])),
+            "limit_s": sum(n * 60**i for i, n in enumerate(parts[::-1])),
             "queue": asked["-q"], "select": resources.get("select", ""), "place": resources.get("place", ""),
             "env": job_env(asked["-N"]),
         }  # fmt: skip
@@ -117,6 +118,10 @@ def job_env(name):
     return env | {"PBS_TASKNUM": "00000001", "PBS_NODENUM": "0", "NCPUS": "1", "OMP_NUM_THREADS": "1"}
 
 
+def clock(time_s):
+    return f"{time_s // 3600:02}:{time_s // 60 % 60:02}:{time_s % 60:02}"
+
+
 def told(job):
     """What qstat -f says of a job."""
     ended = job["state"] not in PRESENT
@@ -124,6 +129,8 @@ def told(job):
     said = {"Job_Name": job["name"], "job_state": letter, "queue": job["queue"], "server": SERVER,
             "substate": {"Q": 10, "R": 42, "E": 51}.get(letter, 92),
             "Resource_List": {"select": job["select"]}}  # fmt: skip
+    if job["limit_s"]:
+        said["Resource_List"]["walltime"] = clock(job["limit_s"])
     if letter == "Q":
         said["comment"] = job["reason"] or "Not Running: Insufficient amount of resource: ncpus"
     elif not ended:
@@ -182,7 +189,7 @@ def list_jobs(ids, jobs, settings, words, fault):
     if fault == "first" or not is_dsv:
         found = dict(list(found.items())[:1])
     if is_dsv:
-        delimiter = words[words.index("-D") + 1]
+        delimiter = words[words.index("-D") + 1] if "-D" in words else "|"
         for job_id, job in found.items():
             print(delimiter.join([f"Job Id: {job_id}", *(f"{name}={value}" for name, value in flat(job))]))
     else:
