@@ -49,7 +49,6 @@ def bare(tmp_path):
         (("submit", "--env=1", "--", "true"), "--env=1: NAME=VALUE words are allowed"),
         (("submit", "--options=a 'b", "--", "true"), "--options=a 'b: words as a shell reads them are allowed"),
         (("submit", "--cwd=/nosuch", "--", "true"), "--cwd=/nosuch is not a directory"),
-        (("submit", "--warn=5m", "--", "true"), "--warn: this machine sets no limit of time that there would"),
         (("submit", "--scheduler=lsf", "--", "true"), "--scheduler=lsf: auto, slurm, pbs or local is allowed"),
         (("submit", "--slots=4", "--slots_per_node=2", "--", "true"), "--slots=4 --slots_per_node=2: this machine"),
         (("submit", "--options=--exclusive", "--", "true"), "--exclusive: --scheduler=local takes no options"),

@@ -71,8 +71,6 @@ def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
             f"--slots={request.slots} --slots_per_node={request.slots_per_node}: this machine is one node; "
             "drop --slots_per_node"
         )
-    if request.warn_s and not request.time_s:
-        raise UsageError("--warn: this machine sets no limit of time that there would be a warning of; give --time")
     slot_type = request.slot_type or (CUDA if facts.has_gres else CPU)
     return replace(request, single_node=True, slot_type=slot_type), replace(facts, pools=())
 
