@@ -40,7 +40,8 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	@touch $@
 
 test: $(VENV)/made
-	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge openmpi-bin mpich chromium podman crun || true
+	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge slurmdbd mariadb-server openmpi-bin mpich \
+	    chromium podman crun || true
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
 # Every row of every matrix, where `make test` chooses some of them by a seed that it prints.

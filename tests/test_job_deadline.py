@@ -8,10 +8,11 @@ import time
 import pytest
 from conftest import LIMIT_S
 
-from infini_run.jobs.deadline import NEVER, Alarm
+from infini_run.jobs.deadline import NEVER, Alarm, Outside
 from infini_run.jobs.request import Request
 
 START_S = 1_700_000_000.0
+AT_THE_END = "--noheader --states=all --jobs=7 --Format=PreemptTime:32,TimeLeft:32"
 
 
 def request(scheduler="slurm", time_s=0, warn_s=300):
@@ -28,7 +29,8 @@ def squeue(tmp_path):
 
     def say(text):
         body = f"echo {text}" if text else "exec sleep 1000"
-        script.write_text(f'#!/bin/sh\n[ "$*" = "-h -j 7 -o %e" ] || exit 3\n{body}\n')
+        is_known = f'[ "$*" = "-h -j 7 -o %e" ] || [ "$*" = "{AT_THE_END}" ]'
+        script.write_text(f"#!/bin/sh\n{is_known} || exit 3\n{body}\n")
         script.chmod(0o755)
 
     say.environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
@@ -103,6 +105,32 @@ def test_an_answer_that_says_nothing_changes_nothing(squeue, arm):
     alarm = arm(request())
     answered(alarm, START_S)
     assert alarm.due_s == START_S + 300
+
+
+# as squeue of 22.05.8 wrote it while the job was COMPLETING, where EndTime was the time of the question
+ENDS = [
+    ("N/A                             1:59:58                         ", False, False),  # scancel
+    ("N/A                             UNLIMITED                       ", False, False),  # scancel, without a limit
+    ("N/A                             0:00                            ", True, False),
+    ("N/A                             INVALID                         ", True, False),  # up to a minute later
+    ("2026-11-22T12:09:32             1:59                            ", False, True),  # PreemptMode=CANCEL
+    ("2026-11-22T12:05:48             UNLIMITED                       ", False, True),  # REQUEUE, and its grace time
+]
+
+
+@pytest.mark.parametrize(("said", "is_late", "is_preempted"), ENDS)
+def test_why_a_job_is_ended_is_asked_when_it_is(squeue, arm, said, is_late, is_preempted):
+    squeue(f"'{said}'")
+    alarm = arm(request(warn_s=0, time_s=60))
+    assert alarm.outside() == Outside(is_late=is_late, is_preempted=is_preempted)
+
+
+def test_a_controller_that_says_nothing_leaves_the_clock(squeue, arm):
+    squeue("Invalid job id specified >&2; exit 1")
+    squeue.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 600))
+    assert arm(request()).outside() == Outside()
+    squeue.environ["SLURM_JOB_END_TIME"] = str(int(time.time()))
+    assert arm(request()).outside() == Outside(is_late=True)
 
 
 def test_pbs_counts_from_the_start(arm):

@@ -163,6 +163,31 @@ def test_what_the_queue_has_forgotten_the_accounting_may_know(slurm, slurm_queue
     assert (seen.state, seen.code) == ("FAILED", 3)
 
 
+def test_a_database_that_is_down_takes_nothing_from_what_the_queue_says(slurm, slurm_queue, script, bell):
+    slurm_queue.set(accounting=True)
+    job = slurm.submit(script(f"read _ <{bell.path}"), "ir-1")
+    slurm_queue.fail("sacct", "away", "away")
+    seen = slurm.query(["ir-1", "ir-2"], {"ir-1": job, "ir-2": "77"})
+    assert seen["ir-1"].id == job
+    assert seen["ir-1"].state != ""
+    assert (seen["ir-2"].id, seen["ir-2"].state) == ("77", "")
+    assert seen["ir-2"].reason.endswith("Problem talking to the database: Connection refused")
+    with pytest.raises(QueryError, match="Problem talking to the database"):
+        slurm.find("ir-2")  # nobody can say that it is not there
+    bell.ring("go")
+    slurm_queue.ended()
+
+
+def test_a_job_that_was_cancelled_before_its_time_is_found_by_its_id(slurm, slurm_queue, script):
+    slurm_queue.set(accounting=True, hold="JobHeldUser")
+    job = slurm.submit(script(), "ir-1")
+    slurm.cancel(job)
+    slurm_queue.set(forget=True)
+    assert slurm.query(["ir-1"], {"ir-1": job})["ir-1"].state == "CANCELLED"
+    assert slurm.query(["ir-1"]) == {}  # 22.05 lists none by name that was never eligible
+    assert len(slurm_queue.calls("sacct")) == 2
+
+
 def test_without_accounting_it_is_asked_for_once(slurm, slurm_queue):
     assert slurm.query(["ir-1"]) == slurm.query(["ir-1"]) == {}
     assert len(slurm_queue.calls("sacct")) == 1

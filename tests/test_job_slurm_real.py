@@ -19,14 +19,21 @@ from jobs import Jobs
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 
+PREEMPTING = """PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=requeued Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL
+PartitionName=graced Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF"""
 TWO = ("--slots=8", "--slots_per_node=4")
 
 
 @pytest.fixture(scope="session")
 def eights():
-    """Nodes of 8 GPUs. A job that is to be run again waits for 5 s, where Slurm's own is 2 minutes."""
-    need("slurm-wlm", "munge")
-    bed = Slurm(gpus=8, SLURM_TB_CRED="5")
+    """Nodes of 8 GPUs, with accounting. A job that is to be run again waits for 5 s, where Slurm's own is 2 minutes.
+    `high` takes the nodes of `requeued`, `cancelled` and `graced`."""
+    need("slurm-wlm", "munge", "slurmdbd", "mariadb-server")
+    bed = Slurm(gpus=8, SLURM_TB_CRED="5", SLURM_TB_ACCOUNTING="1", SLURM_TB_EXTRA=PREEMPTING)
     yield bed
     bed.close()
 
@@ -105,7 +112,75 @@ def test_scancel_is_a_cancel_too(queue, bell):
     name = queue.submit(*TWO, "--", *hold(bell))
     bell.hear(8)
     subprocess.run(["scancel", queue.status(name)["id"]], env=queue.env, check=True)
-    assert queue.wait(name)["headline"] == "CANCELLED"
+    status = queue.wait(name)
+    assert (status["headline"], status["reason"]) == ("CANCELLED", "it was told to stop (SIGTERM)")
+
+
+def forget(queue, name):
+    """From now on squeue does not know it any more, as after MinJobAge."""
+    folder = queue.path.parent / "forgetful"
+    folder.mkdir()
+    (folder / "squeue").write_text(f'#!/bin/sh\n/usr/bin/squeue "$@" >{folder}/said || exit\n'
+                                   f"grep -v '^{name}|' {folder}/said; true\n")  # fmt: skip
+    (folder / "squeue").chmod(0o755)
+    queue.env["PATH"] = f"{folder}:{queue.env['PATH']}"
+
+
+def test_a_database_that_is_down_hides_no_job_that_slurm_knows(queue, bell, eights):
+    held = queue.submit(*TWO, "--options=--hold", "--", "true")
+    subprocess.run(["scancel", queue.status(held)["id"]], env=queue.env, check=True)
+    name = queue.submit(*TWO, "--", *hold(bell))
+    bell.hear(8)
+    forget(queue, held)
+    eights.call("dbd-down")
+    try:
+        assert queue.wait(name, "RUNNING")["news"] == ""
+        status = queue.status(held)
+        assert (status["state"], status["is_final"]) == ("QUEUED", False)
+        assert "Problem talking to the database: Connection refused" in status["news"]
+    finally:
+        eights.call("dbd-up")
+    until(lambda: queue.status(held)["is_final"])  # by its number: it was never eligible
+    assert queue.status(held)["state"] == "CANCELLED"
+
+
+def preempt(queue):
+    """A job that takes all nodes of others; its number. It ends when it is cancelled."""
+    words = ["sbatch", "--parsable", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
+    done = subprocess.run([*words, "--wrap=sleep 1000"], env=queue.env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("pool", ["requeued", "cancelled", "graced"])
+def test_a_job_that_is_preempted_says_so(queue, bell, pool):
+    """In its grace time Slurm has not ended it, and would say that it has FAILED."""
+    name = queue.submit(*TWO, f"--pool={pool}", "--", *hold(bell))
+    bell.hear(8)
+    other = preempt(queue)
+    try:
+        status = queue.wait(name)
+    finally:
+        subprocess.run(["scancel", other], env=queue.env, check=True)
+    assert (status["headline"], status["reason"]) == ("PREEMPTED 143", "it was preempted")
+
+
+@pytest.mark.parametrize("pool", ["requeued", "cancelled"])
+def test_a_preempted_job_is_run_again_as_often_as_it_may_be(queue, bell, pool):
+    """Slurm queues those of one partition by itself, and ends those of the other."""
+    script = f'echo life $INFINI_JOB_ATTEMPT >&2; echo "$RANK $$" > {bell.path}; exec sleep 1000'
+    name = queue.submit(*TWO, f"--pool={pool}", "--restarts=1", "--", "sh", "-c", script)
+    first = queue.status(name)["id"]
+    bell.hear(8)
+    other = preempt(queue)
+    until(lambda: queue.status(name)["headline"] == "QUEUED BeginTime")
+    subprocess.run(["scancel", other], env=queue.env, check=True)
+    bell.hear(8)
+    other = preempt(queue)
+    status = queue.wait(name)
+    subprocess.run(["scancel", other], env=queue.env, check=True)
+    assert (status["headline"], status["attempt"], status["id"]) == ("PREEMPTED 143", 1, first)
+    words = ["squeue", "-h", "-t", "PD,R", "-n", name]
+    until(lambda: not subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True).stdout)
 
 
 def test_cancel_of_a_job_that_waits(queue, bell):

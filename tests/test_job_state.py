@@ -178,7 +178,7 @@ def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
     status = ask(folder, slurm)
     assert (status.headline, status.is_final, status.code) == ("QUEUED BeginTime", False, -1)
     assert folder.begin() == 1
-    assert (folder.ending(), folder.has_ended(0)) == (None, True)
+    assert (folder.ending(), folder.ending(0).state) == (None, "CANCELLED")
 
 
 def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(folder, slurm):

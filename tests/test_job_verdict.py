@@ -15,12 +15,15 @@ def ended(rank=5, code=None, signal=0, **more):
     return Exit(rank=rank, local_rank=1, host="n2", pid=1, code=code, signal=signal, start_s=1.0, end_s=2.0, **more)
 
 
-def judged(first=None, told=0, error=None, *, cancelled=False, late=False):
+def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preempted=False):
     report = Report(
         launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
         exits=(first,) if first else (), first_failure=first, told=told,
     )  # fmt: skip
-    return judge(report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, attempt=3)
+    return judge(
+        report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, is_preempted=preempted,
+        attempt=3,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -41,7 +44,13 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False):
         ({"error": LOST, "cancelled": True}, "CANCELLED", 143, "", -1, False),
         ({"told": 15, "cancelled": True}, "CANCELLED", 143, "", -1, False),
         ({"told": 15, "late": True}, "TIMEOUT", 143, "", -1, True),
-        ({"told": 15, "late": True, "cancelled": True}, "TIMEOUT", 143, "", -1, True),
+        ({"told": 15, "late": True, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"told": 15, "preempted": True}, "PREEMPTED", 143, "", -1, False),
+        ({"told": 15, "preempted": True, "late": True}, "PREEMPTED", 143, "", -1, False),
+        ({"told": 15, "preempted": True, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"first": ended(signal=15), "preempted": True}, "PREEMPTED", 143, "", -1, False),
+        ({"error": LOST, "preempted": True}, "PREEMPTED", 143, "", -1, False),
+        ({"first": ended(code=85), "told": 15, "preempted": True}, "FAILED", 85, "n2", 5, False),
         ({"error": LOST}, "NODE_FAIL", 1, "n2", -1, False),
         ({"error": LOST, "told": 15}, "NODE_FAIL", 1, "n2", -1, True),
         ({"error": LOST, "told": 15, "late": True}, "TIMEOUT", 143, "", -1, True),

@@ -11,6 +11,7 @@ import select
 import time
 
 from infini_run.jobs.scheduler import clean
+from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,16 @@ _SPARE_S = 10.0  # a scheduler's clock and ours; OpenPBS counts from before its 
 _ASK = 'squeue -h -j "$0" -o %e 2>/dev/null || echo unknown'
 _ASK_PBS = """qstat -f -F dsv "$0" 2>/dev/null | tr '|' '\\n' |
 sed -n '/^Resource_List.walltime=/{s/.*=//p;q}' | grep . || echo unknown"""
+_FIELDS = "PreemptTime:32,TimeLeft:32"
+_OVER_S = 1  # squeue tells whole seconds
+
+
+@record
+class Outside:
+    """Why a job was ended from outside, where anybody can say."""
+
+    is_late: bool = False
+    is_preempted: bool = False
 
 
 class Deadline:
@@ -80,7 +91,25 @@ class Deadline:
             self.at_s = self._start_s + parse_span(text) if self._is_pbs else parse(text)
         return True
 
-    def is_past(self, spare_s: float, limit_s: float) -> bool:
+    def outside(self, spare_s: float, limit_s: float) -> Outside:
+        """Why it ends. Slurm is asked, for `limit_s` seconds at most; where it says nothing, and for all others, it
+        is late when the end has come but for `spare_s`.
+
+        Of a job that is being ended (COMPLETING) EndTime is now, whatever has ended it, and in the grace time of a
+        preemption EndTime is the end of that. TimeLeft is what is left of the limit at the time of the end, and
+        PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
+        if not self._job or self._is_pbs:
+            return Outside(is_late=self._is_past(spare_s, limit_s))
+        from infini_run.jobs.command import ask
+
+        said = ask(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
+                   self._environ, limit_s)  # fmt: skip
+        words = said.out.split() if said.code == 0 else []
+        if len(words) < 2:
+            return Outside(is_late=time.time() >= self.at_s - spare_s)
+        return Outside(is_late=_is_up(words[1]), is_preempted=words[0][:1].isdigit())
+
+    def _is_past(self, spare_s: float, limit_s: float) -> bool:
         """Whether the end has come, but for `spare_s`; asked for `limit_s` seconds at most."""
         if self.at_s == NEVER and self.ask():
             end_s = time.monotonic() + limit_s
@@ -145,9 +174,9 @@ class Alarm:
             return max(left_s, 1.0), is_over
         return 0.0, is_over
 
-    def is_past(self) -> bool:
-        """Whether the job was ended because its time was over, as far as clocks can tell."""
-        return self._deadline.is_past(_SPARE_S, _ANSWER_S)
+    def outside(self) -> Outside:
+        """Why the job was ended, as far as its scheduler or clocks can tell."""
+        return self._deadline.outside(_SPARE_S, _ANSWER_S)
 
     def close(self) -> None:
         """Safe twice."""
@@ -159,6 +188,13 @@ def parse_span(text: str) -> float:
     from infini_run.jobs.pbs import span_s
 
     return float(span_s(text.strip())) or NEVER
+
+
+def _is_up(left: str) -> bool:
+    """left: as squeue has TimeLeft; what is less than nothing is INVALID. UNLIMITED and NOT_SET are none."""
+    from infini_run.jobs.slurm import span_s
+
+    return left == "INVALID" or (left[:1].isdigit() and span_s(left) <= _OVER_S)
 
 
 def parse(text: str) -> float:

@@ -217,10 +217,6 @@ class Folder:
                 os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
         return number
 
-    def has_ended(self, attempt: int) -> bool:
-        """Whether an earlier one has said how it ended: then it was for somebody else to begin another."""
-        return os.path.exists(self.file(f"{attempt}/exit"))
-
     def attempts(self) -> int:
         """How many have begun."""
         count = 0
@@ -260,9 +256,10 @@ class Folder:
             os.unlink(draft)
         return True
 
-    def ending(self) -> Ending | None:
-        """How it ended, as the job itself has said; None: it has not (yet)."""
-        content = self._read_json("exit")
+    def ending(self, attempt: int = -1) -> Ending | None:
+        """How it ended, as the job itself has said; None: it has not (yet). attempt: of an earlier one, after which
+        somebody else has begun another; -1: the latest."""
+        content = self._read_json("exit" if attempt < 0 else f"{attempt}/exit")
         return Ending(**content) if content else None
 
     # ---- bytes

@@ -17,9 +17,9 @@ from infini_run.engines.pbs import programs
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
-from infini_run.jobs.deadline import NEVER, Alarm
+from infini_run.jobs.deadline import NEVER, Alarm, Outside
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, RUNNING, STARTING, TIMED_OUT, WARNED
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, TIMED_OUT, WARNED
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
 from infini_run.options import resolve
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.jobs.folder import Order
+    from infini_run.jobs.scheduler import Scheduler
     from infini_run.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
-_OWN_ID = {"pbs": "PBS_JOBID"}  # of those that give a job that is run again another id
+_OWN_ID = {"pbs": "PBS_JOBID", "slurm": "SLURM_JOB_ID"}  # a job that is run again may have got another id
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -184,12 +185,12 @@ class Attempt:
 
     def _conclude(self, head: Head, alarm: Alarm) -> Ending:
         report = head.report()
+        first = report.first_failure
         if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
             self._nodes = tuple(peer.name for peer in head.peers)
             self._tell(RUNNING)
         if report.text():
             _write(report.text())
-        first = report.first_failure
         content = report.to_json()
         if first is not None:
             self._folder.write_failure(
@@ -199,12 +200,15 @@ class Attempt:
         from infini_run.files import write_report
 
         write_report(self._folder.file(f"{self._number}/report.json"), content)
+        is_termed = first is not None and first.signal == signal.SIGTERM
+        outside = alarm.outside() if report.told or head.blames_node or is_termed else Outside()
         return judge(
             report,
             head.error,
             blames_node=head.blames_node,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
-            is_late=self._is_over or (report.told != 0 and alarm.is_past()),
+            is_late=self._is_over or (report.told != 0 and outside.is_late),
+            is_preempted=outside.is_preempted,
             attempt=self._number,
         )
 
@@ -235,7 +239,9 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
     job = folder.read_order()
     signals = Signals(hears_urgent=job.request.scheduler == "pbs")
     own_id = environ.get(_OWN_ID.get(job.request.scheduler, ""), "")
-    if own_id and own_id != folder.id:  # who submitted us had no answer, or we are a later run
+    if (
+        own_id and own_id != folder.id and "SLURM_ARRAY_JOB_ID" not in environ
+    ):  # who submitted us had no answer, or we are a later run
         folder.write_id(own_id)
     while True:
         number = folder.begin()
@@ -247,12 +253,14 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
         ending = Attempt(folder, job, number, signals, environ).run()
         why = wants_again(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
+            if ending.state == PREEMPTED and job.request.restarts:
+                _keep_out(folder, job, environ)
             return _end(folder, ending)
         _say(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in _ENGINES:
             problem = _requeue(folder, job, environ)
-            return ending.code if not problem else _end(folder, _with(ending, problem))
+            return ending.code if problem is None else _end(folder, _with(ending, problem))
 
 
 def _end(folder: Folder, ending: Ending) -> int:
@@ -260,9 +268,13 @@ def _end(folder: Folder, ending: Ending) -> int:
     return ending.code
 
 
-def _with(ending: Ending, problem: str) -> Ending:
-    _say(problem)
-    return replace(ending, reason=f"{ending.reason}; {problem}")
+def _with(ending: Ending, problem: InfiniRunError) -> Ending:
+    """Where nobody has answered it may be queued all the same, which its scheduler will say."""
+    text = f"it could not be queued again: {problem}"
+    _say(text)
+    return replace(
+        ending, reason=f"{ending.reason}; {text}", is_told=ending.is_told or isinstance(problem, QueryError)
+    )
 
 
 def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
@@ -272,8 +284,8 @@ def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
 
 
 def _failures(folder: Folder, number: int) -> int:
-    """How often it was run again after a failure: one of its ranks', or one that it could not tell of (a node died
-    under the script itself)."""
+    """How often it was run again after a failure: one of its ranks', a preemption, or one that it could not tell of
+    (a node died under the script itself)."""
     return sum(_failed(folder, earlier) for earlier in range(number))
 
 
@@ -281,23 +293,40 @@ def _failed(folder: Folder, attempt: int) -> bool:
     phase = folder.phase(attempt)
     if phase is not None and phase.state == REQUEUED:
         return phase.reason.startswith("restart ")
-    return not folder.has_ended(attempt)
+    earlier = folder.ending(attempt)
+    return earlier is None or earlier.state == PREEMPTED
 
 
 def _unwanted(folder: Folder, number: int) -> Ending:
     """The scheduler began it once more than was asked for."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
-    return Ending(state=NODE_FAIL, code=1, reason=reason, attempt=number, end_s=time.time())
+    earlier = folder.ending(number - 1)
+    state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
+    return Ending(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
 
 
-def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
-    """Have it run again: by its id, or as a new one of the same name. Why not, or ""."""
+def _keep_out(folder: Folder, job: Order, environ: Mapping[str, str]) -> None:
+    """Preempted once more than it is to be run again: the scheduler must not queue it again by itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        _scheduler(folder, job, environ).cancel(folder.id)
+    except (UsageError, QueryError) as error:
+        _say(f"it may be queued again: {error}")  # then it ends when it begins
+
+
+def _scheduler(folder: Folder, job: Order, environ: Mapping[str, str]) -> Scheduler:
+    """Raises UsageError, QueryError."""
     from infini_run.jobs.choice import find_scheduler
 
+    return find_scheduler(job.request.scheduler, os.path.dirname(folder.path), _with_programs(environ))
+
+
+def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRunError | None:
+    """Have it run again: by its id, or as a new one of the same name. Why not, or None."""
     # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        scheduler = find_scheduler(job.request.scheduler, os.path.dirname(folder.path), _with_programs(environ))
+        scheduler = _scheduler(folder, job, environ)
         if scheduler.name == "pbs":
             from infini_run.jobs.submit import hand_over
 
@@ -306,11 +335,11 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> str:
             folder.write_id(scheduler.submit(folder.script, job.name))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
-            return f"it could not be queued again: {error}"
+            return error
         _say(f"it may be queued again: {error}")  # the scheduler knows, and who asks for its state asks that one
     except (UsageError, QueryError) as error:
-        return f"it could not be queued again: {error}"
-    return ""
+        return error
+    return None
 
 
 def main() -> None:

@@ -167,7 +167,8 @@ class Facts:
 
 @record
 class Seen:
-    """A job as the scheduler sees it. state: one of STATES. reason: why it waits, or how it ended, in its words.
+    """A job as the scheduler sees it. state: one of STATES; "": nobody could say, and `reason` has why, for the part
+    of the scheduler that would know did not answer. reason: why it waits, or how it ended, in its words.
 
     hold: of a job that waits, WAITING, PASSING or HOPELESS. advice: what to change in a hopeless one. code: the exit
     code that it reports, -1: none. nodes: those it has, as it writes them.

@@ -25,7 +25,17 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
-from infini_run.jobs.slurm_words import PRESENT, advised, complaint, hold_of, is_away, is_gone, is_unsure, state_of
+from infini_run.jobs.slurm_words import (
+    PRESENT,
+    advised,
+    complaint,
+    hold_of,
+    is_away,
+    is_gone,
+    is_queued,
+    is_unsure,
+    state_of,
+)
 from infini_run.kind import number
 
 TYPE_CHECKING = False
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from infini_run.jobs.scheduler import Pool
+
+_REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it
 
 
 class Slurm:
@@ -86,10 +98,14 @@ class Slurm:
         """A submission that was refused may leave a record under its name: FAILED, BadConstraints. What was taken may
         have failed, or have been cancelled, before anybody looked: it was taken all the same."""
         seen = self.query([name]).get(name)
+        if seen is not None and not seen.state:
+            raise QueryError(seen.reason)
         return None if seen is None or (seen.state == FAILED and seen.reason == "BadConstraints") else seen.id
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
-        """squeue, and sacct for those that it has forgotten, where there is accounting."""
+        """squeue, and sacct for those that it has forgotten, where there is accounting: by their ids, else by their
+        names. Where sacct does not answer, what squeue has said holds, and of those that it has forgotten nobody
+        could say."""
         if not names:
             return {}
         text = self._told("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(names)}",
@@ -97,7 +113,11 @@ class Slurm:
         found = _best(_queue_line(line) for line in text.splitlines())
         missing = [name for name in names if name not in found]
         if missing and self._has_accounting is not False:
-            found |= self._accounted(missing)
+            known = {name: ids[name] for name in missing if ids and ids.get(name)}
+            try:
+                found |= self._accounted(missing, known)
+            except QueryError as error:
+                found |= {name: Seen(id=known.get(name, ""), state="", reason=str(error)) for name in missing}
         return found
 
     def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
@@ -107,11 +127,16 @@ class Slurm:
             raise QueryError(complaint("scancel", said))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
-        """Slurm waits two minutes before it starts a job again (BeginTime). Raises QueryError."""
-        said = ask(["scontrol", "requeue", id], self._environ)
-        if is_unsure(said) or is_away(said):
-            raise QueryError(complaint("scontrol requeue", said))
-        return said.code == 0
+        """Slurm waits two minutes before it starts a job again (BeginTime). Asked a second time it says that the job
+        is pending, as of one that it has queued by itself (PreemptMode=REQUEUE): an answer that was lost is asked for
+        again. Raises QueryError."""
+        for _ in range(_REQUEUES):
+            said = ask(["scontrol", "requeue", id], self._environ)
+            if said.code == 0 or is_queued(said):
+                return True
+            if not is_unsure(said) and not is_away(said):
+                return False
+        raise QueryError(complaint("scontrol requeue", said))
 
     def _told(self, *argv: str) -> str:
         said = ask(argv, self._environ)
@@ -119,11 +144,21 @@ class Slurm:
             raise QueryError(complaint(argv[0], said))
         return said.out
 
-    def _accounted(self, names: Sequence[str]) -> dict[str, Seen]:
-        """What the accounting knows. Where there is none we are told so, and ask no more."""
+    def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, Seen]:
+        """What the accounting knows of these jobs. Raises QueryError."""
+        found = self._records(f"--jobs={','.join(ids.values())}") if ids else {}
+        found = {name: seen for name, seen in found.items() if name in names}
+        missing = [name for name in names if name not in found]
+        if missing and self._has_accounting is not False:
+            # by name sacct tells of those only that were eligible after the start
+            found |= self._records(f"--name={','.join(missing)}", "--starttime=now-30days")
+        return found
+
+    def _records(self, *which: str) -> dict[str, Seen]:
+        """Where there is no accounting we are told so, and ask no more. Raises QueryError."""
         said = ask(
-            ["sacct", "--allocations", "--parsable2", "--noheader", f"--name={','.join(names)}",
-             "--starttime=now-30days", "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
+            ["sacct", "--allocations", "--parsable2", "--noheader", *which,
+             "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
         )  # fmt: skip
         if said.code and "disabled" in said.error:
             self._has_accounting = False

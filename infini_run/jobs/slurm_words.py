@@ -121,6 +121,11 @@ def is_gone(said: Said) -> bool:
     return any(part in said.error for part in _GONE)
 
 
+def is_queued(said: Said) -> bool:
+    """Whether a job that is to be queued again is (ESLURM_JOB_PENDING)."""
+    return "Job is pending execution" in said.error
+
+
 def advised(said: Said) -> str:
     """Slurm's own words, without the command's name, and what to do."""
     lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]

@@ -170,6 +170,8 @@ def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: flo
     answer = seen.get(folder.name)
     if answer is None:
         return _missing(folder, status, now_s)
+    if not answer.state:
+        return replace(status, news=answer.reason)
     status = replace(status, id=answer.id)
     if answer.state in LIVE:
         return _alive(folder, status, answer)

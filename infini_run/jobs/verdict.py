@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infini_run.errors import NodeLost
 from infini_run.jobs.folder import Ending
-from infini_run.jobs.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, TIMEOUT
+from infini_run.jobs.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.report import signal_name
 
 TYPE_CHECKING = False
@@ -23,24 +23,27 @@ def judge(
     blames_node: bool,
     is_cancelled: bool,
     is_late: bool,
+    is_preempted: bool = False,
     attempt: int,
 ) -> Ending:
     """error: why the launch ended, where that was no rank; blames_node: it came before any rank failed.
-    is_cancelled: the user has asked for the end. is_late: the time limit was reached."""
+    is_cancelled: the user has asked for the end, which goes before all. is_preempted: the scheduler has given its
+    nodes to another job. is_late: the time limit was reached."""
     first = report.first_failure
     end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
+    is_known = is_cancelled or is_preempted
     # what was cancelled is ended by TERM, and we may be the last to be told
-    told = report.told or (_TERM if is_cancelled and (first is not None or error is not None) else 0)
+    told = report.told or (_TERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and blames_node:
         end = _of_error(error, end)
         if not told or end.state != NODE_FAIL:
             return end
         # who ends a job ends what reaches its nodes, too (PBS: pbs_tmrsh), and that may be seen first
-        if is_cancelled or is_late:
-            return _of_signal(told, end, is_cancelled=is_cancelled, is_late=is_late)
+        if is_known or is_late:
+            return _of_signal(told, end, is_cancelled, is_preempted, is_late)
         return _changed(end, NODE_FAIL, end.reason, is_told=True)
     if told and (first is None or first.shell_code == 128 + told):
-        return _of_signal(told, end, is_cancelled=is_cancelled, is_late=is_late)
+        return _of_signal(told, end, is_cancelled, is_preempted, is_late)
     if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
     if first is not None:
@@ -51,13 +54,15 @@ def judge(
     return end
 
 
-def _of_signal(told: int, end: Ending, *, is_cancelled: bool, is_late: bool) -> Ending:
+def _of_signal(told: int, end: Ending, is_cancelled: bool, is_preempted: bool, is_late: bool) -> Ending:
     """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
     end = _changed(end, end.state, "", code=128 + told, node="")
-    if is_late:
-        return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
     if is_cancelled:
         return _changed(end, CANCELLED, "it was cancelled")
+    if is_preempted:
+        return _changed(end, PREEMPTED, "it was preempted")
+    if is_late:
+        return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
     return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", is_told=True)
 
 

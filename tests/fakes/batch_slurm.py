@@ -12,6 +12,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from batch_queue import FOLDER, PRESENT, Book, after, before, start, tell
 
 TIMED_OUT = "{}: error: {}: Socket timed out on send/recv operation"
+DATABASE_AWAY = ("slurm_persist_conn_open_without_init: failed to open persistent connection to host:localhost:6819: "
+                 "Connection refused")  # fmt: skip
 VALUES = """job-name output open-mode partition account wckey time nodes ntasks ntasks-per-node tasks-per-node
 cpus-per-gpu cpus-per-task gpus gpus-per-task mem gres exclude constraint comment qos name states format jobs user
 export cpu-bind mpi input nodelist kill-on-bad-exit starttime signal chdir"""
@@ -157,12 +159,13 @@ def sinfo(words, fault):
 
 def sacct(words, fault):
     given, _ = read("sacct", words)
-    names = given.get("--name", "").split(",")
+    names, numbers = given.get("--name", "").split(","), given.get("--jobs", "").split(",")
     with Book() as book:
         if not book.settings["accounting"]:
             fail("Slurm accounting storage is disabled")
         for number, job in book.jobs.items():
-            if job["name"] in names:
+            was_eligible = job["begin_s"] or job["state"] in PRESENT
+            if number in numbers or (job["name"] in names and was_eligible):
                 state = "CANCELLED by 0" if job["state"] == "CANCELLED" else job["state"]
                 print(f"{job['name']}|{number}|{state}|{job['code']}:0|{','.join(job['nodes'])}")
 
@@ -200,6 +203,9 @@ def srun(words, fault):
 if __name__ == "__main__":
     command = sys.argv[1]
     fault = before(command)
+    if fault == "away" and command == "sacct":
+        fail(f"sacct: error: {DATABASE_AWAY}\nsacct: error: Sending PersistInit msg: Connection refused\n"
+             "sacct: error: Problem talking to the database: Connection refused")  # fmt: skip
     if fault == "away":
         fail(f"{command}: error: Unable to contact slurm controller (connect failure)")
     globals()[command](sys.argv[2:], fault)
