@@ -78,3 +78,14 @@ def test_a_container_whose_runtime_is_killed_ends(queue, bell, case):
     assert len(clients) == 2
     os.kill(clients[1], signal.SIGKILL)
     assert queue.wait(name)["state"] != "COMPLETED"
+
+
+def test_a_launcher_of_this_machine_that_is_killed_leaves_no_container(queue, bell):
+    """Without a scheduler nobody else would end it."""
+    where = os.path.dirname(bell.path)
+    words = ("--scheduler=local", "--slots=2", f"--bind={shlex.join([*binds(), where])}")
+    name = queue.submit(*words, "--", "sh", "-c", f"cat /etc/image; echo up > {bell.path}; exec sleep 1000")
+    bell.hear(2)
+    assert sorted(queue.lines(name)) == ["[rank 0] the image", "[rank 1] the image"]
+    os.kill(int((queue.path / name / "id").read_text().partition(".")[0]), signal.SIGKILL)
+    assert queue.wait(name)["state"] == "LOST"

@@ -59,6 +59,13 @@ def test_a_runtime_gets_these_words(image, slot_type, wanted):
     ]  # fmt: skip
 
 
+def test_a_link_goes_past_podman():
+    argv = wrap(Image(name="x", runtime="podman"), Place(folder="/f", cwd="/f", over_stdio=True), ["python3"])
+    assert argv[:6] == ["sh", "-c", 'exec "$@" 3<&0 4>&1', "sh", "podman", "run"]
+    assert "--preserve-fds=2" in argv
+    assert argv[-6:] == ["x", "sh", "-c", 'exec "$@" <&3 >&4 3<&- 4>&-', "sh", "python3"]
+
+
 PYXIS = [
     ("nvcr.io/nvidia/pytorch:24.01", "nvcr.io#nvidia/pytorch:24.01"),
     ("ubuntu:22.04", "ubuntu:22.04"),

@@ -20,6 +20,7 @@ RUNTIMES = ("apptainer", "singularity", "podman", "enroot", "pyxis")
 # what podman is to take from the node; the others inherit all of it
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 _INHERITED = ("SLURM_*", "SLURMD_NODENAME", "PBS_*", "INFINI_*", *_VISIBLE, "ASCEND_RT_VISIBLE_DEVICES")
+_PAST, _BACK = 'exec "$@" 3<&0 4>&1', 'exec "$@" <&3 >&4 3<&- 4>&-'
 _ROCM = ("/dev/kfd", "/dev/dri")
 _NVIDIA = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")  # what enroot's hook goes by
 
@@ -42,11 +43,13 @@ class Image:
 
 @record
 class Place:
-    """Where a container runs: the job's directory, the working directory, and which kind of GPUs it is to see."""
+    """Where a container runs: the job's directory, the working directory, and which kind of GPUs it is to see.
+    over_stdio: its stdin and stdout are the link to the launcher (this machine), which else it dials."""
 
     folder: str
     cwd: str
     slot_type: str = "cpu"
+    over_stdio: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -104,8 +107,12 @@ def apptainer(image: Image, place: Place, command: Sequence[str]) -> list[str]:
 
 def podman(image: Image, place: Place, command: Sequence[str]) -> list[str]:
     """Podman, without root too, GPUs by CDI. It stays in the job's cgroup (crun), else it would outlive the job; that
-    takes process numbers of its own, in which all ends with the command."""
+    takes process numbers of its own, in which all ends with the command. A link goes past podman and conmon, which
+    would close, copy and log it: else they have stdin and stdout, for as long as they live."""
     words = ["podman", "run", "--rm", "--network=host", "--ipc=host", "--cgroups=disabled"]
+    if place.over_stdio:
+        words = ["sh", "-c", _PAST, "sh", *words, "--preserve-fds=2"]
+        command = ["sh", "-c", _BACK, "sh", *command]
     if not any(option.startswith("--ulimit") for option in image.options):  # beside host it takes no other (4.3)
         words.append("--ulimit=host")
     words += ["--security-opt=label=disable", f"--workdir={place.cwd}"]

@@ -14,6 +14,7 @@ from infini_run.jobs.image import Place, srun_options, wrap
 from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
 from infini_run.jobs.request import LOG, SPOOL
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def render_node(request: Request, layout: Layout) -> str:
     image = request.container
     if image is None or image.runtime == "pyxis":
         return ""
-    words = wrap(image, _place(request, layout.slot_type), [image.python])
+    place = replace(_place(request, layout.slot_type), over_stdio=request.scheduler == "local")
+    words = wrap(image, place, [image.python])
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 
