@@ -22,7 +22,7 @@ from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, clean
 from infini_run.jobs.script import plan, render
 from infini_run.jobs.slurm import Slurm, _gpus, span_s
-from infini_run.jobs.slurm_words import hold_of, state_of
+from infini_run.jobs.slurm_words import hold_of, is_out_of_memory, state_of
 
 QUIET = {"name": "ir-1", "command": ("x",), "cwd": "/", "python": "/bin/true"}
 
@@ -57,6 +57,7 @@ def test_a_reason_is_of_one_of_three_classes(reason, wanted):
 
 STATES = [
     ("PENDING", "QUEUED"), ("CONFIGURING", "STARTING"), ("RUNNING", "RUNNING"), ("COMPLETING", "RUNNING"),
+    ("SUSPENDED", "SUSPENDED"),
     ("COMPLETED", "COMPLETED"), ("FAILED", "FAILED"), ("CANCELLED by 1000", "CANCELLED"),
     ("CANCELLED+", "CANCELLED"), ("TIMEOUT", "TIMEOUT"), ("NODE_FAIL", "NODE_FAIL"), ("BOOT_FAIL", "NODE_FAIL"),
     ("OUT_OF_MEMORY", "OOM"), ("PREEMPTED", "PREEMPTED"), ("REQUEUED", "QUEUED"), ("SOMETHING_NEW", "RUNNING"),
@@ -68,6 +69,28 @@ STATES = [
 def test_a_state_of_slurm_is_one_of_ours(word, wanted):
     assert state_of(word) == wanted
     assert wanted in scheduler.STATES
+
+
+# 22.05.8 with OverMemoryKill, as it was seen; by the kernel in a cgroup: from the sources of 22.05, 23.11 to 25.05
+MEMORY = [
+    ("slurmstepd-node2: error: StepId=1.0 exceeded memory limit (451506176 > 104857600), being killed", True),
+    ("slurmstepd-node1: error: Exceeded job memory limit", True),
+    (
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed",
+        True,
+    ),
+    (
+        "slurmstepd: error: Detected 2 oom_kill events in StepId=1.0. Some of the step tasks have been OOM Killed.",
+        True,
+    ),
+    ("srun: error: node1: task 0: Out Of Memory", True),
+    ("slurmstepd-node1: error: *** JOB 1 ON node1 CANCELLED AT 2026-11-22T12:07:01 DUE TO PREEMPTION ***", False),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), MEMORY)
+def test_what_slurm_says_of_memory_is_understood(line, wanted):
+    assert is_out_of_memory(line) == wanted
 
 
 SPANS = [("infinite", 0), ("30:00", 1800), ("1:00:00", 3600), ("2-00:00:00", 172800), ("1-12", 129600), ("5", 300),
@@ -182,6 +205,8 @@ def test_a_job_that_was_cancelled_before_its_time_is_found_by_its_id(slurm, slur
     slurm_queue.set(accounting=True, hold="JobHeldUser")
     job = slurm.submit(script(), "ir-1")
     slurm.cancel(job)
+    seen = slurm.query(["ir-1"])["ir-1"]
+    assert (seen.state, seen.reason) == ("CANCELLED", "")  # where squeue still says JobHeldUser
     slurm_queue.set(forget=True)
     assert slurm.query(["ir-1"], {"ir-1": job})["ir-1"].state == "CANCELLED"
     assert slurm.query(["ir-1"]) == {}  # 22.05 lists none by name that was never eligible

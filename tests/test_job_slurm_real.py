@@ -108,6 +108,17 @@ def test_cancel_of_a_job_that_runs(queue, bell):
     assert queue.wait(name)["headline"] == "CANCELLED"
 
 
+def test_a_job_that_slurm_has_suspended_says_so(queue, bell):
+    name = queue.submit(*TWO, "--", *hold(bell))
+    bell.hear(8)
+    number = queue.wait(name, "RUNNING")["id"]
+    for word, wanted in (("suspend", "SUSPENDED"), ("resume", "RUNNING")):
+        subprocess.run(["scontrol", word, number], env=queue.env, check=True)
+        assert queue.status(name)["headline"] == wanted
+    assert queue.call("cancel", name).returncode == 0
+    assert queue.wait(name)["headline"] == "CANCELLED"
+
+
 def test_scancel_is_a_cancel_too(queue, bell):
     name = queue.submit(*TWO, "--", *hold(bell))
     bell.hear(8)
@@ -162,6 +173,9 @@ def test_a_job_that_is_preempted_says_so(queue, bell, pool):
     finally:
         subprocess.run(["scancel", other], env=queue.env, check=True)
     assert (status["headline"], status["reason"]) == ("PREEMPTED 143", "it was preempted")
+    if pool != "graced":  # what Slurm has written where no rank is to blame
+        assert "DUE TO PREEMPTION ***" in queue.logs(name, "--scheduler_log")
+        assert "  slurm: slurmstepd" in queue.call("status", name).stdout
 
 
 @pytest.mark.parametrize("pool", ["requeued", "cancelled"])
@@ -190,9 +204,15 @@ def test_cancel_of_a_job_that_waits(queue, bell):
     status = queue.wait(name, "QUEUED")
     until(lambda: queue.status(name)["reason"] == "Resources")
     assert queue.status(name)["hold"] == "waiting"
+    waits = f"infini-job: {name} waits in the queue: Resources\n"
+    done = queue.call("logs", name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", waits)
+    following = queue.start("logs", "-f", name)
+    following.read_error_until(waits.encode())
     assert queue.call("cancel", name, busy).returncode == 0
     status = queue.wait(name)
-    assert (status["headline"], status["attempt"]) == ("CANCELLED", -1)
+    assert (status["headline"], status["attempt"], status["reason"]) == ("CANCELLED", -1, "it was cancelled")
+    assert following.wait(LIMIT_S) == 0
     assert queue.wait(busy)["state"] == "CANCELLED"
 
 

@@ -8,6 +8,10 @@ from infini_run.errors import NodeLost, ProgramMissing
 from infini_run.jobs.verdict import judge
 from infini_run.report import Exit, Report
 
+KILLED = NodeLost(
+    "node 0 (n1) was lost, and with it n2: srun ended with 137: slurmstepd-n2: error: StepId=1.0 exceeded "
+    "memory limit (451506176 > 104857600), being killed", "n1", 0,
+)  # fmt: skip
 LOST = NodeLost("node 1 (n2) was lost: gone", "n2", 1)
 
 
@@ -52,6 +56,7 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         ({"error": LOST, "preempted": True}, "PREEMPTED", 143, "", -1, False),
         ({"first": ended(code=85), "told": 15, "preempted": True}, "FAILED", 85, "n2", 5, False),
         ({"error": LOST}, "NODE_FAIL", 1, "n2", -1, False),
+        ({"error": KILLED}, "OOM", 137, "", -1, False),
         ({"error": LOST, "told": 15}, "NODE_FAIL", 1, "n2", -1, True),
         ({"error": LOST, "told": 15, "late": True}, "TIMEOUT", 143, "", -1, True),
         ({"error": LOST, "told": 15, "cancelled": True}, "CANCELLED", 143, "", -1, False),

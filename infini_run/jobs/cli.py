@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.state import Status
 
 _ASK = ("help", "helpfull", "h")
+_OUTSIDE = 3  # lines of the scheduler's that are shown
 _COMMAND = 40  # characters of one that are listed
 
 
@@ -172,6 +173,8 @@ def _wait(job: Job) -> int:
     if is_live:
         print("\r\033[K", end="", file=sys.stderr)
     print(printable(_sentence(status)), flush=True)
+    for text in _outside(status):
+        print(f"  {printable(text)}", flush=True)
     return status.exit_code
 
 
@@ -237,10 +240,22 @@ def _ago(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
+def _outside(status: Status) -> list[str]:
+    """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
+    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.state import said_outside
+
+    if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
+        return []
+    lines = [line for line in dict.fromkeys(said_outside(Folder(status.folder))) if line not in status.reason]
+    return [f"{status.scheduler}: {line}" for line in lines[-_OUTSIDE:]]
+
+
 def _details(status: Status) -> list[str]:
     found = []
     if (status.is_final and status.reason) or status.state == "LOST":
         found.append(status.reason)
+    found += _outside(status)
     if status.advice:
         found.append(f"{status.hold}: {status.advice}")
     if status.attempt > 0:
@@ -253,17 +268,46 @@ def _details(status: Status) -> list[str]:
 def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.choice import scheduler_of
     from infini_run.jobs.home import find_folder, home
-    from infini_run.jobs.logs import blocks
+    from infini_run.jobs.logs import blocks, scheduler_log
+    from infini_run.jobs.state import look
 
     above = home(values["dir"], environ)
     folder = find_folder(above, _one("logs", words))
-    scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
-    chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     out = sys.stdout.buffer
-    for block in blocks(folder, scheduler, **chosen):
+    if values["scheduler_log"]:
+        if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
+            raise UsageError(
+                "--scheduler_log is of the whole job, as it is now: give no --follow, --rank, --node, --attempt"
+            )
+        out.write(scheduler_log(folder))
+        return 0
+    scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
+    if scheduler is None and not folder.attempts():
+        _Waiting().tell(look([folder], lambda order: scheduler_of(order, above, environ))[0])
+    chosen = {name: values[name] for name in ("rank", "node", "attempt")}
+    for block in blocks(folder, scheduler, **chosen, changed=_Waiting().tell):
         out.write(block)
         out.flush()
     return 0
+
+
+class _Waiting:
+    """Says why a job whose log is read has nothing to show; each reason once."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def tell(self, status: Status) -> None:
+        text = ""
+        if status.state == "QUEUED" and not status.is_final:
+            text = f"{status.name} waits in the queue"
+            text += f": {status.reason}" if status.reason else ""
+            text += f" ({status.hold}: {status.advice})" if status.advice else ""
+        elif status.state == "SUSPENDED":
+            text = f"{status.name} is suspended by {status.scheduler}"
+        if text and text != self._said:
+            _say(text)
+        self._said = text
 
 
 def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:

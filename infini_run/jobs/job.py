@@ -189,14 +189,19 @@ class Job:
 
     def logs(
         self, *, follow: bool = False, rank: int | None = None, node: str | int | None = None,
-        attempt: int | None = None,
+        attempt: int | None = None, scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """What the ranks have written, line by line, each with the name of its rank in front. follow: go on until the
         job has ended. rank, node (index or host): theirs only. attempt: of that run, counted from 0 (None: all).
+        scheduler_log: what the job's script and its scheduler have said instead.
 
         Raises UsageError: there is no such rank, node or attempt."""
         from infini_run.jobs.logs import blocks
+        from infini_run.jobs.logs import scheduler_log as read
 
+        if scheduler_log:
+            yield from read(self._folder).decode("utf-8", "surrogateescape").splitlines()
+            return
         for block in blocks(
             self._folder,
             self._scheduler if follow else None,

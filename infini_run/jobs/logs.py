@@ -5,6 +5,7 @@ The one rule: lines come out as they are in the file, in its order. Who asks for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -14,11 +15,12 @@ from infini_run.jobs.follow import Follow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
     from infini_run.jobs.folder import Folder
     from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.state import Status
 
 _PIECE = 1 << 16
 # of plan.py: one node's, or one of many; stderr has its own word
@@ -100,16 +102,25 @@ def check(folder: Folder, *, rank: int, node: str, attempt: int) -> None:
 
 
 def blocks(
-    folder: Folder, scheduler: Scheduler | None, *, rank: int = -1, node: str = "", attempt: int = -1, stop: int = -1
+    folder: Folder,
+    scheduler: Scheduler | None,
+    *,
+    rank: int = -1,
+    node: str = "",
+    attempt: int = -1,
+    stop: int = -1,
+    changed: Callable[[Status], None] | None = None,
 ) -> Iterator[bytes]:
-    """Whole lines, many at a time. scheduler: of a job that is to be followed until it has ended; None: what there is
-    now. attempt: -1: all of them. stop: a descriptor; following ends when it can be read. Raises UsageError: there is
-    no such rank, node or attempt."""
+    """Whole lines, many at a time. scheduler: of a job that is to be followed until it has ended; None: what there
+    is now. attempt: -1: all of them. stop: a descriptor; following ends when it can be read. changed: is called with
+    each new status of a job that is followed. Raises UsageError: there is no such rank, node or attempt."""
     is_known = scheduler is None or attempt < folder.attempts()
     check(folder, rank=rank, node=node, attempt=attempt if is_known else -1)
     at = None if scheduler is None else Follow(folder, scheduler)
     number, log = max(attempt, 0), None
     try:
+        if at is not None and changed is not None:
+            changed(at.status)
         while True:
             is_over, count = at is None or at.has_ended, folder.attempts()
             while number < count and attempt in (-1, number):
@@ -122,11 +133,12 @@ def blocks(
             if is_over or number > attempt >= 0:
                 break
             assert at is not None
-            at.step(also=[stop] if stop >= 0 else [])
+            if at.step(also=[stop] if stop >= 0 else []) and changed is not None:
+                changed(at.status)
             if stop >= 0 and select.select([stop], [], [], 0)[0]:
                 return
         if not folder.attempts():
-            yield from _scheduler_log(folder)
+            yield scheduler_log(folder)
     finally:
         if at is not None:
             at.close()
@@ -170,11 +182,11 @@ class _Log:
         self._reader.end()
 
 
-def _scheduler_log(folder: Folder) -> Iterator[bytes]:
-    """Of a job that never began: why may be in there."""
+def scheduler_log(folder: Folder) -> bytes:
+    """What the job's script and its scheduler have said, of all its runs. Of a job that never began, why may be in
+    there."""
+    said = b""
     for path in folder.scheduler_logs:
-        try:
-            with open(path, "rb") as file:
-                yield file.read()
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            said += file.read()
+    return said

@@ -48,8 +48,8 @@ flags of infini-run, which runs its ranks.
 """
 STATES_TEXT = """\
 States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
-WARNED (the limit is near), COMPLETED, FAILED (code, node and rank of the first
-failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
+WARNED (the limit is near), SUSPENDED, COMPLETED, FAILED (code, node and rank
+of the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;

@@ -127,6 +127,7 @@ LOGS = (
     _flag("rank", whole(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
     _flag("attempt", whole(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),
+    switch("scheduler_log", "answer", "what its scheduler has said"),
     DIR,
 )
 

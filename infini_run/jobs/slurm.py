@@ -11,12 +11,14 @@ import os
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.command import ask
 from infini_run.jobs.scheduler import (
+    CANCELLED,
     COMPLETED,
     FAILED,
     QUEUED,
     REFUSED,
     RUNNING,
     STARTING,
+    SUSPENDED,
     TIMED_OUT,
     UNREACHABLE,
     Facts,
@@ -178,9 +180,8 @@ def _queue_line(line: str) -> tuple[str, Seen]:
     name, job_id, word, reason, nodes = (field.strip() for field in fields)
     state = state_of(word)
     hold, advice = hold_of(reason) if state == QUEUED else ("", "")
-    if word == "SUSPENDED":
-        reason = "suspended"
-    elif state in (STARTING, RUNNING) or reason == "None":
+    # one that was cancelled while it waited has the reason for that still (22.05: CANCELLED, BeginTime)
+    if state in (STARTING, RUNNING, SUSPENDED, CANCELLED) or reason == "None":
         reason = ""
     return name, Seen(id=job_id, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes)
 

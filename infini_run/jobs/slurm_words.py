@@ -19,6 +19,7 @@ from infini_run.jobs.scheduler import (
     QUEUED,
     RUNNING,
     STARTING,
+    SUSPENDED,
     TIMEOUT,
     WAITING,
 )
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 _STATES = {
     "PENDING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_FED": QUEUED, "REQUEUE_HOLD": QUEUED, "SPECIAL_EXIT": QUEUED,
     "RESV_DEL_HOLD": QUEUED, "CONFIGURING": STARTING, "POWER_UP_NODE": STARTING, "RUNNING": RUNNING,
-    "COMPLETING": RUNNING, "SUSPENDED": RUNNING, "STOPPED": RUNNING, "SIGNALING": RUNNING, "STAGE_OUT": RUNNING,
+    "COMPLETING": RUNNING, "SUSPENDED": SUSPENDED, "STOPPED": RUNNING, "SIGNALING": RUNNING, "STAGE_OUT": RUNNING,
     "RESIZING": RUNNING, "EXPEDITING": QUEUED, "UPDATE_DB": RUNNING, "COMPLETED": COMPLETED, "FAILED": FAILED,
     "LAUNCH_FAILED": FAILED, "RECONFIG_FAIL": FAILED, "CANCELLED": CANCELLED, "REVOKED": CANCELLED,
     "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAIL, "BOOT_FAIL": NODE_FAIL, "OUT_OF_MEMORY": OOM,
     "PREEMPTED": PREEMPTED,
 }  # fmt: skip
-PRESENT = (QUEUED, STARTING, RUNNING)
+PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)
 
 # what no waiting helps against, and what to do about it
 _HOPELESS = {
@@ -70,6 +71,9 @@ _UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "re
 _AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
          "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
 _GONE = ("Invalid job id", "already completing or completed", "Job/step already")
+# of slurmstepd and srun, 22.05 to 25.05: jobacct_gather's OverMemoryKill, and the kernel's own in a cgroup
+_OUT_OF_MEMORY = ("exceeded memory limit", "Exceeded job memory limit", "oom-kill event", "oom_kill event",
+                  ": Out Of Memory")  # fmt: skip
 _ADVICE = {
     "nvalid partition": "infini-job clusters lists the pools",
     "Invalid account": "`sacctmgr show assoc user=$USER` lists the accounts",
@@ -124,6 +128,11 @@ def is_gone(said: Said) -> bool:
 def is_queued(said: Said) -> bool:
     """Whether a job that is to be queued again is (ESLURM_JOB_PENDING)."""
     return "Job is pending execution" in said.error
+
+
+def is_out_of_memory(line: str) -> bool:
+    """Whether Slurm says there that it, or the kernel for it, has ended something for its memory."""
+    return any(part in line for part in _OUT_OF_MEMORY)
 
 
 def advised(said: Said) -> str:

@@ -6,6 +6,7 @@ scheduler forgets is written down when it is seen.
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from infini_run.errors import QueryError, UsageError
@@ -14,12 +15,14 @@ from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    LIVE,
     LOST,
+    OOM,
     QUEUED,
-    RUNNING,
     STARTING,
-    WARNED,
+    SUSPENDED,
 )
+from infini_run.jobs.slurm_words import is_out_of_memory
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.folder import Folder, Order, Phase
     from infini_run.jobs.scheduler import Scheduler, Seen
 
-LIVE = (QUEUED, STARTING, RUNNING, WARNED)
 LOCAL = "local"
+_LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
 
@@ -187,6 +190,8 @@ def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
             base, state=QUEUED, reason=answer.reason, hold=answer.hold, advice=answer.advice,
             since_s=phase.since_s if phase else status.submitted_s,
         )  # fmt: skip
+    if answer.state == SUSPENDED:
+        return replace(base, state=SUSPENDED, reason="")
     if phase is None or phase.state == REQUEUED:
         return replace(base, state=STARTING, reason="")
     return replace(base, state=phase.state, since_s=phase.since_s, reason="")
@@ -197,10 +202,14 @@ def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     if status.is_told:
         state = status.state if answer.state in (COMPLETED, FAILED) else answer.state
         return _settle(folder, replace(status, state=state), now_s, replaces=True)
-    reason = answer.reason
+    reason, said = answer.reason, _out_of_memory(folder)
+    if said and answer.state in (FAILED, CANCELLED, OOM):
+        return _settle(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
     if status.attempt < 0 and answer.state in (FAILED, COMPLETED):
         why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
         reason = f"{reason}: {why}" if reason else why
+    elif answer.state == CANCELLED and status.attempt < 0:
+        reason = reason or "it was cancelled"
     elif status.attempt >= 0 and not reason:
         reason = f"it has not said why; infini-job logs {folder.name} may"
     state = CANCELLED if folder.is_cancelled and answer.state == FAILED else answer.state
@@ -226,15 +235,21 @@ def _missing(folder: Folder, status: Status, now_s: float) -> Status:
 
 
 def _last_line(folder: Folder) -> str:
-    for path in folder.scheduler_logs:
-        try:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                lines = [line.strip() for line in file if line.strip()]
-        except OSError:
-            continue
-        if lines:
-            return lines[-1]
-    return ""
+    return "".join(said_outside(folder)[-1:])
+
+
+def _out_of_memory(folder: Folder) -> str:
+    """What Slurm has said of its memory, "": nothing."""
+    return next(filter(is_out_of_memory, said_outside(folder)[-_LINES:]), "")
+
+
+def said_outside(folder: Folder) -> list[str]:
+    """The lines of the job's script and of its scheduler."""
+    found: list[str] = []
+    for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found += [line.strip() for line in file if line.strip()]
+    return found
 
 
 def _settle(folder: Folder, status: Status, now_s: float, replaces: bool = False) -> Status:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from infini_run.errors import NodeLost
 from infini_run.jobs.folder import Ending
 from infini_run.jobs.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
+from infini_run.jobs.slurm_words import is_out_of_memory
 from infini_run.report import signal_name
 
 TYPE_CHECKING = False
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.report import Report
 
-_TERM = 15
+_TERM, _KILL = 15, 9
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
 
 
@@ -67,6 +68,8 @@ def _of_signal(told: int, end: Ending, is_cancelled: bool, is_preempted: bool, i
 
 
 def _of_error(error: InfiniRunError, end: Ending) -> Ending:
+    if isinstance(error, NodeLost) and is_out_of_memory(str(error)):  # Slurm ends all of a step for one process
+        return _changed(end, OOM, str(error), code=128 + _KILL)
     if isinstance(error, NodeLost):
         return _changed(end, NODE_FAIL, str(error), code=error.exit_code, node=error.host)
     return _changed(end, FAILED, str(error), code=error.exit_code)
