@@ -136,15 +136,14 @@ def test_one_that_has_begun_is_taken_though_pbs_has_forgotten_it(pbs_queue, tmp_
     assert jobs.status(name)["state"] == "COMPLETED"
 
 
-def test_one_that_begins_is_taken_though_nobody_answers(pbs_queue, tmp_path, case):
+def test_one_that_begins_is_taken_though_nobody_answers(jobs, queue):
     """It says its id in its directory."""
-    pbs_queue.fail("qsub", "lost")
-    pbs_queue.fail("qselect", *["away"] * 50)
-    path = {"PATH": pbs_queue.env["PATH"], "TEST_BATCH": pbs_queue.folder, "INFINI_JOB_SCHEDULER": "pbs"}
-    done = Jobs(tmp_path / "jobs", case, path).call("submit", *TWO, "--", "true")
+    queue.fail(COMMAND[queue.kind], "lost")
+    queue.fail({"slurm": "squeue", "pbs": "qselect"}[queue.kind], *["away"] * 50)
+    done = jobs.call("submit", *TWO, "--", "true")
     assert done.returncode == 0, done.stderr
-    assert "  pbs 101.pbshead  " in done.stdout
-    pbs_queue.ended()
+    assert f"  {queue.kind} 101" in done.stdout
+    assert len(queue.jobs()) == 1
 
 
 def test_an_id_that_a_job_says_ends_the_pause_between_two_looks(tmp_path):
