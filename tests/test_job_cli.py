@@ -237,6 +237,14 @@ def test_clusters_says_what_is_here(slurm_queue, local):
     assert found[0]["pools"][0]["kinds"][0]["gpus"] == 8
 
 
+def test_clusters_says_every_kind_of_node(slurm_queue, local):
+    few, many = {"cpus": 32, "gpus": 4}, {"cpus": 64, "gpus": 8}
+    slurm_queue.set(nodes={"a1": many, "a2": many, "b1": few, "c1": {"cpus": 16}})
+    env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": ""}
+    lines = local.call("clusters", env=env).stdout.splitlines()
+    assert lines[1] == "  debug (default): 2 nodes x 8 gpus x 64 cpus, 1 node x 4 gpus x 32 cpus, 1 node x 16 cpus"
+
+
 def test_submit_says_it_in_json(local):
     done = local.call("submit", "--json", "--slots=2", "--", "true")
     said = json.loads(done.stdout)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.hostlist import expand
-from infini_run.jobs import command, sbatch, scheduler
+from infini_run.jobs import command, sbatch, scheduler, slurm_words
 from infini_run.jobs.layout import lay_out
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, clean
@@ -91,6 +91,34 @@ MEMORY = [
 @pytest.mark.parametrize(("line", "wanted"), MEMORY)
 def test_what_slurm_says_of_memory_is_understood(line, wanted):
     assert is_out_of_memory(line) == wanted
+
+
+# job_state_string() in the sources of slurm-22.05, 23.11, 24.05, 25.05 and 26.05, which alone has EXPEDITING
+NEWER_STATES = """
+COMPLETING STAGE_OUT CONFIGURING EXPEDITING RESIZING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT STOPPED REVOKED
+RESV_DEL_HOLD SIGNALING PENDING RUNNING SUSPENDED COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL
+DEADLINE OUT_OF_MEMORY
+"""
+
+
+def test_every_state_of_newer_versions_is_known():
+    """An unknown one would be RUNNING."""
+    assert {word for word in NEWER_STATES.split() if word not in slurm_words._STATES} == set()
+
+
+# the texts that decide something, as the sources of 22.05, 23.11, 24.05, 25.05 and 26.05 have them (slurm_errno.c,
+# sacct/options.c): command and all before them are of the real 22.05.8
+TEXTS = [
+    ("scontrol: Job is pending execution for job 17", slurm_words.is_queued),
+    ("scancel: error: Kill job error on job id 9: Invalid job id specified", slurm_words.is_gone),
+    ("scancel: error: Kill job error on job id 9: Job/step already completing or completed", slurm_words.is_gone),
+]
+
+
+@pytest.mark.parametrize(("text", "means"), TEXTS)
+def test_texts_of_newer_versions_are_understood(text, means):
+    assert means(command.Said(code=1, out="", error=text))
+    assert not means(command.Said(code=1, out="", error="Requested operation is presently disabled for job 17"))
 
 
 SPANS = [("infinite", 0), ("30:00", 1800), ("1:00:00", 3600), ("2-00:00:00", 172800), ("1-12", 129600), ("5", 300),
@@ -218,8 +246,10 @@ def test_without_accounting_it_is_asked_for_once(slurm, slurm_queue):
     assert len(slurm_queue.calls("sacct")) == 1
 
 
-LOST = [("lost", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0), ("garbage", "timed_out", 0),
-        ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
+LOST = [
+    ("lost", "timed_out", 1), ("killed", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0),
+    ("garbage", "timed_out", 0), ("refuse", "refused", 0), ("away", "unreachable", 0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "kind", "jobs"), LOST)
@@ -280,6 +310,25 @@ def test_a_job_runs_again_where_it_may(slurm, slurm_queue, script, bell):
     slurm.cancel(job)
     slurm_queue.ended()
     assert not slurm.requeue(job)
+
+
+def test_a_requeue_whose_answer_is_lost_is_asked_for_again(slurm, slurm_queue, script, bell):
+    """Slurm says then that the job is pending, which it says too of one that it has queued by itself."""
+    slurm_queue.set(kill_wait_s=60.0)
+    go = f"{bell.path}.go"
+    os.mkfifo(go)
+    text = f'[ $SLURM_RESTART_COUNT = 0 ] || exit 0; trap "" TERM; echo up >{bell.path}; read _ <{go}'
+    job = slurm.submit(script(text), "ir-1")
+    bell.hear(1)
+    slurm_queue.fail("scontrol", "lost")
+    assert slurm.requeue(job)
+    assert len(slurm_queue.calls("scontrol")) == 2
+    slurm_queue.fail("scontrol", "away", "away", "away")
+    with pytest.raises(QueryError, match="Unable to contact slurm controller"):
+        slurm.requeue(job)
+    Path(go).write_text("on\n")
+    slurm_queue.ended()
+    assert slurm.query(["ir-1"])["ir-1"].state == "COMPLETED"
 
 
 def test_a_scheduler_that_is_not_there_is_told(tmp_path):

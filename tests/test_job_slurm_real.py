@@ -155,6 +155,21 @@ def test_a_database_that_is_down_hides_no_job_that_slurm_knows(queue, bell, eigh
     assert queue.status(held)["state"] == "CANCELLED"
 
 
+def test_a_step_beside_ours_takes_nothing_from_the_job(queue, bell):
+    name = queue.submit(*TWO, "--", *hold(bell))
+    bell.hear(8)
+    number = queue.wait(name, "RUNNING")["id"]
+    words = ["srun", "--overlap", f"--jobid={number}", "--nodes=2", "--ntasks=2", "hostname"]
+    done = subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True)
+    assert sorted(done.stdout.split()) == ["node1", "node2"]
+    assert queue.status(name)["headline"] == "RUNNING"
+    # ours: Slurm kills its agents, and srun says no more than of one that was killed on its node
+    subprocess.run(["scancel", f"{number}.0"], env=queue.env, check=True)
+    status = queue.wait(name)
+    assert status["state"] == "NODE_FAIL"
+    assert "srun ended with 137: srun: error: node" in status["reason"]
+
+
 def preempt(queue):
     """A job that takes all nodes of others; its number. It ends when it is cancelled."""
     words = ["sbatch", "--parsable", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]

@@ -421,6 +421,34 @@ def test_a_run_again_whose_answer_is_lost_is_found_and_no_failure(pbs_queue, tmp
     assert jobs.status(name)["id"] == "102.pbshead"
 
 
+@pytest.fixture
+def slurm_jobs(slurm_queue, tmp_path, case):
+    env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
+    return Jobs(tmp_path / "jobs", case, env)
+
+
+def test_a_new_job_of_slurm_whose_answer_is_lost_writes_its_number_down_itself(slurm_queue, slurm_jobs):
+    """With --restarts=0 a job that asks to be run again is submitted anew."""
+    slurm_queue.fail("sbatch", "", "lost")
+    name = slurm_jobs.submit(*TWO, "--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 1 ] || exit 85")
+    assert slurm_jobs.wait(name)["headline"] == "COMPLETED", slurm_jobs.logs(name)
+    slurm_queue.ended()
+    assert len(slurm_queue.jobs()) == 2
+    assert slurm_jobs.status(name)["id"] == "102"
+
+
+def test_a_requeue_without_any_answer_is_no_end_before_slurm_has_said_so(slurm_queue, slurm_jobs):
+    """It may have been queued all the same."""
+    slurm_queue.fail("scontrol", "", "away", "away", "away")
+    name = slurm_jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", "exit 4")
+    slurm_queue.ended()
+    ending = json.loads((slurm_jobs.path / name / "exit").read_text())
+    assert (ending["state"], ending["is_told"]) == ("FAILED", True)
+    status = slurm_jobs.wait(name)
+    assert (status["headline"].split()[:2], status["is_final"]) == (["FAILED", "4"], True)
+    assert "it could not be queued again: scontrol requeue ended with 1" in status["reason"]
+
+
 def test_jobs_of_one_scheduler_are_one_query(queue, jobs):
     queue.set(hold="Priority")
     names = [jobs.submit(*TWO, "--", "true") for _ in range(3)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.jobs.job import Job
-    from infini_run.jobs.scheduler import Facts, Scheduler
+    from infini_run.jobs.scheduler import Facts, Kind, Scheduler
     from infini_run.jobs.state import Status
 
 _ASK = ("help", "helpfull", "h")
@@ -366,6 +366,8 @@ def _plain(value: Any) -> Any:
 
 
 def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
+    from infini_run.jobs.scheduler import Kind
+
     if facts.news:
         print(printable(f"{scheduler.name} does not answer: {facts.news}"))
         return
@@ -378,11 +380,18 @@ def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
         about.append("history" if facts.has_history else "no history")
     print(printable(", ".join(about)))
     for pool in facts.pools:
-        nodes = f"{pool.nodes} node{'s' * (pool.nodes != 1)}"
-        each = [f"{pool.gpus_per_node} gpus" if pool.gpus_per_node else "", f"{pool.cpus_per_node} cpus"]
+        kinds = pool.kinds or (Kind(nodes=pool.nodes, cpus=pool.cpus_per_node, gpus=pool.gpus_per_node),)
         limit = f", up to {_ago(pool.limit_s)}" if pool.limit_s else ""
         default = " (default)" if pool.is_default else ""
-        print(printable(f"  {pool.name}{default}: {' x '.join(filter(None, [nodes, *each]))}{limit}"))
+        print(printable(f"  {pool.name}{default}: {', '.join(map(_kind, kinds))}{limit}"))
+
+
+def _kind(kind: Kind) -> str:
+    """`2 nodes x 8 gpus (a100) x 64 cpus`."""
+    types = ", ".join(f"{count} {name}" if len(kind.gpu_types) > 1 else name for name, count in kind.gpu_types)
+    gpus = f"{kind.gpus} gpus" + (f" ({types})" if types else "")
+    nodes = f"{kind.nodes} node{'s' * (kind.nodes != 1)}"
+    return " x ".join([nodes, *([gpus] if kind.gpus else []), f"{kind.cpus} cpus"])
 
 
 def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:

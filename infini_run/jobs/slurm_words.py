@@ -70,6 +70,7 @@ _PASSING = (
 _UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "reset by peer", "Broken pipe")
 _AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
          "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
+_SIGNAL = 128  # and its number; what Slurm's commands cannot read themselves ends with 255
 _GONE = ("Invalid job id", "already completing or completed", "Job/step already")
 # of slurmstepd and srun, 22.05 to 25.05: jobacct_gather's OverMemoryKill, and the kernel's own in a cgroup
 _OUT_OF_MEMORY = ("exceeded memory limit", "Exceeded job memory limit", "oom-kill event", "oom_kill event",
@@ -111,8 +112,8 @@ def state_of(word: str) -> str:
 
 
 def is_unsure(said: Said) -> bool:
-    """Whether what was asked for may have been done all the same."""
-    return said.timed_out or any(part in said.error for part in _UNSURE)
+    """Whether what was asked for may have been done all the same. Who was killed has not said."""
+    return said.timed_out or _SIGNAL < said.code <= _SIGNAL + 64 or any(part in said.error for part in _UNSURE)
 
 
 def is_away(said: Said) -> bool:

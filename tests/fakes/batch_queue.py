@@ -5,6 +5,7 @@ time is over, kills all that carries the job's mark, and writes down how it ende
 
     lost      it does what it is asked to, and says that nobody answered
     late      the same, and not before the job that it submitted has ended
+    killed    it does what it is asked to, and is killed
     silent    it does what it is asked to, and never answers
     empty     it does nothing, says nothing, and exits with 0
     garbage   it does nothing, and answers with something else
@@ -82,6 +83,8 @@ def before(command):
 
 def after(fault, words, code=1):
     """The faults of a command that has done what it was asked to."""
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if fault == "silent":
         signal.pause()
     if fault == "late":

@@ -141,6 +141,9 @@ def scontrol(words, fault):
                 fail("Invalid job id specified")
             if not job["requeues"]:
                 fail("Requested operation is presently disabled for job " + words[1])
+            if job.get("requeued") == job["restarts"]:
+                fail("Job is pending execution for job " + words[1])
+            job["requeued"] = job["restarts"]
             tell(job, signal.SIGUSR1)
     after(fault, TIMED_OUT.format("scontrol", "slurm_load"))
 
