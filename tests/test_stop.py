@@ -173,7 +173,9 @@ def test_two_failures_one_stop(infini_run, gate, every_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("flags", [(), pytest.param(("--isolate",), marks=pytest.mark.root)], ids=["plain", "isolate"])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--isolate",), marks=pytest.mark.root)], ids=["plain", "isolate"]
+)
 def test_a_signal_that_comes_in_one_turn_with_the_end_is_too_late(infini_run, flags, number):
     """The launcher was not there when its last process ended: both wait for it. The end is the last that it hears."""
     command = infini_run(*flags, *play("ignore=USR1", "say=ready", "read"), stdin=subprocess.PIPE)
