@@ -20,7 +20,9 @@
 struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid) {
     assert(g->event_count < g->event_capacity);
     uint32_t at = (g->event_head + g->event_count) % g->event_capacity;
-    if (g->event_count < g->event_capacity) g->event_count++;
+    /* what comes in one turn with the end, a signal say, comes too late: ENDED is the last event */
+    bool is_late = g->state == ENDED && kind != IR_ENDED;
+    if (g->event_count < g->event_capacity && !is_late) g->event_count++;
     else at = g->event_capacity; /* a place that nobody reads */
     g->events[at] =
         (struct ir_event){.kind = kind, .worker = worker, .pid = pid, .time_ns = clock_ns()};

@@ -25,19 +25,18 @@ static bool children_are_elsewhere(void) {
     return stat("/proc/self/ns/pid_for_children", &theirs) < 0 || ours.st_ino != theirs.st_ino;
 }
 
-static int folder_hold(struct ir_group *g) {
-    if (g->config.folder == NULL) return 0;
+/* Without it, a folder that is a minute old may go while we live, with the message of an error file. */
+static void folder_hold(struct ir_group *g) {
+    if (g->config.folder == NULL) return;
     int fd = fd_new(open(g->config.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (fd < 0) return fd == -ENOENT ? 0 : fd;
+    if (fd < 0) return;
     g->guard.folder_fd = fd;
     (void)flock(fd, LOCK_SH | LOCK_NB); /* where locks are not to be had, nobody gets one */
-    return 0;
 }
 
 int guard_open(struct ir_group *g) {
     struct guard *guard = &g->guard;
-    int r = folder_hold(g);
-    if (r < 0) return r;
+    folder_hold(g);
     if (g->config.guard == NULL || g->self == 1 || children_are_elsewhere()) return 0;
     guard->program = strdup(g->config.guard);
     guard->folder = g->config.folder != NULL ? strdup(g->config.folder) : NULL;

@@ -45,6 +45,7 @@ _HELD = 1 << 20  # bytes that the head has not taken: then our ranks wait
 _PIECE = 1 << 16
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: how long for who does not read
 _TSTP, _CONT, _STOP = 20, 18, 19
+_EARLY = 64  # signals that are kept until there are ranks
 _BEATS = 3  # signs of life within the head's patience, while Ctrl-Z has stopped us
 _GONE = "the head has gone"
 
@@ -142,6 +143,7 @@ class Agent:
         self._loss = _GONE
         self._stop: dict[str, Any] | None = None  # the head said so, perhaps before our ranks were there
         self._is_killed = False  # likewise
+        self._signals: list[int] = []  # likewise
         self._ctrl_z: CtrlZ | None = None
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
@@ -184,16 +186,22 @@ class Agent:
                 self._refuse(error)
 
     def _prove(self, handshake: Handshake) -> None:
-        """That we are ours, and who of them. Whatever has the port may also take a connection and say nothing."""
-        limit_s = _PROVE_S if self._own is None else min(_PROVE_S, self._own.join_timeout_s)
-        end_s = time.monotonic() + limit_s
+        """That we are ours, and who of them. Whatever has the port may also take a connection and say nothing; by
+        hand that may be a head which Ctrl-Z has stopped."""
+        limit_s = _PROVE_S if self._own is None else self._own.join_timeout_s
+        began_s, said = time.monotonic(), ""
         while not handshake.done:
+            end_s = began_s + (limit_s if said else min(_PROVE_S, limit_s))
             self._turn(max(0.0, end_s - time.monotonic()))
             if self._lost:
                 kind = LinkError if handshake.is_heard else Unheard
                 raise kind("the head did not take our token, or is no infini-run")
             if time.monotonic() >= end_s and not handshake.done:
-                raise LinkError(f"what listens there has said nothing for {limit_s:g} s: is it node 0's infini-run?")
+                silence_s = end_s - began_s
+                said = f"what listens there has said nothing for {silence_s:g} s: is it node 0's infini-run?"
+                if silence_s >= limit_s:
+                    raise LinkError(said)
+                _say(f"infini-run: {said}")
         self._wire.send(pack_json(frame.NAME, self._name))
         try:
             what, payload = self._next(frame.SPEC, frame.BYE)
@@ -304,6 +312,8 @@ class Agent:
             self._stream.theirs.close()
         self._run = run
         settle_entry()
+        for number in self._signals:
+            self._signal(run, number)
         if self._is_killed:
             run.kill()
         elif self._stop is not None:
@@ -316,6 +326,7 @@ class Agent:
             self._follow_verdict(run)
             self._turn(0)
         run.close()
+        self._run = None
         self._close_relay()
         self._carry_rest()
         if self._stream is not None:
@@ -484,10 +495,14 @@ class Agent:
             self._is_killed = True
             if run is not None:
                 run.kill()
-        elif kind == frame.SIGNAL and run is not None:
-            self._signal(run, border.read(payload, border.SIGNAL)["signal"])
+        elif kind == frame.SIGNAL:
+            number = border.read(payload, border.SIGNAL)["signal"]
+            if run is not None:
+                self._signal(run, number)
+            elif len(self._signals) < _EARLY:
+                self._signals.append(number)
         elif kind in (frame.SPEC, frame.GO, frame.BYE):
-            self._stop, self._is_killed = None, False  # what comes later is for what begins now
+            self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
     def _signal(self, run: NodeRun, number: int) -> None:
@@ -499,13 +514,13 @@ class Agent:
 
     def _watch_ctrl_z(self) -> None:
         """Until our ranks' group has the signals: whoever stops us now would have the head give us up."""
-        from infini_run.told import CtrlZ
+        from infini_run.told import CtrlZ, stop_self
 
         ctrl_z = self._ctrl_z = CtrlZ()
 
         def hear() -> None:
             if ctrl_z.has_come():
-                self._suspend(ctrl_z.stop)
+                self._suspend(stop_self)
 
         self._poller.watch(ctrl_z.fd, READ, hear)
 

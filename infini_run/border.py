@@ -6,6 +6,8 @@ LinkError here, or anything later.
 
 from __future__ import annotations
 
+import os
+
 from infini_run.errors import LinkError
 from infini_run.frame import unpack_json
 from infini_run.kind import MAX_INT, MOST_RANKS
@@ -27,7 +29,15 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 
 def _text(value: Any) -> bool:
     """Also for a variable, an argument or a path: none of them can have a zero byte."""
-    return type(value) is str and "\0" not in value
+    return type(value) is str and "\0" not in value and (value.isascii() or _is_a_path(value))
+
+
+def _is_a_path(value: str) -> bool:
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return False
+    return True
 
 
 def _ticks(value: Any) -> bool:

@@ -109,8 +109,8 @@ def dial(target: str) -> Wire:
     for host in hosts.split(","):
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
-        except OSError as error:
-            problems.append(f"{host}: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:  # the latter: no name that DNS could have
+            problems.append(f"{host}: {getattr(error, 'strerror', None) or error}")
             continue
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return Wire(fd := connection.detach(), fd)

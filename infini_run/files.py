@@ -233,18 +233,23 @@ def remove_folder(path: str) -> None:
 
 
 def remove_abandoned(paths: Sequence[str]) -> None:
-    """Folders of ours on which nobody holds a lock: their launcher and its guard were killed in one stroke, as a
-    scheduler does with all that a job left. Its lock comes a moment after a folder, so a new one is left alone."""
+    """Those of `paths` that are called and made as only we do it, and on which nobody holds a lock: their launcher
+    and its guard were killed in one stroke, as a scheduler does with all that a job left. Its lock comes a moment
+    after a folder, so a new one is left alone."""
     import fcntl
+    import re
 
     for path in paths:
+        if not re.search(r"/infini-run-ir-[0-9a-f]{12}(\.\d+)?(-\d+)?$", path):
+            continue
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or gone
         try:
             status = os.fstat(fd)
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _NEW_S:
+            is_ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+            if is_ours and time.time() - status.st_mtime > _NEW_S:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_folder(path)
         except OSError:

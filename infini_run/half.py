@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     _Act = Callable[[Any, float | None], Any]
 
+_MOST_MS = 2**31 - 1  # poll(2): who waits for longer waits again
 LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
 
 
@@ -164,8 +165,9 @@ class Half:
         poller.register(self._fd, events)
         if bell >= 0:
             poller.register(bell, select.POLLIN)
-        if not poller.poll(None if left_s is None else left_s * 1000):
-            raise TimeoutError(self._too_late)
+        while not poller.poll(None if left_s is None else min(left_s * 1000, _MOST_MS)):
+            if end_s is None or (left_s := end_s - time.monotonic()) <= 0:
+                raise TimeoutError(self._too_late)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
         """Whose turn it is among the coroutines of a loop: first come, first served."""

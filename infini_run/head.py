@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from _signal import SIGCONT, SIGSTOP, SIGTSTP  # the C module: `signal` imports enum
+from _signal import SIGCONT, SIGTSTP  # the C module: `signal` imports enum
 
 from infini_run import border, frame
 from infini_run.clients import Clients
@@ -550,7 +550,8 @@ class Head:
                 limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
                 hint = "" if self._engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
                 self._lose(peer, f"nothing was heard of it for {limit}{hint}")
-            elif self._beats % _ASKING == 0:
+                continue
+            if self._beats % _ASKING == 0:
                 self._ask(peer)
             else:
                 self._fleet.send(peer, pack(frame.BEAT))
@@ -562,6 +563,7 @@ class Head:
     def suspend(self) -> None:
         """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
         from infini_run.stand_in import StandIn
+        from infini_run.told import stop_self
 
         self.signal(SIGTSTP)
         wires = [peer.wire for peer in self.peers if peer.wire is not None and not peer.wire.has_ended]
@@ -571,7 +573,7 @@ class Head:
         except OSError as error:
             limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
             self._notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
-        os.kill(os.getpid(), SIGSTOP)
+        stop_self()
         if stand_in is not None:
             stand_in.end()
             self._absence.excuse()

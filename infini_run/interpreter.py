@@ -1,8 +1,9 @@
 """The words that start a Python for our own code, on a path that has nothing of the working directory.
 
 The one rule: a module of that name in the user's directory (`types.py`, `hmac.py`) is never imported in place of the
-standard library's or ours. What `-c` puts first on `sys.path` is dropped, and so are entries that are relative; the
-standard library comes before all that is left. No variable is set for it, so ranks' programs keep Python's own path.
+standard library's or ours. What `-c` puts first on `sys.path` is dropped, and so is what is relative there or in
+PYTHONPATH, where an empty entry is the working directory; the standard library comes before all that is left. No
+variable is set for it, so ranks' programs keep Python's own path.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ import sys
 
 _OWN_PATH = (
     "import sys; sys.path[:] = [p for p in sys.path if p[:1] == '/']; import os; lib = os.path.dirname(os.__file__); "
+    "cwd = os.readlink('/proc/self/cwd') if os.path.exists('/proc/self/cwd') else '/'; "
+    "given = os.environ.get('PYTHONPATH', '/').split(':'); "
+    "here = [os.path.normpath(cwd + '/' + p) for p in given if p[:1] != '/']; "
+    "sys.path[:] = [p for p in sys.path if p in given or p not in here]; "
     "sys.path[:] = sorted({folders} + sys.path, key=lambda p: not p.startswith(lib) or '-packages' in p); "
 )
 _MARK = "infini_run"

@@ -16,6 +16,7 @@ from infini_run import frame
 from infini_run.dial import accept, find_address, listen, own_addresses
 from infini_run.errors import LinkError, UsageError
 from infini_run.frame import unpack_json
+from infini_run.group import forking
 from infini_run.link import Handshake
 from infini_run.poller import READ
 from infini_run.shortage import LIMITS
@@ -109,8 +110,11 @@ class Lobby:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}; start from a directory that the nodes share") from None
         self._token_file = path
-        with open(fd, "wb") as file:
-            file.write(os.fsencode(self._token))
+        try:
+            with open(fd, "wb") as file:
+                file.write(os.fsencode(self._token))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
     def rest(self) -> None:
         """All have come: who dials now is no node of this job, and has time."""
@@ -121,7 +125,10 @@ class Lobby:
         """All have read it. Safe twice."""
         path, self._token_file = self._token_file, ""
         if path:
-            os.unlink(path)
+            try:
+                os.unlink(path)
+            except OSError:  # somebody else was faster, or the disk has gone: there is nothing that we could do
+                return
 
     @property
     def next_end_s(self) -> float:
@@ -142,14 +149,15 @@ class Lobby:
 
     def _accept(self) -> None:
         for at in range(_AT_ONCE):
-            if (found := self._next(is_first=at == 0)) is None:
-                return
-            wire, address = found
-            wire.keep_small()
-            if len(self._strangers) >= self._most:
-                self._make_room()
-            self._strangers[wire] = _Stranger(address, time.monotonic() + _PROVE_S)
-            self._silent.add(wire, address)
+            with forking:  # a child that is forked meanwhile would hold the connection, and nobody could forget it
+                if (found := self._next(is_first=at == 0)) is None:
+                    return
+                wire, address = found
+                wire.keep_small()
+                if len(self._strangers) >= self._most:
+                    self._make_room()
+                self._strangers[wire] = _Stranger(address, time.monotonic() + _PROVE_S)
+                self._silent.add(wire, address)
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
             self._hear(wire)  # who is ours has said his first word before we come to him
         if not self._is_expecting and self._listener is not None:

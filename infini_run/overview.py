@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infini_run.peer import Peer
     from infini_run.trace import Trace
 
-_TOLD = frozenset((*KINDS.values(), "hung", "late"))
+_TOLD = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # which is no news of a rank
 _CONT, _TSTP = 18, 20
 _INSTANTS = 10_000  # kept of the head's own
 _SURE_S = 1e-3  # of a clock: below, its bound is not worth a word

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_BOUNDS = {  # what goes into an exit code, or is looked up
+    "Exit": (("code", 255), ("signal", 64), ("start_errno", 4095)),
+    "Report": (("told", 64), ("taken_port", 65535), ("error_code", 255)),
+}
 _MOST = 2**63  # of a number: what is counted, or timed, is less
 _RECORDS = {cls.__name__: cls for cls in (Clock, Exit, Look, Options, Picture, Report, Stray, StreamMap, Thread)}
 
@@ -71,4 +75,8 @@ def _read_record(name: str, value: Any) -> Any:
     if type(said) is not dict or said.keys() != cls._names:
         raise LinkError("a record came over the link that this version does not know")
     kinds = cls.__annotations__
-    return cls(**{field: _read(kinds[field], item) for field, item in said.items()})
+    values = {field: _read(kinds[field], item) for field, item in said.items()}
+    for field, most in _BOUNDS.get(name, ()):
+        if values[field] is not None and not 0 <= values[field] <= most:
+            raise LinkError(f"{field} {values[field]} of {name} came over the link")
+    return cls(**values)

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 READ, WRITE, EDGE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLET
 
 
+def poll_ms(timeout_s: float | None) -> float | None:
+    """For poll(2) and epoll_wait(2), which take 24 days at most: who waits for longer looks and waits again."""
+    return None if timeout_s is None or timeout_s == float("inf") else min(max(0.0, timeout_s * 1000), 2**31 - 1)
+
+
 class Poller:
     """An epoll with a handler for each descriptor. What is the same as before costs no system call.
 
@@ -44,7 +49,7 @@ class Poller:
 
     def poll(self, timeout_s: float | None) -> None:
         """Wait until something is ready, at most so long (None: for ever), and call its handlers."""
-        for fd, _ in self._epoll.poll(-1 if timeout_s is None else timeout_s):
+        for fd, _ in self._epoll.poll(None if (wait_ms := poll_ms(timeout_s)) is None else wait_ms / 1000):
             watched = self._watched.get(fd)  # a handler before this one may have closed it
             if watched is not None:
                 watched[1]()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _OURS = range(16384, 29500)  # below the derived ports (site.py) and those that Kubernetes gives to services
 _ENOUGH = 1000  # where less of them is left, the kernel's choice is the better one
 _EPHEMERAL = "32768 60999"  # where /proc does not say
+_TRIES = 100
 _HELD = 64  # locks of one process: who takes more has done with the first
 _LIMITS = "/proc/sys/net/ipv4/"
 
@@ -38,10 +39,11 @@ def _find() -> int:
     for port in _rotated(choices):
         if _is_free(port) and _lock(port):
             return port
-    while True:  # all of them are the kernel's to give, or taken
+    for _ in range(_TRIES):  # all of them are the kernel's to give, or taken
         port = _of_the_kernel()
         if _lock(port):
-            return port
+            break
+    return port  # also where somebody has taken all the locks
 
 
 def let_go(port: int) -> None:

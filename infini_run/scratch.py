@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MEMORY = "/dev/shm"
-PREFIX = "infini-run-"  # of a folder for error files
+PREFIX = "infini-run-"  # of a folder for error files; behind it the launch's id
 _PER_RANK = 2  # a pidfd, a notify socket
 _OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
 

@@ -12,9 +12,11 @@ import marshal
 import os
 import select
 import signal
+from contextlib import suppress
 
 from infini_run import frame
 from infini_run.frame import pack
+from infini_run.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ class StandIn:
         while piece := os.read(self._fd, 1 << 20):
             said += piece
         os.close(self._fd)
-        os.waitpid(self._pid, 0)
+        with suppress(ChildProcessError):  # where SIGCHLD is ignored the kernel takes it
+            os.waitpid(self._pid, 0)
         try:
             positions = marshal.loads(said)
         except (EOFError, ValueError, TypeError):  # it was killed, perhaps while it wrote
@@ -75,7 +78,7 @@ def _stand_in(wires: Sequence[Wire], every_s: float, told_fd: int, say_fd: int) 
                 wire.flush()
                 if not wire.wants_write:
                     wire.send(pack(frame.BEAT))
-            if poller.poll(every_s * 1000):
+            if poller.poll(poll_ms(every_s)):
                 break
         with open(say_fd, "wb") as file:
             file.write(marshal.dumps([wire.position for wire in wires]))

@@ -26,6 +26,8 @@ class Signals:
 
     def __init__(self, *, hears_urgent: bool = False) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would leave no exit code of what we start
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         left_alone = _LEFT_ALONE - ({signal.SIGCHLD} if os.getpid() == 1 else set())
         left_alone -= {signal.SIGURG} if hears_urgent else set()
@@ -58,12 +60,6 @@ class CtrlZ:
         except BlockingIOError:
             return False
 
-    def stop(self) -> None:
-        """Stop, as without us; return when continued."""
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, _nothing)
-
     def close(self) -> None:
         """It is as before; one that has come and was not acted on comes again."""
         if not self._is_ignored:
@@ -73,6 +69,14 @@ class CtrlZ:
                 os.kill(os.getpid(), signal.SIGTSTP)
         os.close(self.fd)
         os.close(self._write_fd)
+
+
+def stop_self() -> None:
+    """Stop as SIGTSTP does, which is told otherwise; return when continued. The kernel stops none whom no shell could
+    continue (setpgid(2), orphaned process groups)."""
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, _nothing)
 
 
 def _nothing(number: int, frame: object) -> None:

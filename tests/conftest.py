@@ -80,6 +80,12 @@ def interrupt_main(raised: threading.Event) -> None:
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
+def lead_group() -> None:
+    """Before exec: be a job as a shell's. The kernel stops no process group that has no parent in its session, as all
+    of these tests may be (setpgid(2), orphaned process groups)."""
+    os.setpgid(0, 0)
+
+
 def sample(rows: Iterable[T], count: int) -> list[T]:
     """`count` of the rows in their order, chosen by TEST_SEED; all of them under TEST_ROWS=all (make test-all)."""
     rows = list(rows)

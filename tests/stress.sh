@@ -1,6 +1,7 @@
 #!/bin/sh
 # Every fault, again and again, until one fails; called by `make stress`.
 #
+#   JOBS=4           so many tests at a time
 #   STRESS=100       rounds; a round is the whole fault matrix, with a seed of its own that a failure tells
 #   LOAD=1           with a busy loop on every core meanwhile
 #   TEST_SEED=N     begin with this seed: `TEST_SEED=N STRESS=1` repeats the round that told it
@@ -9,7 +10,7 @@
 # Arguments go to pytest instead of the names of the fault matrix.
 set -u
 cd "$(dirname "$0")/.."
-: "${PYTHON:=python3}" "${STRESS:=100}" "${LOAD:=0}" "${FAULT_TRIALS:=10000}" "${ROUND_S:=1200}"
+: "${PYTHON:=python3}" "${JOBS:=$((2 * $(nproc)))}" "${STRESS:=100}" "${LOAD:=0}" "${FAULT_TRIALS:=10000}" "${ROUND_S:=1200}"
 : "${TEST_SEED:=$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}"
 trials=$FAULT_TRIALS
 unset FAULT_TRIALS
@@ -32,7 +33,7 @@ fi
 
 # A round that hangs is a failure too: every test has bounds of its own, far below this one.
 run() {
-    timeout --foreground --kill-after=30 --signal=INT "$ROUND_S" "$PYTHON" -m pytest -q -x -p no:cacheprovider "$@" >"$log" 2>&1
+    timeout --foreground --kill-after=30 --signal=INT "$ROUND_S" "$PYTHON" -m pytest -q -x -n "$JOBS" --dist loadgroup -p no:cacheprovider "$@" >"$log" 2>&1
 }
 
 started=$(date +%s)

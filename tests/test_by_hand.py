@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import marked, play, until
+from conftest import lead_group, marked, play, state_of, until
 from hosts import agents
 from test_site import SRUN
 
@@ -73,6 +73,43 @@ def test_three_launchers_are_one_job(node, order):
         f"{rank}/6 {rank % 2} {rank // 2}/3 none" for rank in range(6)
     ]
     assert told(*commands.values()) == []
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".test"])
+def test_a_name_that_no_dns_could_have_is_an_address_that_does_not_answer(infini_run, host):
+    """The codec of host names raises an error of its own."""
+    env = {**os.environ, "INFINI_RUN_TOKEN": TOKEN}
+    flags = ("--nnodes=2", "--node_rank=1", f"--rdzv_endpoint={host}:1", "--join_timeout=0.2")
+    command = infini_run(*flags, "true", env=env)
+    assert command.wait() == 1
+    assert b"Traceback" not in command.err
+    assert host.encode() in command.err
+
+
+def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
+    """To a node that Ctrl-Z has stopped while it waited: what to start and the signal come to it in one piece."""
+    path = shlex.quote(bell.path)
+    script = f"trap 'echo got $RANK > {path}; exit 0' USR1; echo up $RANK > {path}; while :; do sleep 0.05; done"
+    words = ("sh", "-c", script)
+    head, joiner = (node(rank, *words, nnodes=3, nproc=1, preexec_fn=lead_group) for rank in range(2))
+    until(lambda: takes_ctrl_z(joiner.pid))
+    joiner.signal(signal.SIGTSTP)
+    until(lambda: state_of(joiner.pid) == "T")
+    last = node(2, *words, nnodes=3, nproc=1)
+    assert sorted(bell.hear(2)) == ["up 0", "up 2"]
+    head.signal(signal.SIGUSR1)
+    assert sorted(bell.hear(2)) == ["got 0", "got 2"]
+    joiner.signal(signal.SIGCONT)
+    codes = {command.wait() for command in (head, joiner, last)}
+    assert len(codes) == 1
+    assert codes <= {0, 128 + signal.SIGUSR1}  # that of a rank which it reached before its trap was set
+
+
+def takes_ctrl_z(pid):
+    """Whether a handler for SIGTSTP is there (proc(5), SigCgt)."""
+    with open(f"/proc/{pid}/status") as file:
+        (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
+    return int(mask, 16) >> (signal.SIGTSTP - 1) & 1
 
 
 def test_what_the_user_has_set_for_mpi_is_the_ranks_own(node):

@@ -152,6 +152,22 @@ def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(i
     until(lambda: not living.exists())
 
 
+def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):
+    """A log folder of that name, or a user's own."""
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    theirs = [Path(f"/dev/shm/infini-run-{name}{os.getpid()}") for name in ("logs-", "ir-")]
+    open_to_all = Path(f"/dev/shm/infini-run-ir-{os.getpid():012x}")
+    try:
+        for folder in (*theirs, open_to_all):
+            folder.mkdir(0o755 if folder == open_to_all else 0o700)
+            os.utime(folder, (0, 0))
+        assert infini_run("true", env=env).wait() == 0
+        assert all(folder.exists() for folder in (*theirs, open_to_all))
+    finally:
+        for folder in (*theirs, open_to_all):
+            folder.rmdir()
+
+
 def test_an_isolated_launch_without_a_folder_needs_no_guard(infini_run, tmp_path):
     """Its processes end with the kernel's help; only the folder for error files needs somebody."""
     command = infini_run("--isolate", f"--log_dir={tmp_path}", *play(*STUBBORN, "say=ready", "wait"))

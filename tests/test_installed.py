@@ -87,36 +87,67 @@ def imported(done):
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
-def test_where_an_installer_puts_us_nothing_but_us_is_imported(tmp_path):
-    """No site, no .pth files: a twentieth of the start."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    packages = tmp_path / "lib" / version / "site-packages"
-    shutil.copytree(Path(infini_run.__file__).parent, packages / "infini_run")
-    shutil.copy(_cffi_backend.__file__, packages)
-    (packages / "noise.pth").write_text("import this\n")
-    shutil.copytree(SCRIPTS, tmp_path / "bin", symlinks=True)
-    done = call(tmp_path / "bin" / "infini-run", "sh", "-c", "echo $RANK", env=IMPORTS)
-    assert (done.returncode, done.stdout) == (0, "0\n")
-    assert {"infini_run.cli", "infini_run.node"} <= imported(done)
-    assert not {"site", "this", "importlib"} & imported(done)
-
-
-def test_a_module_that_is_elsewhere_is_found_as_by_any_python(tmp_path):
-    """An installation of another layout: our script is where it was, and a .pth file tells where we are."""
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    packages = tmp_path / "lib" / version / "site-packages"
+@pytest.fixture
+def place(tmp_path):
+    """An environment with our command in it, and its site-packages, which are empty."""
+    packages = tmp_path / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
     packages.mkdir(parents=True)
-    found = {Path(infini_run.__file__).parent.parent, Path(_cffi_backend.__file__).parent}
-    (packages / "elsewhere.pth").write_text("".join(f"{path}\n" for path in found))
     shutil.copy(SCRIPTS.parent / "pyvenv.cfg", tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
     shutil.copy(SCRIPTS / "infini-run", tmp_path / "bin")
     rest = (SCRIPTS / "infini-run.py").read_text().partition("\n")[2]
     (tmp_path / "bin" / "infini-run.py").write_text(f"#!{tmp_path / 'bin' / 'python'}\n{rest}")
+    return packages
+
+
+def test_where_an_installer_puts_us_nothing_but_us_is_imported(place, tmp_path):
+    """No site, no .pth files: a twentieth of the start. Nor with --live, which asks for modules of other systems."""
+    shutil.copytree(Path(infini_run.__file__).parent, place / "infini_run")
+    shutil.copy(_cffi_backend.__file__, place)
+    (place / "noise.pth").write_text("import this\n")
+    for flags in ((), ("--live",)):
+        done = call(tmp_path / "bin" / "infini-run", *flags, "sh", "-c", "echo $RANK", env=IMPORTS)
+        assert (done.returncode, done.stdout) == (0, "0\n")
+        assert {"infini_run.cli", "infini_run.node"} <= imported(done)
+        assert not {"site", "this"} & imported(done)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_module_that_is_elsewhere_is_found_as_by_any_python(place, tmp_path, linked):
+    """A .pth file tells where we are; of us before there is a folder left. linked: as uv may install the program."""
+    found = {Path(infini_run.__file__).parent.parent, Path(_cffi_backend.__file__).parent}
+    (place / "elsewhere.pth").write_text("".join(f"{path}\n" for path in found))
+    (place / "infini_run" / "__pycache__").mkdir(parents=True)
+    if linked:
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "bin" / "infini-run").rename(tmp_path / "cache" / "infini-run")
+        (tmp_path / "bin" / "infini-run").symlink_to(tmp_path / "cache" / "infini-run")
     done = call(tmp_path / "bin" / "infini-run", "sh", "-c", "echo $RANK", env=IMPORTS)
     assert (done.returncode, done.stdout) == (0, "0\n")
     assert "site" in imported(done)
+
+
+@pytest.mark.parametrize("entry", ["", "here", "."])
+def test_what_is_relative_in_pythonpath_is_no_place_for_our_modules(tmp_path, entry):
+    """`export PYTHONPATH=/x:$PYTHONPATH` makes an empty entry where it was not set: the working directory."""
+    for folder in (tmp_path, tmp_path / "here"):
+        folder.mkdir(exist_ok=True)
+        for name in ("_cffi_backend.py", "infini_run.py", "types.py"):
+            (folder / name).write_text("import os; os.write(2, b'shadow'); os._exit(99)")
+    env = {**os.environ, "PYTHONPATH": f"/x:{entry}"}
+    done = call(SCRIPTS / "infini-run", "sh", "-c", "echo $RANK", env=env, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_a_module_beside_the_command_is_none_of_ours(place, tmp_path):
+    """Also where site, which imports os and stat before the script begins, is not started."""
+    for name in ("os.py", "stat.py", "posixpath.py", "genericpath.py", "_collections_abc.py"):
+        (tmp_path / "bin" / name).write_text("raise SystemExit(99)")
+    shutil.copytree(Path(infini_run.__file__).parent, place / "infini_run")
+    shutil.copy(_cffi_backend.__file__, place)
+    done = call(tmp_path / "bin" / "infini-run", "sh", "-c", "echo $RANK")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_the_process_is_called_as_the_command():
@@ -133,4 +164,5 @@ def test_a_command_without_its_script_says_so(tmp_path):
     shutil.copy(SCRIPTS / "infini-run", tmp_path)
     done = call(tmp_path / "infini-run", "true")
     assert done.returncode == 127
-    assert done.stderr == "infini-run: the script beside this program, or its interpreter, cannot be started\n"
+    said = "infini-run.py cannot be started: it, or the Python in its first line, is not there\n"
+    assert done.stderr == f"{tmp_path}/{said}"

@@ -9,9 +9,9 @@ import signal
 import subprocess
 
 import pytest
-from conftest import marked, processes, state_of, until
+from conftest import lead_group, marked, processes, state_of, until
 from hosts import agents
-from test_by_hand import node, port, ring, told  # noqa: F401
+from test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
 from test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 
 
@@ -111,7 +111,9 @@ def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  #
 
 
 def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_there(cabled_bed, many, bell):  # noqa: F811
-    command = many("--grace=1", "--node_timeout=1", *ring(bell), on=cabled_bed, hosts="host[1-2]")
+    command = many(
+        "--grace=1", "--node_timeout=1", *ring(bell), on=cabled_bed, hosts="host[1-2]", preexec_fn=lead_group
+    )
     bell.hear(4)
     until(lambda: len(sleepers()) == 4)
     command.signal(signal.SIGTSTP)
@@ -131,7 +133,7 @@ def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, bell, number):  # noqa: F811
     """By hand: the links are sealed, and go on where the stand-in has left them."""
-    commands = [node(rank, *ring(bell), flags=("--node_timeout=1",)) for rank in range(2)]
+    commands = [node(rank, *ring(bell), flags=("--node_timeout=1",), preexec_fn=lead_group) for rank in range(2)]
     bell.hear(4)
     until(lambda: len(sleepers()) == 4)
     for _ in range(2):
@@ -149,16 +151,9 @@ def test_a_head_that_is_ended_while_ctrl_z_has_stopped_it_leaves_nothing(node, b
     until(lambda: not marked())
 
 
-def takes_ctrl_z(pid):
-    """Whether a handler for SIGTSTP is there (proc(5), SigCgt)."""
-    with open(f"/proc/{pid}/status") as file:
-        (mask,) = (line.split()[1] for line in file if line.startswith("SigCgt"))
-    return int(mask, 16) >> (signal.SIGTSTP - 1) & 1
-
-
 def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(node):  # noqa: F811
     flags = ("--node_timeout=1",)
-    commands = [node(rank, "true", nnodes=3, flags=flags) for rank in range(2)]
+    commands = [node(rank, "true", nnodes=3, flags=flags, preexec_fn=lead_group) for rank in range(2)]
     until(lambda: takes_ctrl_z(commands[1].pid))
     for _ in range(2):
         commands[1].signal(signal.SIGTSTP)

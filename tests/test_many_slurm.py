@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'
-# the same where Slurm itself sends TERM to every process (linuxproc): a shell may take that into its trap's own fork
+# a shell may take a TERM that all of its group gets into a fork of its own
 SURE = """
 import os, signal, time
 def end(*_):
@@ -256,7 +256,7 @@ def test_a_failure_on_one_node_ends_all_and_is_told_once(run, case, slurm, four)
 def test_ranks_get_their_grace_and_srun_no_signal(tracked, run, case):
     """TERM to srun is SIGKILL to its step: a rank that takes a second to end would not live to say so."""
     allocation = Allocation(tracked, "-N4")
-    command = run("--nproc_per_node=2", "sh", "-c", SLOW, env=allocation.env)
+    command = run("--nproc_per_node=2", sys.executable, "-ISc", SURE, env=allocation.env)
     read_up(command)
     command.signal(signal.SIGTERM)
     assert command.wait() == 0

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, COMMAND, is_alive, marked, play, state_of, until
+from conftest import CHILDREN, COMMAND, is_alive, lead_group, marked, play, state_of, until
 from hosts import Bed, agents
 
 from infini_run.version import VERSION
@@ -271,10 +271,10 @@ def test_a_reader_that_stops_holds_the_ranks_and_loses_nothing(many, bell):
     """More than all pipes and buffers hold; no silence of ours is taken for a lost node meanwhile."""
     size = 24 << 20
     script = f"head -c {size} /dev/zero | tr '\\0' x | fold -w 99; echo; echo $RANK 0 done > {shlex.quote(bell.path)}"
-    command = many("--node_timeout=1", "sh", "-c", script, hosts="host1,host2", nproc=1)
+    command = many("--node_timeout=3", "sh", "-c", script, hosts="host1,host2", nproc=1)
     command.read_until(b"x" * 99)
     with pytest.raises(AssertionError):
-        bell.hear(2, limit_s=4)
+        bell.hear(2, limit_s=7)
     assert command.process.poll() is None
     assert command.wait() == 0, command.err
     assert command.out.count(b"x") == 2 * size
@@ -490,7 +490,7 @@ def test_a_head_that_is_told_while_it_reaches_the_hosts_leaves_nothing(many, bed
 
 
 def test_ctrl_z_stops_every_rank_and_fg_goes_on(many, bell):
-    command = many("--node_timeout=1", *ring(bell), hosts="host1,host2")
+    command = many("--node_timeout=1", *ring(bell), hosts="host1,host2", preexec_fn=lead_group)
     bell.hear(4)
     until(lambda: list(marked().values()).count("sleep") == 4)
     ranks = [pid for pid, name in marked().items() if name == "sleep"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 
 import pytest
-from conftest import is_alive, play, state_of, until
+from conftest import is_alive, play, processes, state_of, until
 
 
 def pids_that_got(command, name):
@@ -169,3 +170,20 @@ def test_two_failures_one_stop(infini_run, gate, every_path):
     fails.open()
     assert command.wait() in (3, 4)
     assert command.out.count(b"got TERM") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "flags", [(), pytest.param(("--isolate",), marks=pytest.mark.root)], ids=["plain", "isolate"]
+)
+def test_a_signal_that_comes_in_one_turn_with_the_end_is_too_late(infini_run, flags, number):
+    """The launcher was not there when its last process ended: both wait for it. The end is the last that it hears."""
+    command = infini_run(*flags, *play("ignore=USR1", "say=ready", "read"), stdin=subprocess.PIPE)
+    command.read_lines(b"ready")
+    command.suspend()
+    command.process.stdin.write(b"end\n")
+    command.process.stdin.flush()
+    until(lambda: any(state == "Z" for parent, state, _ in processes().values() if parent == command.pid))
+    command.signal(number)
+    command.signal(signal.SIGCONT)
+    assert command.wait() == 0

@@ -45,7 +45,7 @@ struct auxiliary { /* getauxval(3) */
     const char *text;
 };
 
-/* The path that it was executed by, for where /proc is not mounted. */
+/* The path that it was executed by. */
 static const char *executed_path(const uintptr_t *variables) {
     while (*variables != 0) variables++;
     const struct auxiliary *entry = (const void *)(variables + 1);
@@ -53,16 +53,23 @@ static const char *executed_path(const uintptr_t *variables) {
     return entry->type == AT_EXECFN ? entry->text : "";
 }
 
-/* Its own path, links followed, and TAIL. Returns false: that is too long. */
-static bool find_script(char *path, const uintptr_t *variables) {
-    size_t size = PATH_MAX - sizeof TAIL, n = 0;
-    long read = raw(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)path, (long)size, 0);
-    if (read > 0) n = (size_t)read;
-    else
-        for (const char *other = executed_path(variables); n < size && other[n] != '\0'; n++)
-            path[n] = other[n];
+static bool append(char *path, size_t n) {
     for (size_t i = 0; i < sizeof TAIL; i++) path[n + i] = TAIL[i];
-    return n < size;
+    return raw(SYS_faccessat, AT_FDCWD, (long)path, R_OK, 0, 0) == 0;
+}
+
+/* The path that it was started by, and TAIL (an installer may link to this file from where the script is); else its
+ * own path, links followed, and TAIL (a user may). Returns its length; 0: it is too long. */
+static size_t find_script(char *path, const uintptr_t *variables) {
+    const size_t size = PATH_MAX - sizeof TAIL;
+    size_t n = 0;
+    for (const char *name = executed_path(variables); n < size && name[n] != '\0'; n++)
+        path[n] = name[n];
+    if (n < size && append(path, n)) return n + sizeof TAIL - 1;
+    long read = raw(SYS_readlinkat, AT_FDCWD, (long)"/proc/self/exe", (long)path, (long)size, 0);
+    if (read > 0) n = (size_t)read; /* without /proc the path by which it was started stays */
+    if (n < size) (void)append(path, n);
+    return n < size ? n + sizeof TAIL - 1 : 0;
 }
 
 /* What is behind #! in the first line. Returns its length; 0: there is no such line. */
@@ -98,7 +105,8 @@ static bool is_python(const char *line, size_t length) {
 void start_program(uintptr_t *stack) {
     char script[PATH_MAX], line[PATH_MAX];
     uintptr_t *words = stack - 1, *argv = stack + 1, *variables = argv + stack[0] + 1;
-    if (stack[0] == 0 || !find_script(script, variables)) {
+    const size_t size = find_script(script, variables);
+    if (stack[0] == 0 || size == 0) {
         SAY("infini-run: its own path is too long\n");
         (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
     }
@@ -113,6 +121,7 @@ void start_program(uintptr_t *stack) {
         argv[0] = self;
     }
     (void)raw(SYS_execve, (long)script, (long)argv, (long)variables, 0, 0);
-    SAY("infini-run: the script beside this program, or its interpreter, cannot be started\n");
+    (void)raw(SYS_write, 2, (long)script, (long)size, 0, 0);
+    SAY(" cannot be started: it, or the Python in its first line, is not there\n");
     (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
 }

@@ -24,6 +24,7 @@ from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
 from infini_run.plan import make_plan
+from infini_run.poller import poll_ms
 from infini_run.port import free_port, let_go
 from infini_run.record import replace
 from infini_run.report import describe_end
@@ -295,7 +296,7 @@ class ForkedRun:
         assert self._wire is not None
         poll = select.poll()
         poll.register(self._wire.fileno(), select.POLLIN | (select.POLLOUT if self._wire.is_full else 0))
-        poll.poll(None if timeout_s is None else timeout_s * 1000)
+        poll.poll(poll_ms(timeout_s))
 
     def poll(self, timeout_s: float = 0.0) -> list[Event]:
         """What has happened."""

@@ -28,6 +28,7 @@ from infini_run.errors import (
     UsageError,
     WorkerDied,
 )
+from infini_run.poller import poll_ms
 from infini_run.record import record
 from infini_run.report import describe_end, duration_text
 
@@ -184,7 +185,7 @@ class Launch:
         left_s = due_s - time.monotonic()
         if wait_s is not None:
             left_s = min(left_s, wait_s)
-        poll.poll(None if left_s == float("inf") else max(0.0, left_s * 1000))
+        poll.poll(poll_ms(left_s))
 
     def _next_due_s(self) -> float:
         if self._stopped_s is not None:
