@@ -261,8 +261,8 @@ def test_without_history_a_job_that_runs_is_known_and_one_that_ended_is_not(pbs,
     assert pbs.find("ir-1") is None
 
 
-LOST = [("lost", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0), ("garbage", "timed_out", 0),
-        ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
+LOST = [("lost", "timed_out", 1), ("killed", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0),
+        ("garbage", "timed_out", 0), ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "kind", "jobs"), LOST)

@@ -112,7 +112,10 @@ class Pbs:
             return job_id
         if said.code == MISSING:
             raise SubmitError(UNREACHABLE, said.error)
-        if said.timed_out or said.code == 0 or any(part in said.error for part in _UNSURE):
+        is_unsure = said.timed_out or said.code == 0 or any(part in said.error for part in _UNSURE)
+        if (
+            is_unsure or not said.error.strip()
+        ):  # one that a signal ends says nothing; its exit code may be one of PBS's
             raise SubmitError(TIMED_OUT, _complaint("qsub", said))
         if any(part in said.error for part in _AWAY):
             raise SubmitError(UNREACHABLE, _complaint("qsub", said))
@@ -172,8 +175,9 @@ class Pbs:
         return found | self._ask_of(over, "-x", "-f")[0] if over else found
 
     def _ask_of(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-        """What one qstat tells, and which jobs it says are over. Not in JSON, of which an OpenPBS since 2024 prints
-        the first job alone. Those of which it says nothing are asked for one by one. Raises QueryError."""
+        """What one qstat tells, and which jobs it says are over. Those of which it says nothing are asked for one by
+        one. Not in JSON: OpenPBS prints the first of several jobs alone since it has cJSON (December 2023).
+        Raises QueryError."""
         said = ask(["qstat", *flags, "-F", "dsv", "-D", _END, *ids], self._environ)
         found = _read_jobs(said.out)
         if found is None or said.timed_out:
