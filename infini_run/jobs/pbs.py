@@ -182,7 +182,7 @@ class Pbs:
 
     def _express(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Those that are live, by one request. Without -E qstat connects anew for each job: 1 s for 100 of them, and
-        12 to 25 s when that is done again and again. Of those that are not live -E says nothing. Raises QueryError."""
+        12 to 25 s when it is done again and again. Of those that are not live -E says nothing. Raises QueryError."""
         said = ask(["qstat", "-E", "-f", "-F", "dsv", "-D", _END, *ids], self._environ)
         found = _read_jobs(said.out)
         if found is None or said.timed_out:
