@@ -186,7 +186,7 @@ def list_jobs(ids, jobs, settings, words, fault):
         else:
             found[job_id] = told(job)
     if "-E" in words and len(ids) > 1:  # all in one request: of those that are not there nothing is said
-        said = [] if found else said[-1:]
+        said = [] if found else said[:1]
     for text, code in said:  # noqa: B007 - the last one's is the exit code
         print(text, file=sys.stderr)
     if fault == "first" or not is_dsv:
