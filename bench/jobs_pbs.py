@@ -51,7 +51,7 @@ def pbs(bed: Bed, folder: Path) -> Iterator[list[str]]:
     shown = f"{base.stdout.strip()} {Path(__file__).parent.parent} {bed.venv}"
     env = {**bed.env, "PBS_TB_HISTORY": "False", "PBS_TB_SHOW": shown, "PBS_TB_NSPREFIX": "bp"}
     with started("pbs.sh", folder, env):
-        yield ["bash", "-c", AS_USER, str(folder)]
+        yield ["/bin/bash", "-c", AS_USER, str(folder)]
 
 
 def settle(user: list[str], env: Mapping[str, str]) -> None:

@@ -9,12 +9,13 @@ import stat
 import pytest
 from conftest import until
 
-from infini_run.errors import QueryError, SubmitError
+from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import command
 from infini_run.jobs.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Kind
 from infini_run.jobs.script import plan, render
+from infini_run.record import replace
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_vnodes_of_a_host_are_one_node_and_bound_hosts_are_of_their_queue(pbs, p
 @pytest.mark.parametrize("fault", ["garbage", "empty", "away"])
 def test_what_is_no_answer_is_not_taken_for_one(pbs, pbs_queue, fault):
     pbs_queue.fail("qstat", fault)
-    with pytest.raises(QueryError, match="qstat -B"):
+    with pytest.raises(QueryError, match=r"qstat -[BQ]"):  # they are asked side by side
         pbs.facts()
 
 
@@ -196,11 +197,11 @@ def test_live_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):
 def test_a_job_of_which_an_answer_says_nothing_is_asked_for_by_itself(pbs, pbs_queue, script):
     pbs_queue.set(hold="Not Running: Not enough free nodes available")
     jobs = {f"ir-{n}": pbs.submit(script(), f"ir-{n}") for n in range(3)}
-    pbs_queue.fail("qstat", "first")
+    pbs_queue.fail("qstat", "first", "first")
     assert set(pbs.query(list(jobs), jobs)) == set(jobs)
     assert len(pbs_queue.calls("qstat")) == 3
-    pbs_queue.fail("qstat", "first", "empty")
-    with pytest.raises(QueryError, match="says nothing of job 102"):
+    pbs_queue.fail("qstat", "first", "first", "empty")
+    with pytest.raises(QueryError, match="says nothing of job 103"):
         pbs.query(list(jobs), jobs)
     for job in jobs.values():
         pbs.cancel(job)
@@ -261,8 +262,8 @@ def test_without_history_a_job_that_runs_is_known_and_one_that_ended_is_not(pbs,
     assert pbs.find("ir-1") is None
 
 
-LOST = [("lost", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0), ("garbage", "timed_out", 0),
-        ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
+LOST = [("lost", "timed_out", 1), ("killed", "timed_out", 1), ("silent", "timed_out", 1), ("empty", "timed_out", 0),
+        ("garbage", "timed_out", 0), ("refuse", "refused", 0), ("away", "unreachable", 0)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "kind", "jobs"), LOST)
@@ -370,6 +371,16 @@ def test_two_chunks_that_fit_on_one_host_are_on_two(pbs, pbs_queue, tmp_path):
     assert pbs_queue.jobs()[0]["nodes"] == ["pbsn1", "pbsn2"]
     assert pbs_queue.jobs()[0]["state"] == "COMPLETED"
     assert (tmp_path / "job.log").exists()
+
+
+@pytest.mark.parametrize("item", ["host=pbsn1", "vnode=pbsn1"])
+def test_one_host_for_several_nodes_is_refused(pbs, item):
+    """PBS says "Not Running: Insufficient amount of resource: vnode" for ever."""
+    request = Request(name="ir-1", folder="/f", command=("x",), cwd="/", python="/bin/true", slots=8,
+                      slots_per_node=4, options=("-l", f"select=1:{item}"))  # fmt: skip
+    with pytest.raises(UsageError, match=f"{item}: 2 nodes are asked for, and that is one$"):
+        plan(request, pbs.facts())
+    assert plan(replace(request, slots=4), pbs.facts()).nodes == 1
 
 
 # ---- who is who

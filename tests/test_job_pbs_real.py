@@ -251,6 +251,7 @@ def test_what_pbs_refuses_leaves_nothing(bare, words, said):
 COMMANDS = [
     ("qstat", "-f", "-F", "dsv", "99.SERVER"),
     ("qstat", "-x", "-f", "-F", "dsv", "99.SERVER", "98.SERVER"),
+    ("qstat", "-E", "-f", "-F", "dsv", "99.SERVER", "98.SERVER"),
     ("qstat", "-f", "-F", "json", "99.SERVER"),
     ("qselect", "-x"),
     ("qselect", "-N", "nosuch"),

@@ -194,6 +194,17 @@ def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]
     return [*ours, *asked.others]
 
 
+def misplaced(request: Request, layout: Layout) -> list[str]:
+    """What no PBS could do with these nodes, each of which is another host. PBS lets it wait for ever."""
+    if layout.nodes < 2:
+        return []
+    return [
+        f"-l select: {item}: {layout.nodes} nodes are asked for, and that is one"
+        for item in user_options(request).chunk
+        if item.partition("=")[0] in ("host", "vnode")
+    ]
+
+
 def select(layout: Layout, chunk: Sequence[str]) -> str:
     """The chunks that a layout is: N:ncpus=C:ngpus=G, and what the user wants of each."""
     found = [str(layout.nodes)]

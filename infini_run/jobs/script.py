@@ -31,6 +31,7 @@ def plan(request: Request, facts: Facts) -> Layout:
         layout = lay_out(request, facts)
     except UsageError as error:
         raise UsageError("\n".join([*str(error).splitlines(), *problems])) from None
+    problems += qsub.misplaced(request, layout) if facts.scheduler == "pbs" and not problems else []
     if problems:
         raise UsageError("\n".join(problems))
     return layout

@@ -175,17 +175,20 @@ def list_jobs(ids, jobs, settings, words, fault):
         for job_id in ids:
             print(f"qstat: {NO_HISTORY} {job_id}", file=sys.stderr)
         ids = []
+    said = []
     for job_id in ids:
         job = jobs.get(job_id.partition(".")[0])
         is_over = job is not None and job["state"] not in PRESENT
         if job is None or (is_over and not settings["history"]):
-            print(f"qstat: Unknown Job Id {job_id}", file=sys.stderr)
-            code = 153
+            said.append((f"qstat: Unknown Job Id {job_id}", 153))
         elif is_over and not is_history:
-            print(f"qstat: {job_id} {OVER}", file=sys.stderr)
-            code = 35
+            said.append((f"qstat: {job_id} {OVER}", 35))
         else:
             found[job_id] = told(job)
+    if "-E" in words and len(ids) > 1:  # all in one request: of those that are not there nothing is said
+        said = [] if found else said[:1]
+    for text, code in said:  # noqa: B007 - the last one's is the exit code
+        print(text, file=sys.stderr)
     if fault == "first" or not is_dsv:
         found = dict(list(found.items())[:1])
     if is_dsv:
