@@ -20,9 +20,15 @@ AS_CASE = "TEST_CASE"  # a variable that marks one launch: what carries it, on w
 
 def need(*packages: str) -> None:
     """Skip where they are not there and we cannot install them; under CI that is an error."""
+    problem = missing(*packages)
+    if problem:
+        give_up(problem)
+
+
+def missing(*packages: str) -> str:
+    """Why they are not there, and cannot be installed by us; "": they are."""
     made = subprocess.run([BEDS / "install.sh", *packages], capture_output=True, text=True, check=False)
-    if made.returncode:
-        give_up(f"{' '.join(packages)}: {made.stderr.strip()[-300:]}")
+    return f"{' '.join(packages)}: {made.stderr.strip()[-300:]}" if made.returncode else ""
 
 
 def give_up(reason: str) -> None:
