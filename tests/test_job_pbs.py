@@ -182,6 +182,18 @@ def test_a_job_that_runs_is_told_by_a_signal_that_ends_nothing_by_itself(pbs, pb
     assert pbs_queue.calls("qdel") == []
 
 
+def test_a_job_of_which_the_server_has_not_heard_yet_that_it_runs_is_not_deleted(pbs, pbs_queue, script, bell):
+    """Its substate is 41 then, qsig says that the state is invalid, and qdel would leave no grace."""
+    deaf = f"trap 'echo told >{bell.path}; exit 0' URG; echo up >{bell.path}; while :; do sleep 1000 & wait; done"
+    job = pbs.submit(script(deaf), "ir-1")
+    bell.hear(1)
+    pbs_queue.fail("qsig", "early", "early")
+    pbs.cancel(job)
+    assert bell.hear(1) == ["told"]
+    pbs_queue.ended()
+    assert pbs_queue.calls("qdel") == []
+
+
 def test_live_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):
     """Not in JSON, of which OpenPBS prints the first alone when it is asked for several."""
     pbs_queue.set(hold="Not Running: Not enough free nodes available")

@@ -120,6 +120,10 @@ def bed():
 def pbs(request, bed):
     bed.root("qmgr", "-c", f"set server job_history_enable={request.param == 'history'}")
     yield bed
+    clear(bed)
+
+
+def clear(bed):
     left = bed.user("qselect").stdout.split()
     if left:
         bed.user("qdel", "-W", "force", *left)
@@ -129,7 +133,8 @@ def pbs(request, bed):
 @pytest.fixture
 def bare(bed):
     bed.root("qmgr", "-c", "set server job_history_enable=False")
-    return bed
+    yield bed
+    clear(bed)
 
 
 def test_the_first_failure_is_told_and_the_exit_code_is_its_own(pbs):

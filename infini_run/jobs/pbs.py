@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.command import MISSING, ask
@@ -56,6 +57,7 @@ _STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R":
 _TERMINATED, _FINISHED = 91, 92
 _TIME, _MEMORY = (-28, -29), (-26, -27)  # JOB_EXEC_KILL_CPUT, _WALLTIME, _VMEM, _MEM (job.h)
 _ASK_S = 10.0
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # for the server to hear that a job has begun, of which nothing tells us
 _NO_HISTORY = "not configured to maintain job history"
 _NEVER_WAS, _IS_OVER = "Unknown Job Id", "has finished"
 _UNKNOWN = (_NEVER_WAS, _IS_OVER)
@@ -147,10 +149,19 @@ class Pbs:
         their grace. TERM itself would end the user's shell above the script, and all with it (qsig), or leave
         kill_delay (qdel: 10 s). Asked again: qdel. Raises QueryError."""
         said = ask(["qdel", id] if again else ["qsig", "-s", "URG", id], self._environ)
+        for pause_s in () if again else _PAUSES_S:
+            if _NOT_NOW not in said.error or not self._has_begun(id):
+                break
+            time.sleep(pause_s)
+            said = ask(["qsig", "-s", "URG", id], self._environ)
         if said.code and not again and _NOT_NOW in said.error:
             self.cancel(id, again=True)
         elif said.code and not any(part in said.error for part in _UNKNOWN):
             raise QueryError(_complaint("qdel" if again else "qsig", said))
+
+    def _has_begun(self, job_id: str) -> bool:
+        """Its ranks may be there before the server has heard so, and then it lets nobody signal them."""
+        return any(job.get("job_state") == "R" for job in self._jobs([job_id]).values())
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""

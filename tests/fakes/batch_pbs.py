@@ -238,7 +238,7 @@ def qsig(words, fault):
             fail(f"qsig: Unknown Job Id {job_id}", 153)
         if job["state"] not in PRESENT:
             fail("qsig: Job has finished", 35)
-        if job["state"] != "RUNNING":
+        if job["state"] != "RUNNING" or fault == "early":
             fail(f"qsig: Request invalid for state of job {job_id}", 168)
         job["signal"] = name
         tell(job, signal.SIGUSR2)

@@ -6,6 +6,7 @@ time is over, kills all that carries the job's mark, and writes down how it ende
     lost      it does what it is asked to, and says that nobody answered
     late      the same, and not before the job that it submitted has ended
     killed    it does what it is asked to, and is killed
+    early     the server has not heard yet that the job has begun (qsig)
     silent    it does what it is asked to, and never answers
     empty     it does nothing, says nothing, and exits with 0
     garbage   it does nothing, and answers with something else
