@@ -106,7 +106,7 @@ tb_stop() {
 case $cmd in
     start) shift; [ $# -gt 0 ] && shift; tb_start "$@" ;;
     stop)  tb_stop ;;
-    where) [ -x "$X/sbin/pbs_mom" ] || { echo "there is no OpenPBS in $X (PBS_EXEC):"; sed -n 13,17p "$0"; } ;;
+    where) [ -x "$X/sbin/pbs_mom" ] || { echo "there is no OpenPBS in $X (PBS_EXEC):"; sed -n "/^# Needs Debian/,/^[^#]/{/^#/p}" "$0"; } ;;
     node-down) ip -n ${P}head link set v$3 down; kill -9 $(host_pid node$3) ;;
     cable) ip -n ${P}head link set v$3 $4 ;;
     on) h=$3; shift 3; on $h "$@" ;;
