@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import infini_run
 from infini_run.errors import LinkError
 from infini_run.options import Options, resolve
-from infini_run.plain import _RECORDS, record_of, to_plain
-from infini_run.record import fields
+from infini_run.plain import _BOUNDS, _RECORDS, record_of, to_plain
+from infini_run.record import fields, replace
 from infini_run.report import Exit, Report
 
 _PARTS = re.compile(r"[A-Za-z_.]+|\[|\]|,|\|")
@@ -46,7 +46,9 @@ def values(kind):
 
 def records(name):
     cls = _RECORDS[name]
-    return st.builds(cls, **{field: values(cls.__annotations__[field]) for field in fields(cls)})
+    bounded = {field: st.integers(0, most) for field, most in _BOUNDS.get(name, ())}
+    kinds = {field: values(cls.__annotations__[field]) for field in fields(cls)}
+    return st.builds(cls, **{field: bounded.get(field, kinds[field]) for field in kinds})
 
 
 def sent(value):
@@ -59,6 +61,12 @@ def sent(value):
 def test_every_record_comes_as_it_went(name, data):
     record = data.draw(records(name))
     assert sent(record) == record
+
+
+@pytest.mark.parametrize(("field", "value"), [("code", 256), ("code", -1), ("signal", 65), ("start_errno", 2**31)])
+def test_what_would_be_an_exit_code_of_ours_is_none_beyond_those(field, value):
+    with pytest.raises(LinkError, match=f"{field} {value} of Exit"):
+        sent(replace(Exit(rank=0, local_rank=0, host="a"), **{field: value}))
 
 
 JUNK = st.recursive(
