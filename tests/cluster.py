@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
 import shutil
@@ -64,6 +65,7 @@ class Bed:
             env=self._env,
             start_new_session=True,
         )
+        atexit.register(self.close)  # before all temporary folders go (conftest.py): without its own none is stopped
         if made.returncode:
             self.close()
             give_up(f"{script} does not start: {(made.stdout + made.stderr).strip()[-1000:]}")
@@ -79,6 +81,7 @@ class Bed:
             return subprocess.CompletedProcess(made.args, made.returncode, said.read(), "")
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._keeper.communicate()
         shutil.rmtree(self.folder, ignore_errors=True)
 
