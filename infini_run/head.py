@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _TOKEN_SIZE = 32  # random bytes
 _BEATS = 3  # within the time after which a silent node is lost
-_ASKING = 6  # so many heartbeats to one that asks for the clocks
 _SAY_MISSING_S = 5.0
 _MISS_S = 2.0  # for others, after one node that does not come
 _END_S = 5.0  # for commands to end whose agents have said all
@@ -114,7 +113,6 @@ class Head:
         self._join_end_s = now_s + options.join_timeout_s
         self._next_said_s = now_s + _SAY_MISSING_S
         self._next_beat_s = now_s
-        self._beats = 0
         self._listening = ""  # by hand, on one address: which one that is, and which one is dialled
         self._stopping = False
         self._stop_end_s = self._end_s = self._reader_end_s = float("inf")
@@ -539,7 +537,6 @@ class Head:
 
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
-        self._beats += 1
         for peer in self.peers:
             if peer.state not in ("joined", "running", "done"):  # who is done waits for our last word, and listens
                 continue
@@ -551,10 +548,7 @@ class Head:
                 hint = "" if self._engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
                 self._lose(peer, f"nothing was heard of it for {limit}{hint}")
                 continue
-            if self._beats % _ASKING == 0:
-                self._ask(peer)
-            else:
-                self._fleet.send(peer, pack(frame.BEAT))
+            self._ask(peer)
 
     def reap(self) -> None:
         """For process 1: those who lost their parents have come to us, and have ended."""
