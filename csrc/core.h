@@ -31,7 +31,7 @@
 /* The child's code is raw system calls on these two; elsewhere, and under a sanitizer that keeps
  * shadow state per address space, a plain fork. */
 #if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
     __has_feature(memory_sanitizer)
 #define HAS_SANITIZER 1
 #endif
@@ -60,34 +60,21 @@
 #define STREAM_BUFFER 65536u     /* the longest line that is passed on in one piece */
 #define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
 #define SINK_MARGIN 8192u
-#define TAIL_BUFFER 4096u /* last words that are kept for the report */
-#define BY_PIDFD 3        /* P_PIDFD of waitid(2), Linux 5.4 */
+#define TAIL_BUFFER 4096u        /* last words that are kept for the report */
+#define BY_PIDFD 3               /* P_PIDFD of waitid(2), Linux 5.4 */
 #define GUARD_NAME "irun-guard"
-#define LINE_SIZE                                                                                  \
-    1024u /* of a file of /proc that is read by lines: the rest of a line is not kept */
-#define STATUS_SIZE 512u /* of a worker's last STATUS= that is kept */
-#define STRAYS_TOLD 16   /* named one by one; more are only stopped */
+#define LINE_SIZE 1024u          /* of a file of /proc that is read by lines: the rest of a line is not kept */
+#define STATUS_SIZE 512u         /* of a worker's last STATUS= that is kept */
+#define STRAYS_TOLD 16           /* named one by one; more are only stopped */
 
-#define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig)-1))
+#define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
 
 struct ir_group;
 
 /* ---- what an epoll event means: kind in the high half, index in the low one */
 enum watch {
-    WATCH_EXITS,
-    WATCH_OUT,
-    WATCH_ERR,
-    WATCH_SIGNALS,
-    WATCH_TIMER,
-    WATCH_EXECS,
-    WATCH_WAITER,
-    WATCH_SINK,
-    WATCH_STRAY,
-    WATCH_SOURCE,
-    WATCH_TARGET,
-    WATCH_GUARD,
-    WATCH_ASKED,
-    WATCH_NOTIFY,
+    WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
+    WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET, WATCH_GUARD, WATCH_ASKED, WATCH_NOTIFY,
     WATCH_RESTS,
 };
 
@@ -100,21 +87,21 @@ struct slot {
     const char *uid_map; /* NULL: no user namespace */
     const char *gid_map;
     size_t uid_map_size, gid_map_size;
-    uint64_t blocked;                  /* the mask it gets */
-    uint64_t defaults;                 /* signals put back to default */
+    uint64_t blocked;    /* the mask it gets */
+    uint64_t defaults;   /* signals put back to default */
     uint64_t nofile_soft, nofile_hard; /* 0, 0: left alone */
-    const uint64_t *cpus;              /* NULL: neither these nor nodes are set */
+    const uint64_t *cpus; /* NULL: neither these nor nodes are set */
     const uint64_t *nodes;
     uint32_t cpu_words, node_words;
     int memory_policy;
     pid_t parent;
-    int stdio[3];              /* >= 3, or IR_FD_INHERIT */
-    int terminal_fd;           /* -1: the foreground is not handed over */
-    int lifeline[2];           /* a pipe of which only the launcher keeps the other end; -1: none */
-    uint32_t flags;            /* ir_worker.flags */
-    bool own_session;          /* a session of its own, not only a process group */
+    int stdio[3];        /* >= 3, or IR_FD_INHERIT */
+    int terminal_fd;     /* -1: the foreground is not handed over */
+    int lifeline[2];     /* a pipe of which only the launcher keeps the other end; -1: none */
+    uint32_t flags;      /* ir_worker.flags */
+    bool own_session;    /* a session of its own, not only a process group */
     volatile int memory_error; /* out: of the memory policy, without which it goes on */
-    volatile int step;         /* out: what failed, and why */
+    volatile int step;   /* out: what failed, and why */
     volatile int error;
 };
 int child_main(void *slot);
@@ -131,36 +118,35 @@ struct stream {
     int64_t held_ns; /* since when there is a rest that ends no line; 0: there is none */
     uint32_t start;  /* buffer[start..end) is not passed on yet */
     uint32_t end;
-    uint32_t last,
-        last_size;  /* where the last piece lies that was passed on; overwritten by the next read */
-    uint64_t bytes; /* that came in all */
-    char *buffer;   /* STREAM_BUFFER; NULL: not piped */
+    uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
+    uint64_t bytes;  /* that came in all */
+    char *buffer;    /* STREAM_BUFFER; NULL: not piped */
     const char *label, *label_more;
     uint32_t label_size, label_more_size;
 };
 
 struct worker {
-    pid_t pid;    /* 0: never started */
-    pid_t forked; /* > 0: it is there already, the caller's fork */
-    int pidfd;    /* stays open after the reaping: it still names the process group */
+    pid_t pid;       /* 0: never started */
+    pid_t forked;    /* > 0: it is there already, the caller's fork */
+    int pidfd;       /* stays open after the reaping: it still names the process group */
     int log_fd;
-    int error_log_fd;  /* stderr's own; -1: it goes to log_fd, marked */
+    int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
     bool told;       /* our stop signal was sent */
     int failed_step; /* between clone and exec; 0: it did exec */
     int failed_errno;
-    bool log_lost; /* told once */
-    int log_open;  /* stream whose unended line is the log's last, or -1 */
+    bool log_lost;   /* told once */
+    int log_open;    /* stream whose unended line is the log's last, or -1 */
     struct stream streams[2];
-    int wrote;  /* the stream that it wrote to last */
-    char *tail; /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
+    int wrote;       /* the stream that it wrote to last */
+    char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
     uint64_t tail_count;
-    int notify_fd;            /* -1: none, or closed at its end */
-    bool ready;               /* it said READY=1 */
-    bool triggered;           /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
+    int notify_fd;   /* -1: none, or closed at its end */
+    bool ready;      /* it said READY=1 */
+    bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
     int64_t said_ns, ping_ns; /* struct ir_activity */
-    char *status;             /* STATUS_SIZE, once there was one */
+    char *status;    /* STATUS_SIZE, once there was one */
     uint32_t status_size;
 };
 
@@ -169,24 +155,20 @@ struct sink {
     struct ir_outlet *outlet;
     uint32_t awaited; /* of epoll: room, or the last of it to be taken */
     int which;
-    bool broken;               /* EPIPE and the like: everything more is dropped */
-    bool open;                 /* its last line has no end */
-    bool mixed;                /* more than one stream has written to it */
+    bool broken;     /* EPIPE and the like: everything more is dropped */
+    bool open;       /* its last line has no end */
+    bool mixed;      /* more than one stream has written to it */
     const struct stream *last; /* whose line it is; NULL: ours, or none */
     uint32_t start, end;
-    char *buffer; /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
+    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
 };
 
 /* ---- input.c: our stdin to several workers */
-struct target {
-    int fd;
-    uint32_t done;
-    bool waiting;
-};
+struct target { int fd; uint32_t done; bool waiting; };
 struct input {
-    int fd;         /* -1: none */
-    bool watchable; /* not a regular file, which is always ready */
-    bool behind;    /* a terminal in whose background we are */
+    int fd;          /* -1: none */
+    bool watchable;  /* not a regular file, which is always ready */
+    bool behind;     /* a terminal in whose background we are */
     uint32_t n, end;
     struct target *targets;
     char *buffer;
@@ -196,12 +178,12 @@ struct process {
     pid_t pid, parent, group, session;
     uint64_t start_ticks;
     char state;
-    bool decided; /* whether it is ours: */
+    bool decided;    /* whether it is ours: */
     bool ours;
     char name[16];
 };
 
-struct processes { /* by pid */
+struct processes {   /* by pid */
     struct process *at;
     size_t n, capacity;
 };
@@ -213,20 +195,20 @@ struct stray {
 
 /* ---- guard.c: the process that ends what we leave when we are killed */
 struct guard {
-    char *program, *folder;                  /* NULL: none */
+    char *program, *folder; /* NULL: none */
     char parent[16], session[16], since[24]; /* its arguments, as words */
     const char *argv[GUARD_WORDS + 1];
-    pid_t pid; /* 0: none runs */
+    pid_t pid;              /* 0: none runs */
     int pidfd;
-    int folder_fd;   /* locked while we live: a folder that nobody holds may be removed */
-    int pipe[2];     /* our workers' numbers, read by it when we have died */
-    int step, error; /* between clone and exec */
-    bool dismissed;  /* killed by us */
+    int folder_fd;          /* locked while we live: a folder that nobody holds may be removed */
+    int pipe[2];            /* our workers' numbers, read by it when we have died */
+    int step, error;        /* between clone and exec */
+    bool dismissed;         /* killed by us */
 };
 
 /* ---- cgroup.c: the folder of this launch, with a leaf for each worker */
 struct cgroup {
-    char *path; /* NULL: none */
+    char *path;      /* NULL: none */
     int fd;
     uint32_t leaves;
 };
@@ -238,42 +220,42 @@ struct ir_group {
     struct ir_config config;
     char *mark;
     int epoll_fd, exits_fd, timer_fd, signal_fd, execs_fd, terminal_fd;
-    int rest_fd;      /* the timer of rest.c */
-    bool rests_timed; /* it runs */
-    bool went_badly;  /* a worker did not end with 0 */
-    int lifeline[2];  /* whose end tells a child in another PID namespace of ours */
-    int waiter_fd[2]; /* threads that wait in place of a pidfd write worker numbers here */
+    int rest_fd;                /* the timer of rest.c */
+    bool rests_timed;           /* it runs */
+    bool went_badly;            /* a worker did not end with 0 */
+    int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
+    int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
-    bool hurry;                      /* a second stop came: no further grace */
-    bool told;                       /* a signal from outside stopped us */
+    bool hurry;                 /* a second stop came: no further grace */
+    bool told;                  /* a signal from outside stopped us */
     struct signalfd_siginfo told_by; /* that signal */
-    int64_t heard_ns;                /* when it came */
+    int64_t heard_ns;           /* when it came */
     bool console_told;
     bool unplaced_told;
-    bool no_clone_pidfd;  /* clone refuses CLONE_PIDFD here */
-    bool has_proc;        /* /proc shows our own PID namespace */
-    uint64_t spawn_ticks; /* when, in /proc's clock: nothing older is of this launch */
-    int stop_with;        /* the signal that this stop sends */
-    int64_t grace_ms;     /* of this stop, and of the strays after it */
-    int64_t told_ns;      /* when a signal from outside began it; 0: none did */
+    bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
+    bool has_proc;              /* /proc shows our own PID namespace */
+    uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
+    int stop_with;              /* the signal that this stop sends */
+    int64_t grace_ms;           /* of this stop, and of the strays after it */
+    int64_t told_ns;            /* when a signal from outside began it; 0: none did */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;
-    char *labels;  /* copies */
-    char *buffers; /* of all streams that are piped */
-    void *arena;   /* slots, stacks, strings of the children until their exec */
+    char *labels;               /* copies */
+    char *buffers;              /* of all streams that are piped */
+    void *arena;                /* slots, stacks, strings of the children until their exec */
     size_t arena_size;
     struct slot *slots;
-    struct ir_event *events; /* a ring of event_capacity, and a place beyond */
+    struct ir_event *events;    /* a ring of event_capacity, and a place beyond */
     uint32_t event_head, event_count, event_capacity;
     uint32_t strays_seen, strays_known; /* how many in all; how many of them by number */
     pid_t *strays_by_pid;
-    struct stray *strays; /* strays_alive of them, in a library */
-    struct sink sinks[2]; /* the second without buffer and err_sink 0 where both are one file */
+    struct stray *strays;       /* strays_alive of them, in a library */
+    struct sink sinks[2];       /* the second without buffer and err_sink 0 where both are one file */
     int err_sink;
     struct input input;
-    char *log_buffer; /* STREAM_BUFFER, for the marked lines of one write */
-    pid_t *foreign;   /* children that we had before: reaped, never touched */
+    char *log_buffer;           /* STREAM_BUFFER, for the marked lines of one write */
+    pid_t *foreign;             /* children that we had before: reaped, never touched */
     uint32_t foreign_count;
     struct guard guard;
     struct cgroup cgroup;

@@ -117,17 +117,19 @@ def children_of(pid):
 # ---- the host reaps what is ours, and another process has the number
 
 
-STRANGER = """
-    import os, signal, subprocess, sys, threading, time
-    import infini_run as ir
-
-    how, taker = sys.argv[1], sys.argv[2:]
+REAP = """
     def reap():
         while True:
             try:
                 os.waitpid(-1, 0)
             except ChildProcessError:
                 os.sched_yield()
+"""
+STRANGER = """
+    import os, signal, subprocess, sys, threading, time
+    import infini_run as ir
+
+    how, taker = sys.argv[1], sys.argv[2:]
     gate, opened = os.pipe()
     go, went = os.pipe()
     os.set_inheritable(gate, True)
@@ -167,7 +169,7 @@ TAKER = [sys.executable, "-ISE", CHILDREN / "take_number.py"]
 )
 def test_who_has_taken_the_number_of_a_rank_gets_no_signal_of_ours(path, how, host, monkeypatch):
     monkeypatch.setenv("INFINI_RUN_DEBUG", path)
-    assert run_host(host, STRANGER, how, *TAKER, under=UNSHARE) == "SIGHUP\n"
+    assert run_host(host, f"    import os{REAP}{STRANGER}", how, *TAKER, under=UNSHARE) == "SIGHUP\n"
 
 
 @as_root
@@ -226,6 +228,21 @@ def test_a_group_is_stopped_though_the_host_has_reaped_its_leader(path, host, be
     assert command.wait() == 0, command.err
 
 
+SSH_ENDS = """
+    import signal, sys, threading
+    import infini_run as ir
+    if sys.argv[1].startswith("ignores"):
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    else:
+        threading.Thread(target=reap, daemon=True).start()
+    try:
+        ir.run(["true"], hosts=["a"])
+    except ir.NodeLost as error:
+        print(error, flush=True)
+    os._exit(0)
+"""
+
+
 @pytest.mark.parametrize("reaps", ["ignores SIGCHLD", "waits for every child"])
 def test_an_ssh_whose_code_the_host_took_is_told_by_its_words(reaps, host, tmp_path, monkeypatch):
     """Not as one that "ended with 0"; and it is tried again, as where the code is known."""
@@ -236,26 +253,7 @@ def test_an_ssh_whose_code_the_host_took_is_told_by_its_words(reaps, host, tmp_p
         exit 255""")
     ssh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    text = """
-        import os, signal, sys, threading
-        import infini_run as ir
-        def reap():
-            while True:
-                try:
-                    os.waitpid(-1, 0)
-                except ChildProcessError:
-                    os.sched_yield()
-        if sys.argv[1].startswith("ignores"):
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        else:
-            threading.Thread(target=reap, daemon=True).start()
-        try:
-            ir.run(["true"], hosts=["a"])
-        except ir.NodeLost as error:
-            print(error, flush=True)
-        os._exit(0)
-    """
-    said = run_host(host, text, reaps)
+    said = run_host(host, f"    import os{REAP}{SSH_ENDS}", reaps)
     assert " ended with 0" not in said
     assert "Permission denied (publickey).; no key of ours is taken there" in said
 
