@@ -16,6 +16,7 @@ from infini_run.link import Wire
 from infini_run.plan import MARK
 from infini_run.poller import READ
 from infini_run.record import record
+from infini_run.shell import find_program
 from infini_run.shortage import explain_command
 
 TYPE_CHECKING = False
@@ -108,7 +109,7 @@ class Clients:
     def _start(self, client: Client, tries: int) -> Wire | None:
         """Without a mark: a connection that ssh keeps open for others (ControlPersist) is no stray of ours, and to
         look through all processes at the end of each of many clients would take longer than the launch."""
-        path = _find(client.argv[0], self._environ.get("PATH", os.defpath))
+        path = find_program(client.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
             raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
         try:
@@ -163,7 +164,7 @@ class Clients:
 
     def add_ending(self, client: Client) -> None:
         """The engine's command that ends what was left: its own end is waited for as that of all."""
-        if _find(client.argv[0], self._environ.get("PATH", os.defpath)):
+        if find_program(client.argv[0], self._environ.get("PATH", os.defpath)):
             wire = self._start(client, _TRIES)
             if wire is not None:
                 wire.close()
@@ -259,12 +260,6 @@ class Clients:
         for running in self._running:
             running.group.forget()
         self._running.clear()
-
-
-def _find(name: str, path: str) -> str:
-    """The program's file, as execvp(3) finds it; "" where there is none."""
-    files = (os.path.join(folder, name) for folder in path.split(":"))
-    return next((file for file in files if os.path.isfile(file) and os.access(file, os.X_OK)), "")
 
 
 def _next_dead() -> int | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _socket as socket  # the C module: `socket` costs 5 ms
 import errno
 import os
-import socket
 
 from infini_run.errors import LinkError, UsageError
 from infini_run.link import Unheard, Wire
@@ -42,12 +42,11 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
     taken, or not ours."""
     try:
         if address:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
-        elif socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+            listener = _listen(socket.AF_INET6 if ":" in address else socket.AF_INET, address, port)
+        elif _has_both():
+            listener = _listen(socket.AF_INET6, "", port, is_both=True)
         else:
-            listener = socket.create_server(("", port), backlog=_BACKLOG)
+            listener = _listen(socket.AF_INET, "", port)
     except OSError as error:
         why = os.strerror(error.errno or 0)
         if error.errno == errno.EADDRNOTAVAIL:
@@ -57,17 +56,52 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
     return listener
 
 
+def _listen(family: int, address: str, port: int, *, is_both: bool = False) -> socket.socket:
+    """As socket.create_server does. Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not is_both)
+        listener.bind((address, port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _has_both() -> bool:
+    """Whether one socket can listen for IPv6 and IPv4."""
+    try:
+        probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+    except OSError:
+        return False
+    try:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
+
+
 def accept(listener: socket.socket) -> tuple[Wire, str] | None:
     """The next that has dialled, and its address; None: nobody now. Raises OSError: it is there, and cannot be taken
     for want of a descriptor or of memory (accept(2)); it will be there the next time, too."""
     try:
-        connection, address = listener.accept()
+        fd, address = listener._accept()  # type: ignore[attr-defined]
     except OSError as error:
         if error.errno in _SHORT:
             raise
         return None  # gone again
+    return _wire(socket.socket(fileno=fd)), str(address[0]).removeprefix("::ffff:")
+
+
+def _wire(connection: socket.socket) -> Wire:
+    connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Wire(fd := connection.detach(), fd), str(address[0]).removeprefix("::ffff:")
+    return Wire(fd := connection.detach(), fd)
 
 
 def own_addresses() -> list[str]:
@@ -83,11 +117,13 @@ def _ipv4_of(interface: str) -> str:
     import fcntl
     from struct import pack
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, pack("256s", interface.encode()[:15]))
-        except OSError:
-            return ""
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        answer = fcntl.ioctl(probe.fileno(), 0x8915, pack("256s", interface.encode()[:15]))
+    except OSError:
+        return ""
+    finally:
+        probe.close()
     return socket.inet_ntoa(answer[20:24])  # SIOCGIFADDR, netdevice(7)
 
 
@@ -108,13 +144,27 @@ def dial(target: str) -> Wire:
     problems = []
     for host in hosts.split(","):
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
+            return _wire(_connect(host.strip("[]"), int(port)))
         except (OSError, UnicodeError) as error:  # the latter: no name that DNS could have
             problems.append(f"{host}: {getattr(error, 'strerror', None) or error}")
-            continue
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Wire(fd := connection.detach(), fd)
     raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
+
+
+def _connect(host: str, port: int) -> socket.socket:
+    """As socket.create_connection does. Raises OSError, UnicodeError."""
+    name = host.encode("ascii") if host.isascii() else host  # of text `idna` is imported first, whatever is in it
+    problem = OSError(errno.ENOENT, "no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(_CONNECT_S)
+            connection.connect(address)
+        except OSError as error:
+            problem = error
+            connection.close()
+        else:
+            return connection
+    raise problem
 
 
 def join(attempt: Callable[[], int]) -> int:

@@ -23,8 +23,8 @@ from infini_run.shortage import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable
-    from socket import socket
 
     from infini_run.link import Wire
     from infini_run.poller import Poller

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import os
-import signal
 
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _signal as signal
 import os
-import signal
 
 _LEFT_ALONE = {
     signal.SIGKILL,

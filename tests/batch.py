@@ -21,7 +21,7 @@ from conftest import LIMIT_S, until
 FAKES = Path(__file__).parent / "fakes"
 COMMANDS = {
     "slurm": ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "srun"),
-    "pbs": ("qsub", "qstat", "qsig", "qdel", "qselect", "pbsnodes"),
+    "pbs": ("qsub", "qstat", "qsig", "qdel", "qselect", "qmgr"),
 }
 SETTINGS = {
     "slurm": {

@@ -153,11 +153,11 @@ def test_a_slurm_that_does_not_answer_hides_no_pbs(local, both):
 
 
 def test_what_each_scheduler_said_is_told_where_none_answers(local, both, pbs_queue):
-    pbs_queue.fail("qstat", "", "away")
+    pbs_queue.fail("qmgr", "away")
     done = local.call("submit", "--", "true", env=both)
     assert done.returncode == 1
     assert done.stderr.startswith("infini-job: no scheduler answers: slurm: scontrol ended with 1: scontrol: fatal: ")
-    assert "; pbs: qstat " in done.stderr
+    assert "; pbs: qmgr " in done.stderr
     assert done.stderr.endswith("; --scheduler=local runs it on this machine\n")
     assert local.is_empty()
 
@@ -193,7 +193,7 @@ def test_print_shows_the_script_and_submits_nothing(local):
     done = local.call("submit", "--print", "--slots=2", "--", "true")
     assert done.returncode == 0
     assert done.stdout.startswith("#!/bin/sh\n")
-    assert "infini_run.jobs.inside" in done.stdout
+    assert "/infini_run/jobs/start.py " in done.stdout
     assert local.is_empty()
 
 

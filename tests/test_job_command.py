@@ -85,7 +85,7 @@ def test_the_group_of_a_child_that_was_reaped_is_nobodys():
     left = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, start_new_session=True)
     pid = int(left.stdout.readline())
     os.waitpid(left.pid, 0)
-    kill_group(left)
+    kill_group(left.pid)
     assert is_alive(pid)
     left.wait()
     left.stdout.close()

@@ -462,7 +462,7 @@ def test_jobs_of_one_scheduler_are_one_query(queue, jobs):
 
 
 def test_a_scheduler_that_cannot_be_asked_is_an_error_of_submit(queue, jobs):
-    queue.fail({"slurm": "scontrol", "pbs": "qstat"}[queue.kind], "away")
+    queue.fail({"slurm": "scontrol", "pbs": "qmgr"}[queue.kind], "away")
     done = jobs.call("submit", *TWO, "--", "true")
     assert done.returncode == QueryError.exit_code
     assert len(done.stderr.splitlines()) == 1

@@ -6,8 +6,6 @@ supervised by the head as any process.
 
 from __future__ import annotations
 
-import os
-
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -52,16 +50,6 @@ if TYPE_CHECKING:
 
 
 _AGENT = "infini_run.agent.run"
-# Without site and its .pth files, a fourth of an agent's start: found where we are, or else as any Python finds it
-_RUN_BARE = """
-try:
-    import _cffi_backend, infini_run.agent
-except ImportError:
-    import site
-    site.main()
-from infini_run.agent import run
-run()
-"""
 
 
 @record
@@ -122,11 +110,12 @@ def agent_words(
     """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
     has it. tell: variables whose values its hello is to have. host: the variable that has its name in the list of
     hosts (empty: as the node itself is called), where the engine may number the nodes in another order."""
-    from infini_run.interpreter import own_python
+    from infini_run.interpreter import bare_python, own_python
 
-    if not contact.target:  # words reach the other side as they are, of any length
-        return own_python(_AGENT, options.remote_python) if options.remote_python else _bare()
-    words = [*own_python(_AGENT, options.remote_python), f"--link={contact.target}"]
+    python = own_python(_AGENT, options.remote_python) if options.remote_python else bare_python(_AGENT)
+    if not contact.target:
+        return python
+    words = [*python, f"--link={contact.target}"]
     if contact.token_file:
         words.append(f"--token_file={contact.token_file}")
     if node:
@@ -136,15 +125,3 @@ def agent_words(
     if tell:
         words.append(f"--tell={','.join(tell)}")
     return words
-
-
-def _bare() -> list[str]:
-    import sys
-
-    import _cffi_backend
-
-    from infini_run.interpreter import flags, own_path
-
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    folders = [os.path.dirname(package), os.path.dirname(os.path.abspath(_cffi_backend.__file__))]
-    return [sys.executable, *flags(), "-S", "-c", own_path(list(dict.fromkeys(folders))) + _RUN_BARE]

@@ -8,6 +8,7 @@ MaxStartups, which refuses connections at random when many come at once.
 from __future__ import annotations
 
 from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
+from infini_run.shell import enclosed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _HINTS = (  # what ssh says, and what to do
 def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
     """One ssh for each host."""
     words = _words(options)
-    remote = " ".join(["exec", *map(_quoted, agent_words(options, contact))])
+    remote = " ".join(["exec", *map(enclosed, agent_words(options, contact))])
     return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
 
 
@@ -49,11 +50,6 @@ def _words(options: Options) -> list[str]:
     for option in _OPTIONS:
         words += ["-o", option]
     return words
-
-
-def _quoted(word: str) -> str:
-    """For whatever shell is there; as shlex, whose import costs 5 ms, has it."""
-    return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
 def explain(host: str, code: int | None, words: str) -> str:

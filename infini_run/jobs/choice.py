@@ -6,11 +6,11 @@ slurm-client without a configuration is no Slurm.
 
 from __future__ import annotations
 
-import shutil
+import os
 
 from infini_run.errors import QueryError, UsageError
-from infini_run.jobs.local import Local
 from infini_run.jobs.scheduler import Facts
+from infini_run.shell import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ _HERE = "--scheduler=local runs it on this machine"
 def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Scheduler:
     """The scheduler of that name. above: where jobs are. Raises UsageError: it is not here."""
     if name == "local":
+        from infini_run.jobs.local import Local
+
         return Local(above, environ)
     command = _COMMANDS[name]
-    if shutil.which(command, path=environ.get("PATH")) is None:
+    if not find_program(command, environ.get("PATH", os.defpath)):
         raise UsageError(
             f"--scheduler={name}: {command} is not on PATH; --scheduler=local runs a job on this machine"
         )
@@ -105,8 +107,8 @@ def find_schedulers(above: str, environ: Mapping[str, str]) -> list[Scheduler]:
 def _found(environ: Mapping[str, str]) -> list[str]:
     """Those whose commands are on PATH. Grid Engine has a qsub too (Debian's gridengine-client), so that alone says
     nothing. Raises UsageError: there are none."""
-    path = environ.get("PATH")
-    names = [name for name, command in _COMMANDS.items() if shutil.which(command, path=path)]
+    path = environ.get("PATH", os.defpath)
+    names = [name for name, command in _COMMANDS.items() if find_program(command, path)]
     if "pbs" in names:
         from infini_run.jobs.pbs import is_pbs
 
@@ -114,7 +116,7 @@ def _found(environ: Mapping[str, str]) -> list[str]:
             names.remove("pbs")
             if not names:
                 raise UsageError(
-                    f"{shutil.which('qsub', path=path)} is not PBS's (Grid Engine?), and sbatch is not on PATH; "
+                    f"{find_program('qsub', path)} is not PBS's (Grid Engine?), and sbatch is not on PATH; "
                     "--scheduler=local runs a job on this machine"
                 )
     if not names:

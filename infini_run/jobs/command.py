@@ -2,16 +2,19 @@
 
 The one rule: a command that does not end in time is killed with all that it has started, and that is an answer too.
 What it says goes into memory files, not pipes: what it may leave behind cannot hold us.
+
+Without `subprocess`, whose import takes longer than most commands: posix_spawn(3).
 """
 
 from __future__ import annotations
 
+import _signal as signal
+import errno
 import os
 import select
-import signal
-import subprocess
 
 from infini_run.record import record
+from infini_run.shell import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,35 +42,78 @@ class Said:
         return lines[-1] if lines else ""
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S) -> Said:
-    """Run it without stdin and wait, at most `limit_s` seconds."""
-    out, error = os.memfd_create("out"), os.memfd_create("error")
+def ask(argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S, *, given: str = "") -> Said:
+    """Run it and wait, at most `limit_s` seconds. given: its stdin."""
+    source, out, error = (above_stdio(os.memfd_create(name)) for name in ("in", "out", "error"))
     try:
-        process = subprocess.Popen(
-            argv, env=dict(environ), stdin=subprocess.DEVNULL, stdout=out, stderr=error, start_new_session=True
-        )
-    except OSError as problem:
-        os.close(out)
-        os.close(error)
-        return Said(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
-    try:
-        in_time = _wait(process, limit_s)
-        return Said(code=_code(process.returncode), out=_text(out), error=_text(error), timed_out=not in_time)
+        os.pwrite(source, given.encode(), 0)
+        try:
+            pid = start(argv, environ, (source, out, error))
+        except OSError as problem:
+            return Said(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
+        in_time, code = _wait(pid, limit_s)
+        return Said(code=code, out=_text(out), error=_text(error), timed_out=not in_time)
     finally:
-        os.close(out)
-        os.close(error)
+        for fd in (source, out, error):
+            os.close(fd)
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """Whether it ended in time. It is reaped in any case."""
+def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int, int]) -> int:
+    """Start it in a session of its own, with these three descriptors and no others; its pid. Raises OSError."""
+    path = argv[0] if "/" in argv[0] else find_program(argv[0], environ.get("PATH", os.defpath))
+    if not path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd > 2]
+    rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}
+    try:
+        return os.posix_spawn(path, list(argv), dict(environ), **rest, setsid=True)  # type: ignore[arg-type]
+    except NotImplementedError:  # glibc before 2.26
+        return os.posix_spawn(path, list(argv), dict(environ), **rest, setpgroup=0)  # type: ignore[arg-type]
+
+
+def above_stdio(fd: int) -> int:
+    """The same file, as no descriptor of stdio: where our own are closed, one would stand in the way of another."""
+    if fd > 2:
+        return fd
+    from fcntl import F_DUPFD_CLOEXEC, fcntl
+
+    other = fcntl(fd, F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return other
+
+
+def _inherited() -> list[int]:
+    """What our caller has left open for what it starts, and is nobody's business: qsub may leave a daemon behind."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.get_inheritable(int(name)):
+                found.append(int(name))
+        except OSError:
+            continue  # it was the directory itself, or another thread's
+    return found
+
+
+def _wait(pid: int, limit_s: float) -> tuple[bool, int]:
+    """Whether it ended in time, and its exit code, 128 + signal. It is reaped in any case."""
     is_over = False
     try:
-        is_over = _ends_within(process.pid, limit_s)
+        is_over = _ends_within(pid, limit_s)
     finally:
         if not is_over:
-            kill_group(process)
-        process.wait()
-    return is_over
+            kill_group(pid)
+        code = reap(pid)
+    return is_over, code
+
+
+def reap(pid: int) -> int:
+    """Wait for its end; its exit code, 128 + signal; 0 where another has taken that."""
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return 0
+    return code if code >= 0 else 128 - code
 
 
 def _ends_within(pid: int, limit_s: float) -> bool:
@@ -96,18 +142,14 @@ def _wait_unreaped(pid: int) -> None:
         return
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(pid: int) -> None:
     """SIGKILL to all of the group that it leads, as long as the number is its own: until somebody reaps it, as the
     kernel does where SIGCHLD is ignored."""
     try:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return
-    os.killpg(process.pid, signal.SIGKILL)
-
-
-def _code(returncode: int) -> int:
-    return returncode if returncode >= 0 else 128 - returncode
+    os.killpg(pid, signal.SIGKILL)
 
 
 def _text(fd: int) -> str:

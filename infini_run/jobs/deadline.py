@@ -15,7 +15,6 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping
 
     from infini_run.jobs.request import Request
@@ -56,7 +55,7 @@ class Deadline:
         if self._job and not self._is_pbs:
             self.at_s = float(said) if said.isdecimal() else NEVER
         self._text = b""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0
         self.fd, self._answer_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def ask(self) -> bool:
@@ -64,15 +63,16 @@ class Deadline:
         if not self._job:
             return False
         self._end()
-        import subprocess  # 4 ms, for those who want to be warned
+        from infini_run.jobs.command import above_stdio, start
 
+        null = above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+        words = ["sh", "-c", _ASK_PBS if self._is_pbs else _ASK, self._job]
         try:
-            self._process = subprocess.Popen(
-                ["sh", "-c", _ASK_PBS if self._is_pbs else _ASK, self._job],
-                env=self._environ, stdin=subprocess.DEVNULL, stdout=self._answer_fd, start_new_session=True,
-            )  # fmt: skip
+            self._pid = start(words, self._environ, (null, self._answer_fd, 2))
         except OSError:
             return False
+        finally:
+            os.close(null)
         return True
 
     def read(self) -> bool:
@@ -119,12 +119,12 @@ class Deadline:
         return time.time() >= self.at_s - spare_s
 
     def _end(self) -> None:
-        if self._process is not None:
-            from infini_run.jobs.command import kill_group
+        if self._pid:
+            from infini_run.jobs.command import kill_group, reap
 
-            kill_group(self._process)
-            self._process.wait()
-            self._process = None
+            kill_group(self._pid)
+            reap(self._pid)
+            self._pid = 0
 
     def close(self) -> None:
         """Safe twice."""

@@ -11,14 +11,13 @@ The one rule: what is read by others comes by rename, so it is whole or not ther
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.files import write_whole
 from infini_run.jobs.image import Image
 from infini_run.jobs.request import LOG, SPOOL, Request
+from infini_run.notation import dump, load
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -213,8 +212,10 @@ class Folder:
             except FileExistsError:
                 number += 1
         if number > 0:
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
+            except FileNotFoundError:
+                return number  # nobody has said how that one ended
         return number
 
     def attempts(self) -> int:
@@ -268,7 +269,7 @@ class Folder:
         write_whole(self.file(name), data)
 
     def _write_json(self, name: str, content: object) -> None:
-        self._write(name, (json.dumps(content, indent=1) + "\n").encode())
+        self._write(name, dump(content) + b"\n")
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -283,8 +284,8 @@ class Folder:
         if data is None:
             return {}
         try:
-            content = json.loads(data)
-        except ValueError:
+            content = load(data.strip())
+        except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
             raise InfiniRunError(f"{self.file(name)} is not what infini-job has written: look who changed it")

@@ -8,12 +8,11 @@ add the job's directory (how far it is, how it ended), a warning before the limi
 
 from __future__ import annotations
 
+import _signal as signal
 import os
-import signal
 import sys
 import time
 
-from infini_run.engines.pbs import programs
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
@@ -112,7 +111,7 @@ class Attempt:
         if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
         environ = {**self._site, **given}
-        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), self._site.get("PATH", ""), programs())))
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), _with_programs(self._site)["PATH"])))
         engine = _ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
         words += [f"--hosts={','.join(self._hosts())}"] if engine else []
@@ -215,6 +214,8 @@ class Attempt:
 
 def _with_programs(environ: Mapping[str, str]) -> dict[str, str]:
     """With PBS's on PATH."""
+    from infini_run.engines.pbs import programs
+
     return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
 
 

@@ -12,15 +12,14 @@ import time
 
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
 from infini_run.jobs.choice import Absent, choose, scheduler_of
-from infini_run.jobs.follow import Follow
 from infini_run.jobs.home import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.image import RUNTIMES, Image
 from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, LOST
-from infini_run.jobs.state import look, look_at_files
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
+from infini_run.shell import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,9 +72,7 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
         if value is True or value is False:
             words.append(f"--{'' if value else 'no'}{name}")
         elif isinstance(value, (list, tuple)):
-            import shlex
-
-            words.append(f"--{name}={shlex.join(map(str, value))}")
+            words.append(f"--{name}={joined(map(str, value))}")
         elif value is not None:
             words.append(f"--{name}={value}")
     parsed = parse(words, environ, TABLES["submit"], PREFIXES)
@@ -167,11 +164,15 @@ class Job:
 
     def status(self) -> Status:
         """How it is now. Costs at most one query; none, once it has ended."""
+        from infini_run.jobs.state import look
+
         return look([self._folder], lambda _: self._scheduler)[0]
 
     def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
         """Wait until it has ended, at most `timeout_s` seconds (None: as long as it takes), and return how it is
         then: `is_final`, `state`, `exit_code`. changed: is called with each new status."""
+        from infini_run.jobs.follow import Follow
+
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         follow = Follow(self._folder, self._scheduler)
         try:
@@ -260,6 +261,8 @@ def find_jobs(
 ) -> list[Status]:
     """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
     directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
+    from infini_run.jobs.state import look
+
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
     folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
@@ -268,6 +271,8 @@ def find_jobs(
 
 def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:
     """Those that this version can read: one that it cannot is told of, and hides no other."""
+    from infini_run.jobs.state import look_at_files
+
     for folder in folders:
         try:
             look_at_files(folder)

@@ -6,11 +6,11 @@ number later is taken for it. Its id is PID.START@HOST, for the directory may be
 
 from __future__ import annotations
 
+import _signal as signal
 import os
-import signal
-import subprocess
 
 from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.command import ask
 from infini_run.jobs.folder import Folder
 from infini_run.jobs.request import LOG
 from infini_run.jobs.scheduler import REFUSED, RUNNING, Facts, Pool, Seen, clean
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_START = 'setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
+_START = 'cd /; setsid sh "$0" </dev/null >>"$1" 2>&1 & echo $!'
 
 
 class Local:
@@ -59,16 +59,10 @@ class Local:
     def submit(self, script_path: str, name: str) -> str:
         """Start it; it is nobody's child, and holds nothing of ours."""
         log = os.path.join(os.path.dirname(script_path), LOG)
-        try:
-            made = subprocess.run(
-                ["sh", "-c", _START, script_path, log],
-                env=self._environ, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-        except OSError as error:
-            raise SubmitError(REFUSED, f"sh cannot be run: {error.strerror}") from None
-        pid = made.stdout.strip()
+        made = ask(["sh", "-c", _START, script_path, log], self._environ)
+        pid = made.out.strip()
         if not pid.isdecimal():
-            raise SubmitError(REFUSED, made.stderr.strip() or "the shell has not started it")
+            raise SubmitError(REFUSED, made.error.strip() or "the shell has not started it")
         return f"{pid}.{_start_of(int(pid))}@{os.uname().nodename}"
 
     def find(self, name: str) -> str | None:

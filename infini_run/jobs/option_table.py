@@ -5,8 +5,6 @@ The grammar is infini-run's (flags.py). A variable INFINI_JOB_NAME of the enviro
 
 from __future__ import annotations
 
-import shlex
-
 from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
 from infini_run.jobs.image import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
@@ -20,6 +18,8 @@ USR2 = 12
 
 def _words(text: str) -> tuple[str, ...]:
     """As a shell splits them."""
+    import shlex
+
     try:
         return tuple(shlex.split(text))
     except ValueError as error:

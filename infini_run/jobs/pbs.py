@@ -7,9 +7,7 @@ those all the same; without a history `-x` knows none, and exits with 0. All of 
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import time
 
 from infini_run.errors import QueryError, SubmitError
@@ -39,7 +37,7 @@ from infini_run.kind import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from infini_run.jobs.command import Said
@@ -47,9 +45,8 @@ if TYPE_CHECKING:
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")
-_INTEGER = re.compile(r"-?\d{1,9}")
 _HELD = {"H": "held", "W": "its time has not come"}  # of those of which PBS says nothing
-_ID = re.compile(r"\d+(\[\d*\])?(\.[A-Za-z0-9._-]+)?")
+_LISTS = "list server\nlist queue @default\nlist node @default\n"  # @default: all of the default server's
 _PRESENT = (QUEUED, STARTING, RUNNING)
 _STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING, "S": RUNNING,
            "U": RUNNING, "B": RUNNING}  # fmt: skip
@@ -62,6 +59,7 @@ _NO_HISTORY = "not configured to maintain job history"
 _NEVER_WAS, _IS_OVER = "Unknown Job Id", "has finished"
 _UNKNOWN = (_NEVER_WAS, _IS_OVER)
 _NOT_NOW = "invalid for state"  # of a job that does not run (yet)
+_UNITS = " kmgtp"
 _END = "\x1f"  # between two attributes: a value with one has ^_ there
 _AWAY = ("cannot connect to server", "Connection refused", "No default server", "Unknown Host", "could not resolve",
          "unable to read qmaster name")  # fmt: skip
@@ -88,13 +86,14 @@ class Pbs:
         self._environ = clean(os.environ if environ is None else environ)
 
     def facts(self) -> Facts:
-        """Raises QueryError."""
-        server, queues, nodes = side_by_side(  # a second qstat within a second sleeps 0.2 s (its delay_query)
-            lambda: self._json("Server", "qstat", "-B", "-f", "-F", "json"),
-            lambda: self._json("Queue", "qstat", "-Q", "-f", "-F", "json"),
-            lambda: self._json("nodes", "pbsnodes", "-a", "-v", "-F", "json"),
-        )
-        first = next(iter(server.values()), {})
+        """By one command: a second qstat within a second sleeps for 0.2 s (its delay_query), and each connects and
+        proves who we are anew. Raises QueryError."""
+        said = ask(["qmgr"], self._environ, given=_LISTS)
+        found = _objects(said.out)
+        if said.timed_out or not found["Server"] or (said.code and not found["Queue"]):
+            raise QueryError(_complaint("qmgr -c 'list server'", said, is_garbage=said.code == 0))
+        queues, nodes = found["Queue"], found["Node"]
+        first = next(iter(found["Server"].values()))
         kinds = _hosts(nodes)
         return Facts(
             scheduler=self.name,
@@ -112,7 +111,7 @@ class Pbs:
         """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
         said = ask(["qsub", "-N", name, script_path], self._environ)
         job_id = said.out.strip()
-        if said.code == 0 and _ID.fullmatch(job_id):
+        if said.code == 0 and is_id(job_id):
             return job_id
         if said.code == MISSING:
             raise SubmitError(UNREACHABLE, said.error)
@@ -176,7 +175,7 @@ class Pbs:
         if said.code or said.timed_out:
             raise QueryError(_complaint("qselect", said))
         lines = said.out.split()
-        if not all(_ID.fullmatch(line) for line in lines):
+        if not all(is_id(line) for line in lines):
             raise QueryError(f"qselect: an answer that cannot be understood: {said.out[:80]!r}")
         return lines
 
@@ -225,49 +224,6 @@ class Pbs:
             found |= one
             over += is_over
         return found, over
-
-    def _json(self, key: str, *argv: str) -> dict[str, dict[str, Any]]:
-        """What an answer has under a key: by name what is known of it. An answer without it knows of none."""
-        said = ask(argv, self._environ)
-        try:
-            answer = json.loads(said.out, strict=False)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict) or said.timed_out:
-            if said.code and any(part in said.error for part in _UNKNOWN) and not said.out.strip():
-                return {}
-            raise QueryError(_complaint(" ".join(argv[:4]), said, is_garbage=said.code == 0))
-        if "pbs_version" not in answer:
-            raise QueryError(f"{argv[0]}: an answer that cannot be understood: {said.out[:80]!r}")
-        if said.code and key not in answer and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint(" ".join(argv[:4]), said))
-        found = answer.get(key, {})
-        return {str(name): each for name, each in found.items() if isinstance(each, dict)}
-
-
-def side_by_side(*calls: Callable[[], dict[str, dict[str, Any]]]) -> list[dict[str, dict[str, Any]]]:
-    """What each returns. Raises the QueryError of the first that has one."""
-    from threading import Thread
-
-    answers: list[dict[str, dict[str, Any]] | QueryError] = [{} for _ in calls]
-
-    def call(at: int) -> None:
-        try:
-            answers[at] = calls[at]()
-        except QueryError as error:
-            answers[at] = error
-
-    threads = [Thread(target=call, args=(at,)) for at in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = []
-    for answer in answers:
-        if isinstance(answer, QueryError):
-            raise answer
-        found.append(answer)
-    return found
 
 
 def is_pbs(environ: Mapping[str, str]) -> bool:
@@ -319,8 +275,44 @@ def _read_jobs(text: str) -> dict[str, dict[str, Any]] | None:
         job: dict[str, Any] = {}
         for attribute in attributes:
             name, _, value = attribute.partition("=")
-            job.setdefault(name, int(value) if name in _NUMBERS and _INTEGER.fullmatch(value) else value)
+            job.setdefault(name, _integer(value) if name in _NUMBERS else value)
         found[first.removeprefix(_FIRST)] = job
+    return found
+
+
+def _integer(text: str) -> int | str:
+    """A number, as JSON has those two."""
+    return int(text) if number(text.removeprefix("-")) is not None else text
+
+
+def is_id(text: str) -> bool:
+    """Whether PBS calls a job so: `12.server`; an array `12[].server`, one of its jobs `12[3].server`."""
+    job, dot, server = text.partition(".")
+    digits, bracket, index = job.partition("[")
+    if number(digits) is None or (bracket and (index[-1:] != "]" or number(index[:-1] or "0") is None)):
+        return False
+    return not dot or (bool(server) and all(c.isalnum() or c in "._-" for c in server) and server.isascii())
+
+
+def _objects(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """What qmgr's `list` prints: by kind (Server, Queue, Node) and name its attributes, those of a resource below the
+    attribute. A value of many words goes on behind a tab on the next line (display, qmgr.c)."""
+    found: dict[str, dict[str, dict[str, Any]]] = {"Server": {}, "Queue": {}, "Node": {}}
+    attributes: dict[str, Any] = {}
+    last: tuple[dict[str, Any], str] | None = None
+    for line in text.split("\n"):
+        kind, _, name = line.partition(" ")
+        if kind in found and name:
+            attributes = found[kind].setdefault(name, {})
+            last = None
+        elif line.startswith("\t") and last is not None:
+            where, name = last
+            where[name] += line.strip()
+        elif line.startswith("    ") and " = " in line:
+            name, _, value = line.strip(" ").partition(" = ")
+            name, dot, resource = name.partition(".")
+            last = (attributes.setdefault(name, {}), resource) if dot else (attributes, name)
+            last[0][last[1]] = value
     return found
 
 
@@ -342,9 +334,10 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
     """Of a job that waits: WAITING, PASSING or HOPELESS by PBS's comment, and what to change in a hopeless one. That
     there are not enough nodes in all is not told from that they are busy."""
     if comment.startswith("Can Never Run"):
-        what = re.search(r"resource: (host|vnode) \((\S+) != ", comment)
-        if what:
-            return HOPELESS, f"no node of the queue has {what[1]}={what[2]}: pbsnodes -a lists them"
+        what, _, rest = comment.partition("resource: ")[2].partition(" (")
+        asked, differs, _ = rest.partition(" != ")
+        if what in ("host", "vnode") and differs:
+            return HOPELESS, f"no node of the queue has {what}={asked}: pbsnodes -a lists them"
         return HOPELESS, "ask for less, or for another --pool: no nodes have what is asked for"
     if "too many failed attempts" in comment:
         return HOPELESS, "PBS gave up starting it: cancel it, and ask an administrator about its nodes"
@@ -427,11 +420,13 @@ def span_s(text: str) -> int:
 
 def _size_mb(text: str) -> int:
     """`1056270208kb` in MB; a number alone is bytes."""
-    match = re.fullmatch(r"(\d{1,18})([kmgtp]?)(b|w)?", text.lower())
-    if match is None:
+    body = text.lower()
+    is_words, body = body.endswith("w"), body.rstrip("bw")
+    unit = body[-1:] if body[-1:] in _UNITS[1:] else ""
+    size = number(body.removesuffix(unit))
+    if size is None:
         return 0
-    size = int(match[1]) * (8 if match[3] == "w" else 1)
-    return (size << 10 * " kmgtp".index(match[2] or " ")) >> 20
+    return (size * (8 if is_words else 1) << 10 * _UNITS.index(unit or " ")) >> 20
 
 
 def _whole(value: object) -> int:

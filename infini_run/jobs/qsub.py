@@ -6,8 +6,6 @@ the first would win (OpenPBS 23.06). OpenPBS and PBS Professional from 2021.1 on
 
 from __future__ import annotations
 
-import re
-
 from infini_run.jobs.request import CPU, DETERMINED
 from infini_run.jobs.user_options import NONE, VALUE, Table, read, refusals
 from infini_run.kind import number
@@ -56,7 +54,6 @@ _CHUNK_ONLY = (
 )
 _ARRANGED = ("free", "pack", "scatter", "vscatter")
 _SHARED = ("excl", "exclhost", "shared")
-_NEXT = re.compile(r",(?=[A-Za-z_][A-Za-z0-9_.-]*=)")  # a comma may belong to a value
 _HIDDEN = ("block", "sandbox", "interactive", "x11")
 
 
@@ -76,9 +73,27 @@ def quoted(word: str) -> str:
     """A word as a line of #PBS has it: quotes as a shell's, but no backslash."""
     if word and not any(char.isspace() or char in "'\"" for char in word):
         return word
-    return (
-        "".join(f'"{piece}"' if "'" in piece else f"'{piece}'" for piece in re.split(r"('+)", word) if piece) or "''"
-    )
+    pieces = []
+    rest = word
+    while rest:
+        quote = '"' if rest[0] == "'" else "'"
+        size = len(rest) - len(rest.lstrip("'")) if quote == '"' else (rest + "'").index("'")
+        pieces.append(f"{quote}{rest[:size]}{quote}")
+        rest = rest[size:]
+    return "".join(pieces) or "''"
+
+
+def _items(text: str) -> list[str]:
+    """`name=value,name=value`; a comma that no name follows belongs to a value."""
+    found: list[str] = []
+    for item in text.split(","):
+        name, equals, _ = item.partition("=")
+        is_name = name.isascii() and name.replace("_", "a").replace(".", "").replace("-", "").isalnum()
+        if found and not (equals and is_name and (name[0].isalpha() or name[0] == "_")):
+            found[-1] += f",{item}"
+        else:
+            found.append(item)
+    return found
 
 
 def user_options(request: Request) -> Asked:
@@ -88,13 +103,13 @@ def user_options(request: Request) -> Asked:
     problems += [f"{option.said}: qsub has no such option" for option in given.options if not option.is_known]
     others = [option.words for option in given.without("l")]
     for option in given.options:
-        names = {item.partition("=")[0].strip().lower() for item in _NEXT.split(option.value or "")}
+        names = {item.partition("=")[0].strip().lower() for item in _items(option.value or "")}
         if option.name == "W" and not names.isdisjoint(_HIDDEN):
             problems.append(f"{option.said}: {_QSUB}")
     resources = _Resources(request)
     for option in given.options:
         if option.name == "l":
-            for item in _NEXT.split(option.value or ""):
+            for item in _items(option.value or ""):
                 resources.take(item, option.said)
     return Asked(
         chunk=tuple(resources.chunk),

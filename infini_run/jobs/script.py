@@ -6,7 +6,8 @@ done is in infini_run.jobs.inside, which finds everything else in the job's dire
 
 from __future__ import annotations
 
-import shlex
+import os
+import sys
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
@@ -15,6 +16,7 @@ from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
 from infini_run.jobs.request import LOG, SPOOL
 from infini_run.record import replace
+from infini_run.shell import joined, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,12 +49,19 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
         options = qsub.options(request, layout, f"{request.folder}/{SPOOL}")
         lines += ["#PBS " + " ".join(map(qsub.quoted, words)) for words in options]
     lines += [f"# {request.name}: {described(layout)}", ""]
-    folder = shlex.quote(request.folder)
+    folder = quoted(request.folder)
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
-        lines.append(f"exec >>{shlex.quote(f'{request.folder}/{LOG}')} 2>&1")
+        lines.append(f"exec >>{quoted(f'{request.folder}/{LOG}')} 2>&1")
     # not where it was submitted: what is called json.py there would be imported
-    lines.append(f"cd / && exec {shlex.quote(request.python)} -m infini_run.jobs.inside {folder}")
+    lines.append(f"cd / && exec {joined(_python(request.python))} {folder}")
     return "\n".join(lines) + "\n"
+
+
+def _python(python: str) -> list[str]:
+    """This interpreter is started without site; of another one nothing is known."""
+    if python == sys.executable:
+        return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
+    return [python, "-m", "infini_run.jobs.inside"]
 
 
 def render_node(request: Request, layout: Layout) -> str:
@@ -63,7 +72,7 @@ def render_node(request: Request, layout: Layout) -> str:
         return ""
     place = replace(_place(request, layout.slot_type), over_stdio=request.scheduler == "local")
     words = wrap(image, place, [image.python])
-    return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
+    return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
 
 
 def render_srun(request: Request, layout: Layout) -> str:
@@ -72,7 +81,7 @@ def render_srun(request: Request, layout: Layout) -> str:
     image = request.container
     if image is None or image.runtime != "pyxis":
         return ""
-    words = shlex.join(srun_options(image, _place(request, layout.slot_type)))
+    words = joined(srun_options(image, _place(request, layout.slot_type)))
     return f'#!/bin/sh\nPATH=${{PATH#*:}}\nexec srun {words} "$@"\n'
 
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
-import tempfile
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.change import Changes
 from infini_run.jobs.folder import Order, environment
 from infini_run.jobs.home import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
 from infini_run.jobs.script import render, render_node, render_srun
-from infini_run.jobs.state import LOCAL
 from infini_run.record import replace
+from infini_run.shell import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,10 +48,10 @@ class Plan:
 
 def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
     """facts: what the scheduler has. Raises UsageError: all that is wrong with it."""
-    if scheduler.name == LOCAL:
+    if scheduler.name == "local":
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)
-    if scheduler.name == LOCAL and request.warn_s and not request.time_s:
+    if scheduler.name == "local" and request.warn_s and not request.time_s:
         layout = replace(layout, remark=_NO_LIMIT)
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
     pool = facts.pool(request.pool)
@@ -77,6 +74,8 @@ def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
 
 def check(planned: Plan, scheduler: Scheduler) -> str:
     """Why the scheduler could never run it, ""; asked without leaving anything. Raises QueryError."""
+    import tempfile
+
     with tempfile.NamedTemporaryFile("wb", prefix="infini-job-", suffix=".sh") as file:
         file.write(os.fsencode(planned.text))
         file.flush()
@@ -192,6 +191,8 @@ def _own_id(folder: Folder | None, before: str, limit_s: float) -> str:
 def _wait_for_id(folder: Folder, before: str, limit_s: float) -> None:
     """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
     machine: time ends the wait."""
+    from infini_run.jobs.change import Changes
+
     end_s = time.monotonic() + limit_s
     changes = Changes()
     try:
@@ -205,4 +206,4 @@ def _wait_for_id(folder: Folder, before: str, limit_s: float) -> None:
 
 def shown_command(command: tuple[str, ...]) -> str:
     """As a shell would read it."""
-    return shlex.join(command)
+    return joined(command)

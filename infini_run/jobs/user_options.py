@@ -6,8 +6,6 @@ abbreviated, so that what is ours is refused however it is spelled. All that is 
 
 from __future__ import annotations
 
-import shlex
-
 from infini_run.flags import quote
 from infini_run.record import record
 
@@ -111,6 +109,8 @@ class _Scan:
         name, *rest = text.split(maxsplit=1)[:2] if text.startswith("-") and text.strip() else [text]
         if not rest or "=" in name:
             return [text]
+        import shlex
+
         try:
             return shlex.split(text)
         except ValueError as wrong:

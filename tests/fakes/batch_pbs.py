@@ -1,4 +1,4 @@
-"""qsub, qstat, qsig, qdel, qselect and pbsnodes, as OpenPBS 23.06.06 answers: batch_pbs.py COMMAND WORDS...
+"""qsub, qstat, qsig, qdel, qselect and qmgr, as OpenPBS 23.06.06 answers: batch_pbs.py COMMAND WORDS...
 
 To the word, as printed by one that was built from its source. `qstat -f -F json A B` prints the first job alone.
 """
@@ -152,20 +152,9 @@ def qstat(words, fault):
     if words == ["--version"]:
         print("pbs_version = 23.06.06")
         return
-    flags = [word for word in words if word.startswith("-")]
     with Book() as book:
         settings, jobs = book.settings, dict(book.jobs)
-    if "-B" in flags:
-        server = {"server_state": "Active", "default_queue": "workq", "pbs_version": "23.06.06"}
-        if settings["history"]:
-            server["job_history_enable"] = "True"
-        print(json.dumps({**HEAD, "Server": {SERVER: server}}))
-    elif "-Q" in flags:
-        queues = {name: {"queue_type": "Execution", "enabled": "True", "started": "True", **queue}
-                  for name, queue in settings["pools"].items()}  # fmt: skip
-        print(json.dumps({**HEAD, "Queue": queues}))
-    else:
-        list_jobs([word for word in words if word[0].isdigit()], jobs, settings, words, fault)
+    list_jobs([word for word in words if word[0].isdigit()], jobs, settings, words, fault)
 
 
 def list_jobs(ids, jobs, settings, words, fault):
@@ -258,19 +247,46 @@ def qselect(words, fault):
                 print(f"{number}.{SERVER}")
 
 
-def pbsnodes(words, fault):
+def qmgr(words, fault):
+    """What is asked on stdin: list server, list queue @default, list node @default."""
     with Book() as book:
-        nodes = {
-            name: {"Mom": name, "state": "free", "pcpus": node["ncpus"],
-                   "resources_available": {"arch": "linux", "host": name, "vnode": name, "mem": "8192000kb", **node}}
-            for name, node in book.settings["nodes"].items()
-        }  # fmt: skip
-    print(json.dumps({**HEAD, "nodes": nodes}))
+        settings = book.settings
+    server = {"server_state": "Active", "server_host": SERVER, "default_queue": "workq",
+              "acl_roots": ",".join(f"root@host{n}.a-domain-with-a-name" for n in range(4)),
+              "pbs_version": "23.06.06", "job_history_enable": str(settings["history"])}  # fmt: skip
+    objects = {"server": {SERVER: server}}
+    objects["queue"] = {name: {"queue_type": "Execution", "enabled": "True", "started": "True", **queue}
+                        for name, queue in settings["pools"].items()}  # fmt: skip
+    objects["node"] = {
+        name: {"Mom": name, "state": "free", "pcpus": node["ncpus"],
+               "resources_available": {"arch": "linux", "host": name, "vnode": name, "mem": "8192000kb", **node}}
+        for name, node in settings["nodes"].items()
+    }  # fmt: skip
+    print("Max open servers: 49")
+    for line in sys.stdin:
+        kind = line.split()[1]
+        for name, attributes in objects[kind].items():
+            print(kind.capitalize(), name)
+            for key, value in attributes.items():
+                for resource, text in value.items() if isinstance(value, dict) else [("", value)]:
+                    shown(f"{key}.{resource}" if resource else key, str(text))
+            print()
+    after(fault, f"qmgr: cannot connect to server {SERVER}")
+
+
+def shown(name, text):
+    """As qmgr breaks it into lines, behind a comma."""
+    length = len(name) + 11
+    print(f"    {name} = ", end="")
+    for at, part in enumerate(text.split(",")):
+        length += len(part) + 1
+        print("," * (at > 0) + "\n\t" * (at > 0 and length >= 80) + part, end="")
+    print()
 
 
 if __name__ == "__main__":
     command = sys.argv[1]
     fault = before(command)
     if fault == "away":
-        fail(AWAY.format(command), 255 if command == "qstat" else 162)
+        fail(AWAY.format(command), {"qstat": 255, "qmgr": 2}.get(command, 162))
     globals()[command](sys.argv[2:], fault)
