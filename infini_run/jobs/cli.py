@@ -9,7 +9,7 @@ import time
 
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.flags import parse, quote
-from infini_run.jobs.option_table import PREFIXES, TABLES, VERBS, defaults
+from infini_run.jobs.option_table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
     values: dict[str, Any] = defaults(verb)
     words: list[str] = []
     rest = tuple(argv)
+    environ = {name: text for name, text in environ.items() if name not in OF_A_RANK}
     while True:
         parsed = parse(rest, environ, TABLES[verb], PREFIXES)
         if parsed.question:
@@ -142,7 +143,7 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
         what = {"slurm": "partition", "pbs": "queue"}.get(scheduler.name, "")
         pool = f"  {what} {order.pool}" if order.pool and what else ""
         logs = f"logs: infini-job logs -f {order.name}"
-        _print(f"job {order.name}  {scheduler.name} {_short(folder.id)}  {order.shape}{pool}   {logs}")
+        _print(f"job {order.name}  {scheduler.name} {_short(folder.id)}  {order.whole_shape}{pool}   {logs}")
     return _wait(Job(folder, scheduler)) if values["wait"] else 0
 
 
@@ -211,7 +212,9 @@ def _list(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
 
 
 def _show(found: Sequence[Status], *, is_long: bool) -> int:
-    rows = [_row(status) for status in found]
+    rows = [row for status in found for row in (_rows(status) if is_long else [_row(status)])]
+    if is_long:
+        found = [one for status in found for one in (status, *status.tasks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for status, row in zip(found, rows, strict=True):
         line = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
@@ -233,6 +236,11 @@ def _row(status: Status) -> tuple[str, ...]:
     return status.name, status.headline, since, f"{status.scheduler} {_short(status.id)}", status.shape, command
 
 
+def _rows(status: Status) -> list[tuple[str, ...]]:
+    """An array, and each of its tasks: what they have in common is not said again."""
+    return [_row(status), *((*_row(task)[:4], "", "") for task in status.tasks)]
+
+
 def _ago(seconds: float) -> str:
     for unit, each_s in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= each_s:
@@ -252,6 +260,8 @@ def _outside(status: Status) -> list[str]:
 
 
 def _details(status: Status) -> list[str]:
+    if status.tasks:  # each tells its own
+        return []
     found = []
     if (status.is_final and status.reason) or status.state == "LOST":
         found.append(status.reason)
@@ -270,9 +280,12 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
     from infini_run.jobs.home import find_folder, home
     from infini_run.jobs.logs import blocks, scheduler_log
     from infini_run.jobs.state import look
+    from infini_run.jobs.task import task_of, tasks_of
 
     above = home(values["dir"], environ)
     folder = find_folder(above, _one("logs", words))
+    if values["task"] >= 0:
+        folder = task_of(folder, values["task"])
     out = sys.stdout.buffer
     if values["scheduler_log"]:
         if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
@@ -282,7 +295,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
         out.write(scheduler_log(folder))
         return 0
     scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
-    if scheduler is None and not folder.attempts():
+    if scheduler is None and not folder.attempts() and not tasks_of(folder):
         _Waiting().tell(look([folder], lambda order: scheduler_of(order, above, environ))[0])
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     for block in blocks(folder, scheduler, **chosen, changed=_Waiting().tell):
@@ -330,15 +343,17 @@ def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
 
 def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     """One query for all of them, of each scheduler."""
-    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.home import home
     from infini_run.jobs.job import find_jobs, forget
+    from infini_run.jobs.task import open_folder
 
     if not words:
         raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
+    above = home(values["dir"], environ)
     code = 0
     for status in find_jobs(words, dir=values["dir"]):
         try:
-            forget(Folder(status.folder), status)
+            forget(open_folder(above, status.name), status)
         except InfiniRunError as error:
             _say(str(error))
             code = code or error.exit_code

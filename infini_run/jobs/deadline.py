@@ -38,6 +38,12 @@ class Outside:
     is_preempted: bool = False
 
 
+def slurm_id(environ: Mapping[str, str]) -> str:
+    """Of the job that we are in. One task of an array has the number of the whole for its own SLURM_JOB_ID."""
+    array, index = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{index}" if array and index else environ.get("SLURM_JOB_ID", "")
+
+
 class Deadline:
     """`at_s`: the end, in seconds since the epoch; infinite: there is no limit, or nobody has said it (yet).
 
@@ -46,8 +52,10 @@ class Deadline:
     """
 
     def __init__(self, request: Request, environ: Mapping[str, str], start_s: float) -> None:
-        self._job = environ.get({"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID"}.get(request.scheduler, ""), "")
         self._is_pbs = request.scheduler == "pbs"
+        self._job = environ.get("PBS_JOBID", "") if self._is_pbs else ""
+        if request.scheduler == "slurm":
+            self._job = slurm_id(environ)
         self._start_s = start_s
         self._environ = clean(environ)
         self.at_s = start_s + request.time_s if request.time_s else NEVER

@@ -5,6 +5,7 @@
     job.log        what the script itself said                   cancelled   somebody has asked for its end
     exit           how it ended                                  node, bin/  what starts its container
     0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
+    task/K/        of an array: what its task K has of these for itself
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
 """
@@ -15,6 +16,7 @@ import os
 
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.files import write_whole
+from infini_run.jobs.array import parse
 from infini_run.jobs.image import Image
 from infini_run.jobs.request import LOG, SPOOL, Request
 from infini_run.notation import dump, load
@@ -76,6 +78,16 @@ class Order:
         slots = _count(self.slots_per_node, what)
         return f"{_count(self.nodes, 'node')} x {slots}" if self.nodes else slots
 
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Of an array: their indices."""
+        return parse(self.request.array).tasks if self.request.array else ()
+
+    @property
+    def whole_shape(self) -> str:
+        """`10 tasks x 2 nodes x 8 gpus`; of a job that is no array the same."""
+        return f"{_count(len(self.tasks), 'task')} x {self.shape}" if self.tasks else self.shape
+
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
@@ -113,17 +125,27 @@ class Ending:
 
 
 class Folder:
-    """One job's directory. Every look at it is a new one."""
+    """One job's directory. Every look at it is a new one, but at what was asked for, which never changes.
+
+    index: of a task of an array; -1: it is none."""
+
+    index = -1
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = os.path.basename(path)
+        self._order: Order | None = None
 
     def __repr__(self) -> str:
         return f"Folder({self.path!r})"
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
+
+    @property
+    def home(self) -> str:
+        """Where all jobs are."""
+        return os.path.dirname(self.path)
 
     @property
     def script(self) -> str:
@@ -161,6 +183,11 @@ class Folder:
 
     def read_order(self) -> Order:
         """Raises UsageError: it is no job's directory, or of another version."""
+        if self._order is None:
+            self._order = self._read_order()
+        return self._order
+
+    def _read_order(self) -> Order:
         content = self._read_json("request.json")
         if not content or content.pop("format", 0) != FORMAT:
             raise UsageError(

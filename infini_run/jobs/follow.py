@@ -14,7 +14,7 @@ from infini_run.errors import QueryError
 from infini_run.jobs.change import Changes, is_remote
 from infini_run.jobs.local import Local, open_process
 from infini_run.jobs.scheduler import LOST
-from infini_run.jobs.state import is_lost_for_good, look, look_at_files
+from infini_run.jobs.state import is_lost_for_good, look, look_at_files, whole
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -32,10 +32,19 @@ _NEVER = float("inf")
 
 def latest(known: Status, found: Status) -> Status:
     """found: what its directory says alone, which may be less than what is known by the scheduler's word."""
+    if found.tasks:
+        return whole(found, [latest(*pair) for pair in zip(known.tasks, found.tasks, strict=True)])
     if found.is_final or found.attempt > known.attempt:
         return found
     is_news = not found.is_told and found.state != known.state and found.since_s > known.since_s
     return found if is_news else known
+
+
+def answered(known: Status, answer: Status) -> Status:
+    """An answer that did not come changes nothing but the news."""
+    if answer.tasks:
+        return whole(answer, [answered(*pair) for pair in zip(known.tasks, answer.tasks, strict=True)])
+    return replace(known, news=answer.news) if answer.news else answer
 
 
 class Follow:
@@ -46,16 +55,18 @@ class Follow:
         self._scheduler = scheduler
         self._pidfd = -1
         self._changes = Changes()
+        self._watched: set[str] = set()
         try:
-            self._changes.add(folder.path)
+            self._watch(folder.path)
             self._look_s = REMOTE_S if is_remote(folder.path) else _NEVER
             self._interval_s = FIRST_S
             self._ask_at_s = self._look_at_s = _NEVER
             self._missing_s = _NEVER  # since when the scheduler does not know it
             self.status = look_at_files(folder)
+            self._watch_attempts()
             if not self.status.is_final:
                 self.status = self._ask()
-            self._watch_attempt()
+            self._watch_attempts()
         except BaseException:
             self.close()
             raise
@@ -84,7 +95,7 @@ class Follow:
             self.status = self._ask()
         elif now_s >= self._look_at_s:
             self._read()
-        self._watch_attempt()
+        self._watch_attempts()
         return self.status != before
 
     def _wait(self, wait_s: float, also: Sequence[int]) -> bool:
@@ -103,7 +114,7 @@ class Follow:
     def _read(self) -> None:
         """What the directory says alone; where that leaves a question, the scheduler is next."""
         self._look_at_s = time.monotonic() + self._look_s
-        found = look_at_files(self._folder)
+        found = look_at_files(self._folder, self.status)
         self.status = latest(self.status, found)
         if found.is_told and self.status is not found:
             self._ask_at_s = 0.0
@@ -113,8 +124,7 @@ class Follow:
         status = look([self._folder], lambda _: self._scheduler)[0]
         is_missing = status.state == LOST
         self._missing_s = min(self._missing_s, now_s) if is_missing else self._missing_s if status.news else _NEVER
-        if status.news:
-            status = replace(self.status, news=status.news)
+        status = answered(self.status, status)
         self._ask_at_s = now_s + self._interval_s
         self._look_at_s = now_s + self._look_s
         self._open_process(status)
@@ -128,9 +138,17 @@ class Follow:
             except QueryError:
                 return
 
-    def _watch_attempt(self) -> None:
-        if self.status.attempt >= 0:
-            self._changes.add(self._folder.file(str(self.status.attempt)))
+    def _watch_attempts(self) -> None:
+        for one in self.status.tasks or (self.status,):
+            if not (one.is_final and self.status.tasks):
+                self._watch(one.folder)
+                if one.attempt >= 0:
+                    self._watch(os.path.join(one.folder, str(one.attempt)))
+
+    def _watch(self, path: str) -> None:
+        if path not in self._watched:
+            self._changes.add(path)
+            self._watched.add(path)
 
     def close(self) -> None:
         """Safe twice."""

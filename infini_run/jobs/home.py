@@ -6,7 +6,9 @@ import os
 import stat
 
 from infini_run.errors import UsageError
+from infini_run.jobs.array import split
 from infini_run.jobs.folder import Folder
+from infini_run.jobs.task import task_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +48,10 @@ def make_folder(above: str, name: str) -> Folder:
 
 
 def find_folder(above: str, name: str) -> Folder:
-    """The directory of a job that there is, and that is ours. Raises UsageError."""
+    """The directory of a job that there is, and that is ours, or of its task (NAME.K). Raises UsageError."""
+    base, index = split(name)
+    if index >= 0 and is_name(base):
+        return task_of(find_folder(above, base), index)
     if not is_name(name):
         raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")
     path = os.path.join(above, name)

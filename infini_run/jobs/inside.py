@@ -1,6 +1,6 @@
 """What a job's script runs on its first node: infini-run's own head, over what the scheduler gave us.
 
-    python -m infini_run.jobs.inside FOLDER
+    python -m infini_run.jobs.inside FOLDER [K]        K: of an array the task
 
 The head reaches the nodes, and what holds for a launch holds for a job: first failure, teardown, labelled output. We
 add the job's directory (how far it is, how it ended), a warning before the limit, and running it again.
@@ -16,9 +16,11 @@ import time
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
-from infini_run.jobs.deadline import NEVER, Alarm, Outside
+from infini_run.jobs.array import whole_id
+from infini_run.jobs.deadline import NEVER, Alarm, Outside, slurm_id
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
 from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, TIMED_OUT, WARNED
+from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
 from infini_run.options import resolve
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
-_OWN_ID = {"pbs": "PBS_JOBID", "slurm": "SLURM_JOB_ID"}  # a job that is run again may have got another id
+_OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
@@ -105,12 +107,16 @@ class Attempt:
             raise UsageError(
                 f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
             ) from None
-        given |= {"INFINI_JOB_NAME": job.name, "INFINI_JOB_ATTEMPT": str(self._number)}
+        given |= {"INFINI_JOB_NAME": self._folder.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
+        site = {name: text for name, text in self._site.items() if name not in _OF_A_TASK}
+        given = {name: text for name, text in given.items() if name not in _OF_A_TASK}  # who submits may be one
+        if self._folder.index >= 0:
+            given |= dict(zip(_OF_A_TASK, (str(self._folder.index), str(len(job.tasks))), strict=True))
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
         if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
-        environ = {**self._site, **given}
+        environ = {**site, **given}
         environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), _with_programs(self._site)["PATH"])))
         engine = _ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
@@ -239,11 +245,7 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
     job = folder.read_order()
     signals = Signals(hears_urgent=job.request.scheduler == "pbs")
-    own_id = environ.get(_OWN_ID.get(job.request.scheduler, ""), "")
-    if (
-        own_id and own_id != folder.id and "SLURM_ARRAY_JOB_ID" not in environ
-    ):  # who submitted us had no answer, or we are a later run
-        folder.write_id(own_id)
+    _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
     while True:
         number = folder.begin()
         failures = _failures(folder, number)
@@ -262,6 +264,14 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
         if job.request.scheduler in _ENGINES:
             problem = _requeue(folder, job, environ)
             return ending.code if problem is None else _end(folder, _with(ending, problem))
+
+
+def _write_id(folder: Folder, own_id: str) -> None:
+    """Where it is another than its directory knows: who submitted us had no answer, or we are a later run."""
+    if isinstance(folder, Task) and own_id and not folder.array.id:
+        folder.array.write_id(whole_id(own_id))
+    if own_id and own_id != folder.id:
+        folder.write_id(own_id)
 
 
 def _end(folder: Folder, ending: Ending) -> int:
@@ -319,7 +329,7 @@ def _scheduler(folder: Folder, job: Order, environ: Mapping[str, str]) -> Schedu
     """Raises UsageError, QueryError."""
     from infini_run.jobs.choice import find_scheduler
 
-    return find_scheduler(job.request.scheduler, os.path.dirname(folder.path), _with_programs(environ))
+    return find_scheduler(job.request.scheduler, folder.home, _with_programs(environ))
 
 
 def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRunError | None:
@@ -331,9 +341,16 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRu
         if scheduler.name == "pbs":
             from infini_run.jobs.submit import hand_over
 
-            folder.write_id(hand_over(scheduler, folder.script, job.name, say=_say, folder=folder, before=folder.id))
+            if isinstance(folder, Task):
+                from infini_run.jobs.script import render_task
+
+                with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
+                    folder.write_script(render_task(file.read(), folder.index))
+            folder.write_id(
+                hand_over(scheduler, folder.script, folder.name, say=_say, folder=folder, before=folder.id)
+            )
         elif not scheduler.requeue(folder.id):
-            folder.write_id(scheduler.submit(folder.script, job.name))
+            folder.write_id(scheduler.submit(folder.script, folder.name))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             return error
@@ -345,7 +362,7 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRu
 
 def main() -> None:
     """Be what the script says. A signal that comes before we listen is the end, as for any program."""
-    if len(sys.argv) != 2 or not os.path.isdir(sys.argv[1]):
+    if len(sys.argv) not in (2, 3) or not os.path.isdir(sys.argv[1]):
         sys.exit(
             f"infini-job: {' '.join(sys.argv[1:])} is not there on {os.uname().nodename}: the directory of a job "
             "must be one that the nodes share; give another --dir"
@@ -353,7 +370,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
-        code = run(Folder(os.path.abspath(sys.argv[1])), dict(os.environ))
+        folder = Folder(os.path.abspath(sys.argv[1]))
+        code = run(task_of(folder, int(sys.argv[2])) if sys.argv[2:] else folder, dict(os.environ))
     except InfiniRunError as error:
         _say(str(error))
         code = error.exit_code

@@ -19,6 +19,7 @@ from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
+from infini_run.jobs.task import Task, task_of
 from infini_run.shell import joined
 
 TYPE_CHECKING = False
@@ -104,7 +105,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     name = new_name()
     same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
             "round_up", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
-            "restarts")  # fmt: skip
+            "array", "restarts")  # fmt: skip
     return Request(
         name=name,
         folder=os.path.join(above, name),
@@ -189,22 +190,24 @@ class Job:
             follow.close()
 
     def logs(
-        self, *, follow: bool = False, rank: int | None = None, node: str | int | None = None,
-        attempt: int | None = None, scheduler_log: bool = False,
+        self, *, follow: bool = False, task: int | None = None, rank: int | None = None,
+        node: str | int | None = None, attempt: int | None = None, scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
         """What the ranks have written, line by line, each with the name of its rank in front. follow: go on until the
-        job has ended. rank, node (index or host): theirs only. attempt: of that run, counted from 0 (None: all).
-        scheduler_log: what the job's script and its scheduler have said instead.
+        job has ended. task: of that task of an array (None: all, each line with the task in front). rank, node (index
+        or host): theirs only. attempt: of that run, counted from 0 (None: all). scheduler_log: what the job's script
+        and its scheduler have said instead.
 
-        Raises UsageError: there is no such rank, node or attempt."""
+        Raises UsageError: there is no such task, rank, node or attempt."""
         from infini_run.jobs.logs import blocks
         from infini_run.jobs.logs import scheduler_log as read
 
+        folder = self._folder if task is None else task_of(self._folder, task)
         if scheduler_log:
-            yield from read(self._folder).decode("utf-8", "surrogateescape").splitlines()
+            yield from read(folder).decode("utf-8", "surrogateescape").splitlines()
             return
         for block in blocks(
-            self._folder,
+            folder,
             self._scheduler if follow else None,
             rank=-1 if rank is None else rank,
             node="" if node is None else str(node),
@@ -223,10 +226,19 @@ class Job:
         again = self._folder.was_told_to_end
         if not again:
             self._folder.mark_cancelled()
-        id_ = status.id or self._scheduler.find(self.name)
-        if id_:
-            self._scheduler.cancel(id_, again=again)
+        ids = self._ids(status)
+        if ids:
+            self._scheduler.cancel(*ids, again=again)
             self._folder.mark_cancelled(is_told=True)
+
+    def _ids(self, status: Status) -> list[str]:
+        """What the scheduler is to end: a job, or all tasks of an array that have not ended."""
+        if not status.tasks:
+            found = status.id or self._scheduler.find(self.name)
+            return [found] if found else []
+        # on this machine it is a process that starts them; an id of Slurm or PBS would be that of all tasks
+        whole = [status.id] if self._scheduler.name == "local" else []
+        return [id_ for id_ in (*whole, *(task.id for task in status.tasks if not task.is_final)) if id_]
 
     def forget(self) -> None:
         """Remove its directory and all that is in it: of a job that has ended, or that nobody knows (LOST). Raises
@@ -236,6 +248,8 @@ class Job:
 
 def forget(folder: Folder, status: Status) -> None:
     """The same, of a job that was just looked at."""
+    if isinstance(folder, Task):
+        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
     if not status.is_final and status.state != LOST:
         news = f" as far as is known ({status.news})" if status.news else ""
         raise UsageError(f"job {folder.name} is {status.state}{news}: infini-job cancel ends it")

@@ -11,9 +11,9 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.command import ask
-from infini_run.jobs.folder import Folder
 from infini_run.jobs.request import LOG
-from infini_run.jobs.scheduler import REFUSED, RUNNING, Facts, Pool, Seen, clean
+from infini_run.jobs.scheduler import QUEUED, REFUSED, RUNNING, WAITING, Facts, Pool, Seen, clean
+from infini_run.jobs.task import Task, open_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,24 +63,36 @@ class Local:
         pid = made.out.strip()
         if not pid.isdecimal():
             raise SubmitError(REFUSED, made.error.strip() or "the shell has not started it")
-        return f"{pid}.{_start_of(int(pid))}@{os.uname().nodename}"
+        return id_of(int(pid))
 
     def find(self, name: str) -> str | None:
         """It is there as soon as it has an id."""
-        id_ = Folder(os.path.join(self._above, name)).id
+        id_ = open_folder(self._above, name).id
         return id_ if id_ and _pid(id_) else None
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
-        """Those that run. How one has ended is in its directory alone."""
+        """Those that run, and tasks that will. How one has ended is in its directory alone."""
         found = {}
+        are_started: dict[str, bool] = {}  # by array: by a process that is there
         for name in names:
-            id_ = Folder(os.path.join(self._above, name)).id
+            folder = open_folder(self._above, name)
+            id_ = folder.id
             if id_ and _pid(id_):
                 found[name] = Seen(id=id_, state=RUNNING)
+            elif isinstance(folder, Task) and not id_ and not folder.is_cancelled:
+                path = folder.array.path
+                if path not in are_started:
+                    are_started[path] = bool(folder.array.id and _pid(folder.array.id))
+                if are_started[path]:
+                    found[name] = Seen(id="", state=QUEUED, hold=WAITING)
         return found
 
-    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
+    def cancel(self, *ids: str, again: bool = False) -> None:
         """TERM, as a scheduler: the ranks have their grace."""
+        for id_ in ids:
+            self._end(id_)
+
+    def _end(self, id: str) -> None:  # noqa: A002
         try:
             fd = open_process(id)
         except QueryError:
@@ -94,6 +106,10 @@ class Local:
     def requeue(self, id: str) -> bool:  # noqa: A002
         """Nobody else is needed: the script begins again by itself."""
         return False
+
+
+def id_of(pid: int) -> str:
+    return f"{pid}.{_start_of(pid)}@{os.uname().nodename}"
 
 
 def _signal(send: Callable[[int, int], None], whom: int) -> None:

@@ -12,6 +12,8 @@ import select
 
 from infini_run.errors import UsageError
 from infini_run.jobs.follow import Follow
+from infini_run.jobs.task import tasks_of
+from infini_run.many import make_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,7 +96,10 @@ def attempts_of(folder: Folder, asked: int) -> list[int]:
 
 
 def check(folder: Folder, *, rank: int, node: str, attempt: int) -> None:
-    """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt."""
+    """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt. A run that one task of
+    an array had another need not have had."""
+    for task in tasks_of(folder):
+        check(task, rank=rank, node=node, attempt=-1)
     for number in attempts_of(folder, attempt)[-1:]:
         phase = folder.phase(number)
         if phase is not None:
@@ -117,33 +122,65 @@ def blocks(
     is_known = scheduler is None or attempt < folder.attempts()
     check(folder, rank=rank, node=node, attempt=attempt if is_known else -1)
     at = None if scheduler is None else Follow(folder, scheduler)
-    number, log = max(attempt, 0), None
+    tasks = tasks_of(folder)
+    all_runs = [_Runs(one, rank, node, attempt, len(tasks) > 0) for one in tasks or (folder,)]
+    if tasks and at is not None:
+        make_room(len(tasks))  # each that runs has a log
     try:
         if at is not None and changed is not None:
             changed(at.status)
         while True:
-            is_over, count = at is None or at.has_ended, folder.attempts()
-            while number < count and attempt in (-1, number):
-                log = log or _Log(folder, number, rank, node)
-                yield from log.blocks()
-                if number == count - 1 and not is_over:
-                    break
-                yield from log.end()
-                number, log = number + 1, None
-            if is_over or number > attempt >= 0:
+            is_over = at is None or at.has_ended
+            ended = {one.name for one in at.status.tasks if one.is_final} if at is not None else set()
+            for runs in all_runs:
+                yield from runs.blocks(is_over or runs.folder.name in ended)
+            all_runs = [runs for runs in all_runs if not runs.is_over]
+            if is_over or not all_runs:
                 break
             assert at is not None
             if at.step(also=[stop] if stop >= 0 else []) and changed is not None:
                 changed(at.status)
             if stop >= 0 and select.select([stop], [], [], 0)[0]:
                 return
-        if not folder.attempts():
-            yield scheduler_log(folder)
     finally:
         if at is not None:
             at.close()
-        if log is not None:
-            log.close()
+        for runs in all_runs:
+            runs.close()
+
+
+class _Runs:
+    """The runs of a job, or of a task, read one after the other. is_labelled: each line says which task it is of."""
+
+    def __init__(self, folder: Folder, rank: int, node: str, attempt: int, is_labelled: bool) -> None:
+        self.folder = folder
+        self.is_over = False
+        self._rank, self._node, self._attempt = rank, node, attempt
+        self._label = f"[task {folder.index}] ".encode() if is_labelled else b""
+        self._number = max(attempt, 0)
+        self._log: _Log | None = None
+
+    def blocks(self, is_over: bool) -> Iterator[bytes]:
+        """What has come since the last call. is_over: nothing more will."""
+        for block in self._blocks(is_over):
+            yield b"".join(self._label + line for line in block.splitlines(keepends=True)) if self._label else block
+
+    def _blocks(self, is_over: bool) -> Iterator[bytes]:
+        count = self.folder.attempts()
+        while self._number < count and self._attempt in (-1, self._number):
+            self._log = self._log or _Log(self.folder, self._number, self._rank, self._node)
+            yield from self._log.blocks()
+            if self._number == count - 1 and not is_over:
+                break
+            yield from self._log.end()
+            self._number, self._log = self._number + 1, None
+        self.is_over = is_over or self._number > self._attempt >= 0
+        if is_over and not count:
+            yield scheduler_log(self.folder)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
 
 class _Log:
@@ -183,9 +220,9 @@ class _Log:
 
 
 def scheduler_log(folder: Folder) -> bytes:
-    """What the job's script and its scheduler have said, of all its runs. Of a job that never began, why may be in
-    there."""
-    said = b""
+    """What the job's script and its scheduler have said, of all its runs, task by task. Of a job that never began,
+    why may be in there."""
+    said = b"".join(map(scheduler_log, tasks_of(folder)))
     for path in folder.scheduler_logs:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             said += file.read()

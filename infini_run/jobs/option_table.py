@@ -6,11 +6,13 @@ The grammar is infini-run's (flags.py). A variable INFINI_JOB_NAME of the enviro
 from __future__ import annotations
 
 from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
+from infini_run.jobs.array import notation
 from infini_run.jobs.image import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.kind import duration, stop_signal, timeout, whole
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
+OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
 SCHEDULERS = ("auto", "slurm", "pbs", "local")
 SUBMIT_GROUPS = ("slots", "scheduler", "job", "container", "answer")
 USR2 = 12
@@ -109,6 +111,9 @@ SUBMIT = (
     _flag("run_options", _words, (), "job", "WORDS", "flags for infini-run itself, such as --hang_timeout=10m",
           shown="none"),
     _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME", "tell the ranks so long before the limit", shown="off"),
+    _flag("array", notation, "", "job", "LIST[%M]",
+          "a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time; INFINI_JOB_TASK is its index",
+          shown="none"),
     _flag("restarts", whole(0), 0, "job", "N", "run it again so often after a failure, through the queue"),
     _flag("container", plain, "", "container", "IMAGE", "run in this image", shown="none"),
     _flag("runtime", plain, "", "container", "", "by which program", choices=RUNTIMES, shown="the one that is there"),
@@ -124,6 +129,7 @@ SUBMIT = (
 
 LOGS = (
     switch("follow", "answer", "go on until the job has ended", aliases=("f",)),
+    _flag("task", whole(0), -1, "answer", "K", "of this task of an array only", shown="all"),
     _flag("rank", whole(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
     _flag("attempt", whole(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),

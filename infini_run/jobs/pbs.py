@@ -143,24 +143,38 @@ class Pbs:
                     found[name] = seen
         return found
 
-    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
+    def cancel(self, *ids: str, again: bool = False) -> None:
         """URG to a job that runs, which its launcher takes for TERM: nobody but that one ends it, and its ranks have
         their grace. TERM itself would end the user's shell above the script, and all with it (qsig), or leave
         kill_delay (qdel: 10 s). Asked again: qdel. Raises QueryError."""
-        said = ask(["qdel", id] if again else ["qsig", "-s", "URG", id], self._environ)
-        for pause_s in () if again else _PAUSES_S:
-            if _NOT_NOW not in said.error or not self._has_begun(id):
-                break
+        left = list(ids)
+        for pause_s in () if again else (0.0, *_PAUSES_S):
             time.sleep(pause_s)
-            said = ask(["qsig", "-s", "URG", id], self._environ)
-        if said.code and not again and _NOT_NOW in said.error:
-            self.cancel(id, again=True)
-        elif said.code and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qdel" if again else "qsig", said))
+            left = self._signal(left)
+            begun = self._begun(left)
+            self._delete([job_id for job_id in left if job_id not in begun])
+            if not begun:
+                return
+            left = begun
+        self._delete(left)
 
-    def _has_begun(self, job_id: str) -> bool:
-        """Its ranks may be there before the server has heard so, and then it lets nobody signal them."""
-        return any(job.get("job_state") == "R" for job in self._jobs([job_id]).values())
+    def _signal(self, ids: Sequence[str]) -> list[str]:
+        """Those that do not run (yet). Raises QueryError."""
+        said = ask(["qsig", "-s", "URG", *ids], self._environ)
+        refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
+        if said.code and not refused and not any(part in said.error for part in _UNKNOWN):
+            raise QueryError(_complaint("qsig", said))
+        return [job_id for job_id in ids if any(job_id in words for words in refused)]
+
+    def _begun(self, ids: Sequence[str]) -> list[str]:
+        """Their ranks may be there before the server has heard so, and then it lets nobody signal them."""
+        running = {_number(job_id) for job_id, job in self._jobs(ids).items() if job.get("job_state") == "R"}
+        return [job_id for job_id in ids if _number(job_id) in running]
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        said = ask(["qdel", *ids], self._environ) if ids else None
+        if said is not None and said.code and not any(part in said.error for part in _UNKNOWN):
+            raise QueryError(_complaint("qdel", said))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""

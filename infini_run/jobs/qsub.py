@@ -6,6 +6,7 @@ the first would win (OpenPBS 23.06). OpenPBS and PBS Professional from 2021.1 on
 
 from __future__ import annotations
 
+from infini_run.jobs.array import parse
 from infini_run.jobs.request import CPU, DETERMINED
 from infini_run.jobs.user_options import NONE, VALUE, Table, read, refusals
 from infini_run.kind import number
@@ -30,7 +31,7 @@ REASONS = {
     "q": "--pool says it",
     "A": "--account of infini-job says it",
     "P": "--project says it",
-    "J": "one job is submitted at a time",
+    "J": "--array of infini-job says it",
     "S": "the script is sh's",
     "r": "--restarts=N says it",
     "c": "checkpoints are the program's own",
@@ -38,6 +39,7 @@ REASONS = {
     **dict.fromkeys("vV", _ENV),
     **dict.fromkeys("CfGIXz", _QSUB),
 }
+INDEX = "^array_index^"  # what PBS replaces in the names of a task's files
 _SIZE = "it is computed from --slots and --slots_per_node"
 _OF_A_NODE = "it belongs to a node: -l select=1:{}={} says how much each has"
 _CHUNK_ONLY = (
@@ -196,7 +198,13 @@ def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]
     """The options of a request, each as its words, ours first. `log`: where PBS puts the script's output.
     What `user_options` refuses is not looked at again."""
     asked = user_options(request)
-    ours: list[tuple[str, ...]] = [("-N", request.name), ("-j", "oe"), ("-o", log), ("-r", "n")]
+    if request.array:  # PBS takes no array that may not be run again
+        array = parse(request.array)
+        most = f"%{array.at_once}" if array.at_once else ""
+        own = [("-o", f"/task/{INDEX}/".join(log.rpartition("/")[::2])), ("-r", "y"), ("-J", array.range + most)]
+    else:
+        own = [("-o", log), ("-r", "n")]
+    ours: list[tuple[str, ...]] = [("-N", request.name), ("-j", "oe"), *own]
     for name, text in (("-q", request.pool), ("-A", request.account), ("-P", _project(request.project))):
         if text:
             ours.append((name, text))
@@ -207,6 +215,13 @@ def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]
     if where:
         ours.append(("-l", f"place={where}"))
     return [*ours, *asked.others]
+
+
+def array_problems(request: Request) -> list[str]:
+    """PBS takes one range, of two tasks at least."""
+    if not request.array or parse(request.array).range:
+        return []
+    return [f"--array={request.array}: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5"]
 
 
 def misplaced(request: Request, layout: Layout) -> list[str]:

@@ -33,6 +33,7 @@ class Request:
     options: for sbatch or qsub, words as on its command line, or lines such as `-C a100`.
     container: what wraps the command. env: set for the ranks, any bytes (surrogateescape).
     run_options: for infini-run itself, such as --keep_going.
+    array: indices of tasks, each of which is such a job, as sbatch has them (jobs/array.py).
     restarts: how often it is run again after a failure. warn_s: this long before the limit the ranks get
     warn_signal (a number). python: the interpreter of the nodes.
     """
@@ -62,6 +63,7 @@ class Request:
     container: Image | None = None
     env: tuple[tuple[str, str], ...] = ()
     run_options: tuple[str, ...] = ()
+    array: str = ""
     restarts: int = 0
     warn_s: int = 0
     warn_signal: int = 12

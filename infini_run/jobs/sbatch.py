@@ -64,7 +64,7 @@ REASONS = {
     "requeue": "--restarts=N says it",
     "no-requeue": "--restarts=0 says it",
     "signal": "--warn says when the ranks are warned",
-    "array": "one job is submitted at a time",
+    "array": "--array of infini-job says it",
     "chdir": "the job runs where it was submitted",
     "workdir": "the job runs where it was submitted",
     "container": "--container of infini-job says it",
@@ -113,7 +113,11 @@ def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]
     """The options of a request, each as its words, ours first. `log`: where the script's own output goes.
     What `user_options` refuses is not looked at again."""
     given = read(request.options, OPTIONS)
-    ours = [f"--job-name={request.name}", f"--output={_pattern(log)}", "--open-mode=append"]
+    output = _pattern(log)
+    if request.array:
+        output = "/task/%a/".join(output.rpartition("/")[::2])
+    ours = [f"--job-name={request.name}", f"--output={output}", "--open-mode=append"]
+    ours += [f"--array={request.array}"] if request.array else []
     ours.append("--requeue" if request.restarts else "--no-requeue")
     for name, text in (("partition", request.pool), ("account", request.account), ("wckey", request.project)):
         if text:

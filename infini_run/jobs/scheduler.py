@@ -33,13 +33,14 @@ if TYPE_CHECKING:
             Raises QueryError."""
 
         def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
-            """What it knows of the jobs of these names, by one command for all of them. A job that is not in the
-            answer is not known (any more), which says nothing of how it ended. ids: where we know them, by name;
-            PBS needs more commands for those that are missing there, or over. Raises QueryError."""
+            """What it knows of the jobs of these names (NAME.K: a task of an array), by one command for all of them.
+            What is not in the answer is not known (any more), which says nothing of how it ended. ids: where we know
+            them, by name; PBS needs more commands for those that are missing there, or over. Raises
+            QueryError."""
 
-        def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
-            """End it; one that has ended already is none of our business. again: it was asked to end before, and its
-            launcher may be beyond help. Raises QueryError."""
+        def cancel(self, *ids: str, again: bool = False) -> None:
+            """End these; one that has ended already is none of our business. again: they were asked to end before,
+            and their launchers may be beyond help. Raises QueryError."""
 
         def requeue(self, id: str) -> bool:  # noqa: A002
             """Run it again under the same id; False: this scheduler does not let us, submit anew."""

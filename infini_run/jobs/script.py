@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts
 
+_INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a task; all others: local_queue says it
+
 
 def plan(request: Request, facts: Facts) -> Layout:
     """The layout of a request whose options are good as well. Raises UsageError: all that is wrong with either, one
@@ -49,15 +51,24 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
         options = qsub.options(request, layout, f"{request.folder}/{SPOOL}")
         lines += ["#PBS " + " ".join(map(qsub.quoted, words)) for words in options]
     lines += [f"# {request.name}: {described(layout)}", ""]
-    folder = quoted(request.folder)
+    folder, index = quoted(request.folder), _INDEX.get(facts.scheduler, "") if request.array else ""
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
-        lines.append(f"exec >>{quoted(f'{request.folder}/{LOG}')} 2>&1")
+        log = f"{folder}/task/{index}/{LOG}" if index else quoted(f"{request.folder}/{LOG}")
+        lines.append(f"exec >>{log} 2>&1")
+    here = request.array and not index
+    words = [request.python, "-m", "infini_run.jobs.local_queue"] if here else inside_of(request.python)
     # not where it was submitted: what is called json.py there would be imported
-    lines.append(f"cd / && exec {joined(_python(request.python))} {folder}")
+    lines.append(" ".join(["cd / && exec", joined(words), folder, *([index] if index else [])]))
     return "\n".join(lines) + "\n"
 
 
-def _python(python: str) -> list[str]:
+def render_task(text: str, index: int) -> str:
+    """Of an array's script for PBS that of one task by itself: PBS cannot run a task of an array again."""
+    lines = [line for line in text.splitlines() if not line.startswith("#PBS -J ")]
+    return "\n".join(lines).replace(qsub.INDEX, str(index)).replace(_INDEX["pbs"], str(index)) + "\n"
+
+
+def inside_of(python: str) -> list[str]:
     """This interpreter is started without site; of another one nothing is known."""
     if python == sys.executable:
         return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
@@ -118,5 +129,6 @@ def _option_problems(request: Request, facts: Facts) -> list[str]:
     if facts.scheduler == "slurm":
         return problems + sbatch.user_options(request)[1]
     if facts.scheduler == "pbs":
+        problems += qsub.array_problems(request)
         return problems + list(qsub.user_options(request).problems)
     return problems + [f"{text}: --scheduler={facts.scheduler} takes no options" for text in request.options]

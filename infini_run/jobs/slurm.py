@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.array import members, split, task_id, whole_id
 from infini_run.jobs.command import ask
 from infini_run.jobs.scheduler import (
     CANCELLED,
@@ -39,6 +40,7 @@ from infini_run.jobs.slurm_words import (
     state_of,
 )
 from infini_run.kind import number
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from infini_run.jobs.scheduler import Pool
 
+_LONG = {"SLURM_BITSTR_LEN": "0"}  # the tasks of an array that wait, all of them: else 64 characters
 _REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it
 
 
@@ -55,7 +58,7 @@ class Slurm:
     name = "slurm"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = clean(os.environ if environ is None else environ)
+        self._environ = clean(os.environ if environ is None else environ) | _LONG
         self._has_accounting: bool | None = None
 
     def facts(self) -> Facts:
@@ -85,11 +88,14 @@ class Slurm:
         return advised(said)
 
     def submit(self, script_path: str, name: str) -> str:
-        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
-        said = ask(["sbatch", "--parsable", f"--job-name={name}", script_path], self._environ)
+        """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it. name: NAME.K: of
+        that array this task alone, once more."""
+        base, index = split(name)
+        only = [f"--array={index}"] if index >= 0 else []
+        said = ask(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
         job_id = said.out.strip().partition(";")[0]
         if said.code == 0 and number(job_id) is not None:
-            return job_id
+            return task_id(job_id, index) if only else job_id
         if said.code == 0 or is_unsure(said):
             raise SubmitError(TIMED_OUT, complaint("sbatch", said))
         if is_away(said):
@@ -110,9 +116,10 @@ class Slurm:
         could say."""
         if not names:
             return {}
-        text = self._told("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(names)}",
+        # not --array, which has one line for each task: 22.05 leaves out the last one of 0-20:2
+        text = self._told("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(_jobs(names))}",
                           "--format=%j|%i|%T|%r|%N")  # fmt: skip
-        found = _best(_queue_line(line) for line in text.splitlines())
+        found = _best(pair for line in text.splitlines() for pair in _queue_line(line))
         missing = [name for name in names if name not in found]
         if missing and self._has_accounting is not False:
             known = {name: ids[name] for name in missing if ids and ids.get(name)}
@@ -122,9 +129,9 @@ class Slurm:
                 found |= {name: Seen(id=known.get(name, ""), state="", reason=str(error)) for name in missing}
         return found
 
-    def cancel(self, id: str, *, again: bool = False) -> None:  # noqa: A002
-        """TERM to all of the job, KILL after KillWait."""
-        said = ask(["scancel", id], self._environ)
+    def cancel(self, *ids: str, again: bool = False) -> None:
+        """TERM to all of them, KILL after KillWait."""
+        said = ask(["scancel", *ids], self._environ)
         if said.code and not is_gone(said):
             raise QueryError(complaint("scancel", said))
 
@@ -148,32 +155,37 @@ class Slurm:
 
     def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, Seen]:
         """What the accounting knows of these jobs. Raises QueryError."""
-        found = self._records(f"--jobs={','.join(ids.values())}") if ids else {}
+        found = self._records(f"--jobs={','.join(_jobs(map(whole_id, ids.values())))}") if ids else {}
         found = {name: seen for name, seen in found.items() if name in names}
         missing = [name for name in names if name not in found]
         if missing and self._has_accounting is not False:
             # by name sacct tells of those only that were eligible after the start
-            found |= self._records(f"--name={','.join(missing)}", "--starttime=now-30days")
+            found |= self._records(f"--name={','.join(_jobs(missing))}", "--starttime=now-30days")
         return found
 
     def _records(self, *which: str) -> dict[str, Seen]:
         """Where there is no accounting we are told so, and ask no more. Raises QueryError."""
         said = ask(
             ["sacct", "--allocations", "--parsable2", "--noheader", *which,
-             "--format=JobName,JobIDRaw,State,ExitCode,NodeList"], self._environ,
+             "--format=JobName,JobID,State,ExitCode,NodeList"], self._environ,
         )  # fmt: skip
         if said.code and "disabled" in said.error:
             self._has_accounting = False
             return {}
         if said.code:
             raise QueryError(complaint("sacct", said))
-        return _best(_account_line(line) for line in said.out.splitlines())
+        return _best(pair for line in said.out.splitlines() for pair in _account_line(line))
 
 
 # ---- what the answers mean
 
 
-def _queue_line(line: str) -> tuple[str, Seen]:
+def _jobs(names: Iterable[str]) -> list[str]:
+    """Each once; that of a task is its array's."""
+    return list(dict.fromkeys(split(name)[0] for name in names))
+
+
+def _queue_line(line: str) -> list[tuple[str, Seen]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
         raise QueryError(f"squeue: an answer that cannot be understood: {line[:80]!r}")
@@ -183,10 +195,20 @@ def _queue_line(line: str) -> tuple[str, Seen]:
     # one that was cancelled while it waited has the reason for that still (22.05: CANCELLED, BeginTime)
     if state in (STARTING, RUNNING, SUSPENDED, CANCELLED) or reason == "None":
         reason = ""
-    return name, Seen(id=job_id, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes)
+    return [
+        (one, Seen(id=id_, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes))
+        for one, id_ in _members(name, job_id)
+    ]
 
 
-def _account_line(line: str) -> tuple[str, Seen]:
+def _members(name: str, job_id: str) -> list[tuple[str, str]]:
+    try:
+        return members(name, job_id)
+    except ValueError:
+        raise QueryError(f"{job_id[:80]}: tasks of an array that cannot be understood") from None
+
+
+def _account_line(line: str) -> list[tuple[str, Seen]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
         raise QueryError(f"sacct: an answer that cannot be understood: {line[:80]!r}")
@@ -194,17 +216,18 @@ def _account_line(line: str) -> tuple[str, Seen]:
     status, _, by_signal = code.partition(":")
     ended = number(by_signal or "0") or 0
     value = 128 + ended if ended else number(status)
-    return name, Seen(
+    seen = Seen(
         id=job_id, state=state_of(word), reason=word if " " in word else "", code=-1 if value is None else value,
         nodes="" if nodes == "None assigned" else nodes,
     )  # fmt: skip
+    return [(one, replace(seen, id=id_)) for one, id_ in _members(name, job_id)]
 
 
 def _best(lines: Iterable[tuple[str, Seen]]) -> dict[str, Seen]:
     """Of several of one name the one that is there; else the one that ended well; else the last."""
 
     def rank(seen: Seen) -> tuple[bool, bool, int]:
-        return seen.state in PRESENT, seen.state == COMPLETED, number(seen.id) or 0
+        return seen.state in PRESENT, seen.state == COMPLETED, number(whole_id(seen.id)) or 0
 
     found: dict[str, Seen] = {}
     for name, seen in lines:

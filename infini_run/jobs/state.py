@@ -19,10 +19,14 @@ from infini_run.jobs.scheduler import (
     LOST,
     OOM,
     QUEUED,
+    RUNNING,
     STARTING,
+    STATES,
     SUSPENDED,
+    WARNED,
 )
 from infini_run.jobs.slurm_words import is_out_of_memory
+from infini_run.jobs.task import Task, tasks_of
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler, Seen
 
 LOCAL = "local"
+COMMON = ("command", "scheduler", "shape", "submitted_s", "tasks")  # of an array
+_FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
@@ -46,7 +52,8 @@ class Status:
     and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as `Seen`
     has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of their ranks.
     since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said nothing, or "".
-    is_told: the scheduler ended it, which may know why, or run it again.
+    is_told: the scheduler ended it, which may know why, or run it again. tasks: of an array, which itself is as
+    `whole` has it. task: of a task its index; of an array that of the first one to fail, -1: none has.
     """
 
     name: str
@@ -69,10 +76,18 @@ class Status:
     nodes: tuple[str, ...] = ()
     news: str = ""
     is_told: bool = False
+    task: int = -1
+    tasks: tuple[Status, ...] = ()
 
     @property
     def headline(self) -> str:
-        """`FAILED 7 node2 rank 5`; `QUEUED Priority`."""
+        """`FAILED 7 node2 rank 5`; `QUEUED Priority`; of an array also how many of its tasks are how."""
+        each = [task.state for task in self.tasks]
+        counts = [f"{each.count(state)} {state}" for state in dict.fromkeys((*STATES, *each)) if state in each]
+        return f"{self._head}: {', '.join(counts)}" if len(counts) > 1 else self._head
+
+    @property
+    def _head(self) -> str:
         if self.state in LIVE or not self.is_final:
             return self.state if self.state != QUEUED or not self.reason else f"{self.state} {self.reason}"
         words = [self.state]
@@ -80,6 +95,7 @@ class Status:
             words.append(str(self.code))
         words += [self.node] if self.node else []
         words += [f"rank {self.rank}"] if self.rank >= 0 else []
+        words += [f"task {self.task}"] if self.tasks and self.task >= 0 else []
         return " ".join(words)
 
     @property
@@ -90,14 +106,57 @@ class Status:
         return self.code if self.code > 0 else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types, by the same names."""
-        return {**vars(self), "headline": self.headline, "command": list(self.command), "nodes": list(self.nodes)}
+        """Plain types, by the same names. What all tasks of an array have in common is not said again of each."""
+        tasks = [{name: item for name, item in task.to_json().items() if name not in COMMON} for task in self.tasks]
+        plain = {"command": list(self.command), "nodes": list(self.nodes), "tasks": tasks}
+        return {**vars(self), "headline": self.headline, **plain}
+
+
+def whole(about: Status, tasks: Sequence[Status]) -> Status:
+    """An array. about: whose it is. As long as a task has not ended it is as the one that is furthest; then as the
+    first one that failed, in time, was; cancelled ones are behind all others."""
+    live = [task for task in tasks if not task.is_final]
+    bad = [task for task in tasks if task.state != COMPLETED and not live]
+    if live:
+        places = {state: place for place, state in enumerate(_FURTHEST)}
+        one = min(live, key=lambda task: (places.get(task.state, len(places)), task.since_s))
+    elif bad:
+        one = min(bad, key=lambda task: (task.state == CANCELLED, task.since_s))
+    else:
+        one = max(tasks, key=lambda task: task.since_s)
+    blamed = one.task if bad and one.state != CANCELLED else -1
+    return replace(
+        one,
+        name=about.name,
+        id=about.id,
+        shape=about.shape,
+        folder=about.folder,
+        reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
+        attempt=max(task.attempt for task in tasks),
+        nodes=(),
+        news=next((task.news for task in tasks if task.news), ""),
+        is_told=any(task.is_told for task in live),
+        task=blamed,
+        tasks=tuple(tasks),
+    )
 
 
 def look(
     folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler], now_s: float | None = None
 ) -> list[Status]:
     """All of them, in their order. One query for each scheduler, and none for jobs that have ended."""
+    tasks = {folder.name: tasks_of(folder) for folder in folders}
+    each = [one for folder in folders for one in tasks[folder.name] or (folder,)]
+    found = {status.name: status for status in _look(each, scheduler_of, now_s)}
+    return [
+        whole(_in_files(folder), [found[task.name] for task in tasks[folder.name]])
+        if tasks[folder.name]
+        else found[folder.name]
+        for folder in folders
+    ]
+
+
+def _look(folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler], now_s: float | None) -> list[Status]:
     now = time.time() if now_s is None else now_s
     found = {folder.name: look_at_files(folder) for folder in folders}
     asked: dict[str, list[Folder]] = {}
@@ -118,23 +177,33 @@ def look(
     return [found[folder.name] for folder in folders]
 
 
-def look_at_files(folder: Folder) -> Status:
-    """What the directory alone says. Raises UsageError: it is no job's."""
+def look_at_files(folder: Folder, known: Status | None = None) -> Status:
+    """What the directory alone says. known: of an array, for its tasks that have ended. Raises UsageError: it is no
+    job's."""
+    tasks = tasks_of(folder)
+    if not tasks:
+        return _in_files(folder)
+    ended = {task.name: task for task in known.tasks if task.is_final} if known else {}
+    return whole(_in_files(folder), [ended.get(task.name) or _in_files(task) for task in tasks])
+
+
+def _in_files(folder: Folder) -> Status:
     job = folder.read_order()
     attempts = folder.attempts()
     phase = folder.phase(attempts - 1) if attempts else None
     ending = folder.ending()
     status = Status(
-        name=job.name,
+        name=folder.name,
         state=STARTING if attempts else QUEUED,
         scheduler=job.request.scheduler,
         id=folder.id,
-        shape=job.shape,
+        shape=job.shape if folder.index >= 0 else job.whole_shape,
         command=job.request.command,
         folder=folder.path,
         submitted_s=job.submitted_s,
         since_s=job.submitted_s,
         attempt=attempts - 1,
+        task=folder.index,
     )
     if phase is not None:
         status = _in_phase(status, phase)
@@ -222,12 +291,14 @@ def _missing(folder: Folder, status: Status, now_s: float) -> Status:
         return _settle(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
         return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
-    if not folder.id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
+    has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
+    if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
         return status
-    if not folder.id:
+    if not has_id:
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
     if status.scheduler == LOCAL:  # nothing is hidden from us here
-        reason = _last_line(folder) or "its process has ended without a word (SIGKILL?)"
+        who = "its process" if folder.id else "what starts the tasks of its array"
+        reason = _last_line(folder) or f"{who} has ended without a word (SIGKILL?)"
         return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
     reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
     said = _last_line(folder)

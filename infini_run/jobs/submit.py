@@ -18,6 +18,7 @@ from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
 from infini_run.jobs.script import render, render_node, render_srun
+from infini_run.jobs.task import make_tasks
 from infini_run.record import replace
 from infini_run.shell import joined
 
@@ -102,6 +103,7 @@ def submit(
     try:
         folder.write_order(order, environment(clean(environ), request))
         folder.write_script(planned.text)
+        make_tasks(folder)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
         id_ = hand_over(scheduler, folder.script, request.name, say=say, folder=folder)

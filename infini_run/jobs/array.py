@@ -1,0 +1,91 @@
+"""Arrays of tasks: the notation of sbatch's --array, and what one task is called, by us and by schedulers. Pure.
+
+The one rule: a task of the array NAME is NAME.K, whatever its scheduler calls it: Slurm 12_K, PBS 12[K].server.
+"""
+
+from __future__ import annotations
+
+from infini_run.kind import number
+from infini_run.record import record
+
+MOST = 1000  # the last index that Slurm takes where nobody has set MaxArraySize (1001)
+_FORM = f"indices from 0 to {MOST} are allowed, such as 0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
+
+
+@record
+class Array:
+    """The indices of its tasks, each once, in their order. at_once: how many may run at a time; 0: any number."""
+
+    tasks: tuple[int, ...]
+    at_once: int = 0
+
+    @property
+    def range(self) -> str:
+        """`first-last:step`, as PBS has them; "": it is no such range, or has one task."""
+        steps = {after - before for before, after in zip(self.tasks, self.tasks[1:], strict=False)}
+        step = steps.pop() if len(steps) == 1 else 0
+        return f"{self.tasks[0]}-{self.tasks[-1]}" + (f":{step}" if step > 1 else "") if step else ""
+
+
+def parse(text: str) -> Array:
+    """`0-9`, `1,3,7`, `0-20:5`, each with `%M`. Raises ValueError: it is not that."""
+    indices, percent, most = text.partition("%")
+    tasks = {index for item in indices.split(",") for index in _range(item)}
+    return Array(tasks=tuple(sorted(tasks)), at_once=_number(most, 1) if percent else 0)
+
+
+def _range(item: str) -> range:
+    span, colon, step = item.partition(":")
+    first, dash, last = span.partition("-")
+    if colon and not dash:
+        raise ValueError(_FORM)
+    start = _number(first, 0)
+    end = _number(last, start) if dash else start
+    return range(start, end + 1, _number(step, 1) if colon else 1)
+
+
+def _number(text: str, least: int) -> int:
+    """Raises ValueError: it is none, or out of bounds."""
+    value = number(text)
+    if value is None or not least <= value <= MOST:
+        raise ValueError(_FORM)
+    return value
+
+
+def notation(text: str) -> str:
+    """The same text, which is one. Raises ValueError."""
+    parse(text)
+    return text
+
+
+def split(name: str) -> tuple[str, int]:
+    """`NAME.K`: NAME and K; -1: it names no task."""
+    base, _, index = name.partition(".")
+    return (base, int(index)) if index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
+
+
+def task_id(whole: str, index: int) -> str:
+    """What the scheduler calls a task of the array that it calls `whole`; "": nothing that follows from that."""
+    if "[]" in whole:
+        return whole.replace("[]", f"[{index}]")
+    return f"{whole}_{index}" if whole.isdecimal() else ""
+
+
+def whole_id(id_: str) -> str:
+    """What the scheduler calls the array that this is a task of; of others the same."""
+    head, bracket, rest = id_.partition("[")
+    if bracket:
+        return f"{head}[]{rest.partition(']')[2]}"
+    head, _, index = id_.partition("_")
+    return head if head.isdecimal() and index.isdecimal() else id_
+
+
+def members(name: str, id_: str) -> list[tuple[str, str]]:
+    """Whom an answer is about, by our name and by their id: a job; a task and its array; several tasks, of which
+    Slurm tells together as long as they wait (`12_[0-9:3%2]`). Raises ValueError: that is no list."""
+    head, _, rest = id_.partition("_")
+    if head.isdecimal() and rest:  # Slurm
+        indices = parse(rest.strip("[]")).tasks
+        return [*((f"{name}.{index}", f"{head}_{index}") for index in indices), (name, head)]
+    index = id_.partition("[")[2].partition("]")[0]
+    return [(f"{name}.{index}" if index.isdecimal() else name, id_)]

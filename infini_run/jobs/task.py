@@ -1,0 +1,90 @@
+"""A task of an array: a job's directory in the array's own, task/K/. What was asked for is the array's.
+
+The one rule: whoever looks at a job can look at a task: it has the name NAME.K, and all that a directory has.
+"""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import UsageError
+from infini_run.jobs.array import split, task_id
+from infini_run.jobs.folder import Folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.folder import Order
+
+
+class Task(Folder):
+    """One of them."""
+
+    def __init__(self, array: Folder, index: int) -> None:
+        super().__init__(array.file(f"task/{index}"))
+        self.name = f"{array.name}.{index}"
+        self.index = index
+        self.array = array
+
+    @property
+    def home(self) -> str:
+        return self.array.home
+
+    @property
+    def script(self) -> str:
+        """Its own, where it was submitted once more, by itself."""
+        own = self.file("job.sh")
+        return own if os.path.exists(own) else self.array.script
+
+    def program(self, name: str) -> str:
+        return self.array.program(name)
+
+    def read_order(self) -> Order:
+        return self.array.read_order()
+
+    def read_env(self) -> dict[str, str]:
+        return self.array.read_env()
+
+    @property
+    def id(self) -> str:
+        return self.own_id or task_id(self.array.id, self.index)
+
+    @property
+    def own_id(self) -> str:
+        """That which it has written down; "": it follows from the array's."""
+        return super().id
+
+    @property
+    def is_cancelled(self) -> bool:
+        return super().is_cancelled or self.array.is_cancelled
+
+    @property
+    def was_told_to_end(self) -> bool:
+        return super().was_told_to_end or self.array.was_told_to_end
+
+
+def tasks_of(folder: Folder) -> tuple[Task, ...]:
+    """Those of an array; of a job, or a task: none. Raises UsageError: it is no job's directory."""
+    return () if isinstance(folder, Task) else tuple(Task(folder, index) for index in folder.read_order().tasks)
+
+
+def task_of(folder: Folder, index: int) -> Task:
+    """Raises UsageError: there is no such task."""
+    order = folder.read_order()
+    if isinstance(folder, Task) or not order.tasks:
+        raise UsageError(f"{folder.name} is no array: there is no task {index} of it")
+    if index not in order.tasks:
+        raise UsageError(f"job {folder.name} has the tasks {order.request.array}, and no task {index}")
+    return Task(folder, index)
+
+
+def make_tasks(folder: Folder) -> None:
+    """A directory for each: Slurm opens a log in there before anything of ours runs. Raises OSError."""
+    for task in tasks_of(folder):
+        os.makedirs(task.path, mode=0o700)
+
+
+def open_folder(above: str, name: str) -> Folder:
+    """Of that name, a job's or a task's; whether it is there is not looked at."""
+    base, index = split(name)
+    folder = Folder(os.path.join(above, base))
+    return folder if index < 0 else Task(folder, index)

@@ -1,0 +1,164 @@
+"""Arrays: `--array=0-9%3`, a job directory with a task for each index, on every scheduler."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+from conftest import Bell, until
+
+from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+
+LISTS = [
+    ("0-3", (0, 1, 2, 3), 0, "0-3"),
+    ("1,3,7", (1, 3, 7), 0, ""),
+    ("7,1,3,5,1", (1, 3, 5, 7), 0, "1-7:2"),
+    ("0-20:5%3", (0, 5, 10, 15, 20), 3, "0-20:5"),
+    ("0-2,10-1000:990%1", (0, 1, 2, 10, 1000), 1, ""),
+    ("5", (5,), 0, ""),
+]
+
+
+@pytest.mark.parametrize(("text", "tasks", "at_once", "pbs"), LISTS)
+def test_a_list_is_read_as_sbatch_reads_it(text, tasks, at_once, pbs):
+    assert parse(text) == Array(tasks=tasks, at_once=at_once)
+    assert parse(text).range == pbs
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "0-3:0", "0-", "-3", "1,,2", "0-3%0", "0-3%", "0-3%x", "1001", "0-99999", "1 2"]
+)
+def test_what_is_no_list_is_one_error(text):
+    with pytest.raises(ValueError, match="indices from 0 to 1000 are allowed"):
+        parse(text)
+
+
+def test_the_error_names_the_flag_and_nothing_is_left(local):
+    done = local.call("submit", "--array=3-1", "--", "true")
+    assert done.returncode == 2
+    assert done.stderr.startswith("infini-job: --array=3-1: indices from 0 to 1000 are allowed, such as 0-9, 1,3,7")
+    assert local.is_empty()
+
+
+def test_a_task_is_known_by_our_name_and_by_theirs():
+    assert split("ir-0123456789.12") == ("ir-0123456789", 12)
+    assert split("ir-0123456789.012") == ("ir-0123456789.012", -1)
+    assert (task_id("12", 3), task_id("12[].head", 3), task_id("7.99@here", 3)) == ("12_3", "12[3].head", "")
+    assert (whole_id("12_3"), whole_id("12[3].head"), whole_id("12.head")) == ("12", "12[].head", "12.head")
+    assert members("n", "12_3") == [("n.3", "12_3"), ("n", "12")]
+    assert members("n", "12_[1,4-8:2%2]") == [
+        ("n.1", "12_1"),
+        ("n.4", "12_4"),
+        ("n.6", "12_6"),
+        ("n.8", "12_8"),
+        ("n", "12"),
+    ]
+    assert members("n", "12[3].head") == [("n.3", "12[3].head")]
+    assert members("n", "12[].head") == [("n", "12[].head")]
+    assert members("n.3", "15.head") == [("n.3", "15.head")]
+
+
+# ---- on this machine
+
+
+HEAD = "echo $INFINI_JOB_TASK >{bell}; read _ <{gate}"
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """As many tasks get past it as it rings."""
+    gate = Bell(tmp_path / "gate")
+    yield gate
+    gate.close()
+
+
+def states(jobs, name):
+    return [task["state"] for task in jobs.status(name)["tasks"]]
+
+
+def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, gate):
+    """One fails, one is cancelled while it waits."""
+    script = f"echo $INFINI_JOB_TASK of $INFINI_JOB_TASKS; {HEAD}; exit $((INFINI_JOB_TASK == 2 ? 7 : 0))"
+    script = script.format(bell=bell.path, gate=gate.path)
+    waiting = local.start("submit", "--array=0-5%3", "--wait", "--", "sh", "-c", script)
+    waiting.read_until(b"\n")
+    name = waiting.out.split()[1].decode()
+    assert waiting.out.split(b"  ")[2] == b"6 tasks x 1 node x 1 cpu"
+    assert sorted(bell.hear(3)) == ["0", "1", "2"]
+    assert states(local, name)[3:] == ["QUEUED"] * 3
+    assert local.call("cancel", f"{name}.4").returncode == 0
+    assert local.status(f"{name}.4")["headline"] == "CANCELLED"
+    assert local.call("list").stdout.count("\n") == 1
+    for _ in range(5):
+        gate.ring("")
+    assert sorted(bell.hear(2)) == ["3", "5"]
+    assert waiting.wait() == 7
+    head = f"FAILED 7 {os.uname().nodename} rank 0 task 2: 4 COMPLETED, 1 FAILED, 1 CANCELLED"
+    assert waiting.out.splitlines()[-1].decode().startswith(f"{head}: task 2: rank 0 on ")
+    status = local.status(name)
+    assert (status["headline"], status["code"], status["task"], status["rank"]) == (head, 7, 2, 0)
+    assert [task["task"] for task in status["tasks"]] == [0, 1, 2, 3, 4, 5]
+    shown = [line.split()[0] for line in local.call("status", name).stdout.splitlines()]
+    assert [word for word in shown if word.startswith("ir-")] == [name, *(f"{name}.{k}" for k in range(6))]
+    said = [line for line in local.lines(name) if "infini-run" not in line]
+    assert said == [f"[task {k}] [rank 0] {k} of 6" for k in (0, 1, 2, 3, 5)]
+    assert local.lines(name, "--task=5", "--rank=0") == local.lines(f"{name}.5") == ["[rank 0] 5 of 6"]
+    for words in (("forget", f"{name}.5"), ("logs", f"{name}.9"), ("logs", "--task=9", name)):
+        assert local.call(*words).returncode == 2
+    assert local.call("forget", name).returncode == 0
+    assert local.is_empty()
+
+
+def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, bell):
+    script = f'trap "echo saved; exit 0" TERM; echo up >{bell.path}; sleep 1000 & wait'
+    name = local.submit("--array=1-9:2%2", "--", "sh", "-c", script)
+    following = local.start("logs", "-f", name)
+    bell.hear(2)
+    assert local.call("cancel", name).returncode == 0
+    assert local.wait(name)["headline"] == "CANCELLED"
+    assert set(states(local, name)) == {"CANCELLED"}
+    assert following.wait() == 0
+    assert sorted(line for line in following.out.splitlines() if b"saved" in line) == [
+        b"[task 1] [rank 0] saved", b"[task 3] [rank 0] saved",
+    ]  # fmt: skip
+    assert local.call("cancel", name).returncode == 0
+
+
+def test_a_task_asks_to_be_run_again_by_itself(local):
+    name = local.submit("--array=0-2", "--", "sh", "-c", "[ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85")
+    status = local.wait(name)
+    assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1, 0])
+
+
+def test_tasks_outlive_who_starts_them(local, bell, gate):
+    """Those that waited for it are lost."""
+    name = local.submit("--array=0-2%2", "--", "sh", "-c", HEAD.format(bell=bell.path, gate=gate.path))
+    bell.hear(2)
+    os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGKILL)
+    until(lambda: states(local, name)[2] == "LOST")
+    gate.ring("")
+    gate.ring("")
+    assert local.wait(name)["headline"] == "LOST task 2: 2 COMPLETED, 1 LOST"
+    assert states(local, name) == ["COMPLETED", "COMPLETED", "LOST"]
+
+
+def test_a_job_of_a_task_is_none_itself(local):
+    """What a rank finds in its environment is no flag of its own commands, and goes with no other job."""
+    inner = "infini_run.jobs submit --wait -- sh -c 'echo is ${INFINI_JOB_TASK:-none} ${INFINI_JOB_TASKS:-none}'"
+    name = local.submit("--array=3", "--", "sh", "-c", f"{sys.executable} -m {inner}")
+    assert local.wait(name)["headline"] == "COMPLETED", local.logs(name)
+    inside = next(one for one in os.listdir(local.path) if one != name)
+    assert local.logs(inside) == "[rank 0] is none none\n"
+    done = local.call("logs", inside, env={"INFINI_JOB_TASK": "3", "INFINI_JOB_ATTEMPT": "1"})
+    assert (done.returncode, done.stdout) == (0, "[rank 0] is none none\n")
+
+
+def test_an_array_from_python(local):
+    import infini_run as ir
+
+    job = ir.submit(["sh", "-c", "echo is $INFINI_JOB_TASK"], array="0-1", scheduler="local", dir=local.path)
+    assert job.wait().state == "COMPLETED"
+    assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
+    assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
