@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Case
-from conftest import LIMIT_S, OURS, Command, until
+from conftest import LIMIT_S, OURS, Bell, Command, until
 
 JOB = [sys.executable, "-m", "infini_run.jobs"]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")
@@ -96,3 +96,11 @@ def local(tmp_path, case):
     yield jobs
     jobs.close()
     case.end()
+
+
+@pytest.fixture
+def turnstile(tmp_path):
+    """A pipe that ranks read a line of: as many get past it as it rings."""
+    turnstile = Bell(tmp_path / "turnstile")
+    yield turnstile
+    turnstile.close()

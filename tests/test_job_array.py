@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from conftest import Bell, until
+from conftest import until
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
 
@@ -66,22 +66,14 @@ def test_a_task_is_known_by_our_name_and_by_theirs():
 HEAD = "echo $INFINI_JOB_TASK >{bell}; read _ <{gate}"
 
 
-@pytest.fixture
-def gate(tmp_path):
-    """As many tasks get past it as it rings."""
-    gate = Bell(tmp_path / "gate")
-    yield gate
-    gate.close()
-
-
 def states(jobs, name):
     return [task["state"] for task in jobs.status(name)["tasks"]]
 
 
-def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, gate):
+def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, turnstile):
     """One fails, one is cancelled while it waits."""
     script = f"echo $INFINI_JOB_TASK of $INFINI_JOB_TASKS; {HEAD}; exit $((INFINI_JOB_TASK == 2 ? 7 : 0))"
-    script = script.format(bell=bell.path, gate=gate.path)
+    script = script.format(bell=bell.path, gate=turnstile.path)
     waiting = local.start("submit", "--array=0-5%3", "--wait", "--", "sh", "-c", script)
     waiting.read_until(b"\n")
     name = waiting.out.split()[1].decode()
@@ -92,7 +84,7 @@ def test_so_many_tasks_run_at_a_time_and_have_one_line_each(local, bell, gate):
     assert local.status(f"{name}.4")["headline"] == "CANCELLED"
     assert local.call("list").stdout.count("\n") == 1
     for _ in range(5):
-        gate.ring("")
+        turnstile.ring("")
     assert sorted(bell.hear(2)) == ["3", "5"]
     assert waiting.wait() == 7
     head = f"FAILED 7 {os.uname().nodename} rank 0 task 2: 4 COMPLETED, 1 FAILED, 1 CANCELLED"
@@ -132,14 +124,14 @@ def test_a_task_asks_to_be_run_again_by_itself(local):
     assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1, 0])
 
 
-def test_tasks_outlive_who_starts_them(local, bell, gate):
+def test_tasks_outlive_who_starts_them(local, bell, turnstile):
     """Those that waited for it are lost."""
-    name = local.submit("--array=0-2%2", "--", "sh", "-c", HEAD.format(bell=bell.path, gate=gate.path))
+    name = local.submit("--array=0-2%2", "--", "sh", "-c", HEAD.format(bell=bell.path, gate=turnstile.path))
     bell.hear(2)
     os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGKILL)
     until(lambda: states(local, name)[2] == "LOST")
-    gate.ring("")
-    gate.ring("")
+    turnstile.ring("")
+    turnstile.ring("")
     assert local.wait(name)["headline"] == "LOST task 2: 2 COMPLETED, 1 LOST"
     assert states(local, name) == ["COMPLETED", "COMPLETED", "LOST"]
 
@@ -162,3 +154,69 @@ def test_an_array_from_python(local):
     assert job.wait().state == "COMPLETED"
     assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
     assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
+
+
+# ---- on a PBS that is none
+
+
+@pytest.fixture
+def pbs(local, pbs_queue):
+    local.env |= {**pbs_queue.env, "INFINI_JOB_SCHEDULER": "pbs", "INFINI_JOB_DIR": str(local.path)}
+    return local
+
+
+ONE = ("--slots=1", "--slot_type=cpu")
+
+
+def test_an_array_on_pbs(pbs, pbs_queue, bell, turnstile):
+    """Two at a time; one fails, one is cancelled while it waits, all by the ids of tasks."""
+    script = f"echo $INFINI_JOB_TASK of $INFINI_JOB_TASKS; {HEAD}; exit $((INFINI_JOB_TASK == 2 ? 7 : 0))"
+    script = script.format(bell=bell.path, gate=turnstile.path)
+    name = pbs.submit(*ONE, "--array=0-8:2%2", "--", "sh", "-c", script)
+    assert sorted(bell.hear(2)) == ["0", "2"]
+    status = pbs.status(name)
+    assert [task["id"] for task in status["tasks"]] == [f"101[{k}].pbshead" for k in range(0, 10, 2)]
+    assert [task["state"] for task in status["tasks"][2:]] == ["QUEUED"] * 3
+    assert pbs.call("cancel", f"{name}.8").returncode == 0
+    assert pbs.status(f"{name}.8")["headline"] == "CANCELLED"
+    for _ in range(4):
+        turnstile.ring("")
+    status = pbs.wait(name)
+    assert (status["code"], status["task"], status["headline"].partition(": ")[2]) == (
+        7, 2, "3 COMPLETED, 1 FAILED, 1 CANCELLED",
+    )  # fmt: skip
+    assert pbs.lines(name, "--task=6", "--rank=0")[0].endswith(" 6 of 5")
+
+
+def test_cancel_of_an_array_on_pbs_gives_its_tasks_their_grace(pbs, pbs_queue, bell):
+    script = f'trap "echo saved; exit 0" TERM; echo up >{bell.path}; sleep 1000 & wait'
+    name = pbs.submit(*ONE, "--array=0-4%2", "--", "sh", "-c", script)
+    bell.hear(2)
+    assert pbs.call("cancel", name).returncode == 0
+    assert pbs.wait(name)["headline"] == "CANCELLED"
+    assert [line.rpartition(" ")[2] for k in range(5) for line in pbs.lines(f"{name}.{k}")] == ["saved"] * 2
+
+
+def test_a_task_on_pbs_is_run_again_as_a_job_by_itself(pbs, pbs_queue):
+    script = "echo run $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85"
+    name = pbs.submit(*ONE, "--array=0-1", "--", "sh", "-c", script)
+    status = pbs.wait(name)
+    assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
+    assert [task["id"] for task in status["tasks"]] == ["101[0].pbshead", "102.pbshead"]
+    assert [line.rpartition("] ")[2] for line in pbs.lines(f"{name}.1")] == ["run 0", "run 1"]
+
+
+def test_an_array_of_which_pbs_gave_no_answer_is_found(pbs, pbs_queue):
+    pbs_queue.fail("qsub", "lost")
+    name = pbs.submit(*ONE, "--array=0-1", "--", "true")
+    assert pbs.wait(name)["headline"] == "COMPLETED"
+    assert (pbs.path / name / "id").read_text() == "101[].pbshead"
+
+
+def test_pbs_takes_one_range(pbs, pbs_queue):
+    done = pbs.call("submit", *ONE, "--array=1,2,5", "--", "true")
+    assert done.returncode == 2
+    assert (
+        done.stderr == "infini-job: --array=1,2,5: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5\n"
+    )
+    assert pbs.is_empty()

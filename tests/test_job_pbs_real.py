@@ -215,6 +215,57 @@ def test_ranks_are_warned_of_a_limit_that_is_their_queues(bare):
     assert "] warned" in bare.logs(done.stdout.split()[1])
 
 
+# ---- arrays
+TASK = """
+touch {save}/up.$INFINI_JOB_NAME
+until [ -e {save}/go ]; do sleep 0.1; done
+exit $((INFINI_JOB_TASK == 2 ? 7 : 0))
+"""
+
+
+def test_an_array_runs_so_many_tasks_at_a_time(pbs):
+    """Two of five; one fails, one is cancelled while it waits, one while it runs."""
+    (pbs.home / "task.sh").write_text(TASK.format(save=pbs.save))
+    name = pbs.submit(*ONE, "--array=0-8:2%2", "--", "sh", pbs.home / "task.sh")
+
+    def states():
+        return [task["state"] for task in pbs.status(name)[0]["tasks"]]
+
+    until(lambda: states() == ["RUNNING"] * 2 + ["QUEUED"] * 3, LIMIT_S)
+    number = pbs.id(name).partition("[")[0]
+    assert [task["id"] for task in pbs.status(name)[0]["tasks"]] == [f"{number}[{k}].head" for k in range(0, 10, 2)]
+    for index, others in ((8, ["RUNNING"] * 2 + ["QUEUED"] * 2), (0, ["RUNNING"] * 2 + ["QUEUED"])):
+        assert pbs.call("cancel", f"{name}.{index}").returncode == 0
+        until(lambda others=others: [one for one in states() if one != "CANCELLED"] == others, LIMIT_S)
+    assert sorted(path.name for path in pbs.save.glob(f"up.{name}.*")) == [f"up.{name}.{k}" for k in (0, 2, 4)]
+    (pbs.save / "go").touch()
+    try:
+        (status,) = pbs.wait(name)
+    finally:
+        (pbs.save / "go").unlink()
+    assert (status["code"], status["task"], status["rank"]) == (7, 2, 0)
+    assert status["headline"].partition(": ")[2] == "2 COMPLETED, 1 FAILED, 2 CANCELLED"
+
+
+def test_a_task_is_run_again_as_a_job_by_itself(pbs):
+    script = "echo run $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85"
+    name = pbs.submit(*ONE, "--array=0-1", "--", "sh", "-c", script)
+    (status,) = pbs.wait(name)
+    assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
+    assert [line.rpartition("] ")[2] for line in pbs.logs(f"{name}.1").splitlines() if "] run" in line] == [
+        "run 0", "run 1",
+    ]  # fmt: skip
+
+
+def test_cancel_of_an_array_gives_its_tasks_their_grace(pbs):
+    name = pbs.submit(*ONE, "--array=0-4%2", "--", "sh", pbs.home / "rank.sh")
+    until(lambda: len(list(pbs.save.glob(f"up.{name}.*"))) == 2, LIMIT_S)
+    assert pbs.call("cancel", name).returncode == 0
+    assert pbs.wait(name)[0]["headline"] == "CANCELLED"
+    assert sorted(path.name for path in pbs.save.glob(f"{name}.*")) == [f"{name}.{k}.0" for k in (0, 1)]
+    assert len(list(pbs.save.glob(f"up.{name}.*"))) == 2
+
+
 WAITING = [
     (("--options=-l select=1:host=nohost",), "hopeless", "no node of the queue has host=nohost"),
     (("--options=-h",), "waiting", "you hold it: qrls lets it go"),

@@ -404,3 +404,62 @@ def test_a_directory_that_the_nodes_do_not_have_is_told(queue):
     status = queue.status(name)
     assert (status["state"], status["is_final"], status["attempt"]) == ("FAILED", True, -1)
     assert f"nothing of it has run: do its nodes share {queue.path / name}?" in status["reason"]
+
+
+# ---- arrays
+ALONE = ("--slots=1", "--slot_type=cpu")
+COUNTED = """echo "+$INFINI_JOB_TASK" >{bell}
+trap 'echo "-$INFINI_JOB_TASK" >{bell}; exit 0' TERM
+read _ <{gate}
+echo "-$INFINI_JOB_TASK" >{bell}
+echo is $INFINI_JOB_TASK of $INFINI_JOB_TASKS
+exit $((INFINI_JOB_TASK == 2 ? 7 : 0))
+"""
+
+
+def test_an_array_runs_so_many_tasks_at_a_time(queue, bell, turnstile):
+    """Of ten three at most; one fails, one is cancelled while it waits, one by Slurm's own command."""
+    script = COUNTED.format(bell=bell.path, gate=turnstile.path)
+    waiting = queue.start("submit", *ALONE, "--array=0-18:2%3", "--wait", "--", "sh", "-c", script)
+    waiting.read_until(b"\n")
+    name = waiting.out.split()[1].decode()
+    heard = bell.hear(3)
+    status = queue.status(name)
+    number = status["id"]
+    assert [task["id"] for task in status["tasks"]] == [f"{number}_{k}" for k in range(0, 20, 2)]
+    assert [task["state"] for task in status["tasks"][3:]] == ["QUEUED"] * 7
+    assert (status["tasks"][9]["reason"], status["tasks"][9]["hold"]) == ("JobArrayTaskLimit", "waiting")
+    assert queue.call("cancel", f"{name}.16").returncode == 0
+    assert queue.status(f"{name}.16")["headline"] == "CANCELLED"
+    subprocess.run(["scancel", f"{number}_14"], env=queue.env, check=True)
+    until(lambda: queue.status(f"{name}.14")["headline"] == "CANCELLED")
+    for _ in range(8):
+        turnstile.ring("")
+    assert waiting.wait() == 7
+    heard += bell.hear(16 - len(heard))
+    steps = [1 if word[0] == "+" else -1 for word in heard]
+    assert max(sum(steps[:count]) for count in range(len(steps) + 1)) == 3
+    head = f"FAILED 7 {queue.status(f'{name}.2')['node']} rank 0 task 2: 7 COMPLETED, 1 FAILED, 2 CANCELLED"
+    assert waiting.out.splitlines()[-1].decode().startswith(head)
+    assert queue.lines(f"{name}.6") == queue.lines(name, "--task=6", "--rank=0") != []
+    assert [line.rpartition("is ")[2] for line in queue.lines(f"{name}.6")] == ["6 of 10"]
+
+
+def test_cancel_of_an_array_gives_its_tasks_their_grace(queue, bell):
+    script = COUNTED.replace("read _ <{gate}", "sleep 1000 & wait").format(bell=bell.path)
+    name = queue.submit(*ALONE, "--array=0-9%2", "--", "sh", "-c", script)
+    bell.hear(2)
+    assert queue.call("cancel", name).returncode == 0
+    assert queue.wait(name)["headline"] == "CANCELLED"
+    assert sorted(bell.hear(2)) == ["-0", "-1"]
+
+
+@pytest.mark.parametrize("words", [(), ("--restarts=1",)])
+def test_a_task_is_run_again_by_itself(queue, words):
+    """Without restarts as an array of that one task, for Slurm may not requeue it."""
+    script = "echo run $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85"
+    name = queue.submit(*ALONE, *words, "--array=0-1", "--", "sh", "-c", script)
+    status = queue.wait(name)
+    assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
+    assert (status["tasks"][1]["id"] == f"{status['id']}_1") is bool(words)
+    assert [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")] == ["run 0", "run 1"]

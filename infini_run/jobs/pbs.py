@@ -11,12 +11,14 @@ import os
 import time
 
 from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.array import members, split, task_id
 from infini_run.jobs.command import MISSING, ask
 from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
     HOPELESS,
+    LOST,
     OOM,
     PASSING,
     QUEUED,
@@ -137,8 +139,9 @@ class Pbs:
         asked = {seen.id for seen in found.values()}
         unsure = [name for name in names if name not in found or found[name].state not in _PRESENT]
         if unsure:
-            others = [job_id for job_id in self._listed(unsure) if job_id not in asked]
-            for name, seen in _latest(unsure, self._jobs(others)).items():
+            others = self._jobs([job_id for job_id in self._listed(unsure) if job_id not in asked])
+            others |= self._jobs(_tasks(unsure, others))
+            for name, seen in _latest(unsure, others).items():
                 if name not in found or _rank(seen) > _rank(found[name]):
                     found[name] = seen
         return found
@@ -182,7 +185,7 @@ class Pbs:
 
     def _listed(self, names: Sequence[str]) -> list[str]:
         """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
-        which = ["-N", names[0]] if len(names) == 1 else ["-u", _user()]
+        which = ["-N", names[0]] if len(names) == 1 and split(names[0])[1] < 0 else ["-u", _user()]
         said = ask(["qselect", "-x", *which], self._environ)
         if _NO_HISTORY in said.error:  # with exit code 0
             said = ask(["qselect", *which], self._environ)
@@ -255,7 +258,9 @@ def _seen(job_id: str, job: Mapping[str, Any]) -> Seen:
     comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
     holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
     hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
-    if letter in ("F", "X"):
+    if letter == "X":  # a task that has ended before its array: all else that is told of it is the array's
+        return Seen(id=job_id, state=LOST, reason=f"PBS says no more of it than: {comment}")
+    if letter == "F":
         state, code = _ended(job.get("Exit_status"), substate)
         return Seen(id=job_id, state=state, reason=comment, code=code, nodes=hosts)
     state = _STATES.get(letter, RUNNING)
@@ -271,10 +276,16 @@ def _latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict
     """By name the job that is meant."""
     found: dict[str, Seen] = {}
     for job_id, job in jobs.items():
-        name, seen = str(job.get("Job_Name", "")), _seen(job_id, job)
+        ((name, _),), seen = members(str(job.get("Job_Name", "")), job_id), _seen(job_id, job)
         if name in names and (name not in found or _rank(seen) > _rank(found[name])):
             found[name] = seen
     return found
+
+
+def _tasks(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The ids of those of these names whose arrays are there: qselect lists no tasks."""
+    arrays = {str(job.get("Job_Name", "")): job_id for job_id, job in jobs.items() if "[]" in job_id}
+    return [task_id(arrays[base], index) for base, index in map(split, names) if index >= 0 and base in arrays]
 
 
 def _read_jobs(text: str) -> dict[str, dict[str, Any]] | None:

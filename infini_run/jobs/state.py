@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 COMMON = ("command", "scheduler", "shape", "submitted_s", "tasks")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
+_WITHOUT = "its array is there without it: it was cancelled while it waited"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
@@ -240,6 +241,9 @@ def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: flo
     if status.is_final or (asked_id and status.id != asked_id):
         return status
     answer = seen.get(folder.name)
+    if answer is None and status.attempt < 0 and isinstance(folder, Task) and folder.array.name in seen:
+        # its array is there without it: Slurm tells no more of a task that was cancelled while it waited
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=_WITHOUT), now_s)
     if answer is None:
         return _missing(folder, status, now_s)
     if not answer.state:
@@ -269,19 +273,19 @@ def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
 def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     """It has ended without a word of its own, or with one that the scheduler knows better."""
     if status.is_told:
-        state = status.state if answer.state in (COMPLETED, FAILED) else answer.state
+        state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
         return _settle(folder, replace(status, state=state), now_s, replaces=True)
     reason, said = answer.reason, _out_of_memory(folder)
     if said and answer.state in (FAILED, CANCELLED, OOM):
         return _settle(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
-    if status.attempt < 0 and answer.state in (FAILED, COMPLETED):
+    state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
+    if state == CANCELLED and status.attempt < 0:
+        reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
+    elif status.attempt < 0 and state in (FAILED, COMPLETED):
         why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
         reason = f"{reason}: {why}" if reason else why
-    elif answer.state == CANCELLED and status.attempt < 0:
-        reason = reason or "it was cancelled"
     elif status.attempt >= 0 and not reason:
         reason = f"it has not said why; infini-job logs {folder.name} may"
-    state = CANCELLED if folder.is_cancelled and answer.state == FAILED else answer.state
     return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 

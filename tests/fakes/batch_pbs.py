@@ -13,7 +13,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from batch_queue import FOLDER, PRESENT, Book, after, before, start, tell
+from batch_queue import FOLDER, PRESENT, Book, after, before, start, tasks_of, tell
 
 SERVER = "pbshead"
 LETTERS = "a:A:c:C:e:fGhIj:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:Xz"
@@ -60,6 +60,11 @@ def qsub(words, fault):
             fail(f"qsub: Unknown resource Resource_List.{unknown[0]}", 187)
         if fault == "refuse":
             fail("qsub: Unauthorized Request ", 159)
+        array = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?:%(\d+))?", asked.get("-J", "0-1"))
+        if not array or int(array[1]) >= int(array[2]):
+            fail("qsub: illegal -J value", 2)
+        if "-J" in asked and asked.get("-r") == "n":
+            fail("qsub:  cannot submit non-rerunable Array Job", 2)
         chunks = int(resources.get("select", "1").partition(":")[0])
         hosts = placed(book.settings["nodes"], chunks, resources)
         limit = book.settings["pools"][asked["-q"]].get("resources_default", {}).get("walltime", "0")
@@ -73,11 +78,26 @@ def qsub(words, fault):
         }  # fmt: skip
         if len(hosts) < chunks:
             job["reason"] = never(book.settings["nodes"], job["select"])
-        number = book.add(**job)
-        book.jobs[number]["env"]["PBS_JOBID"] = f"{number}.{SERVER}"
-        book.jobs[number]["env"]["PBS_NODEFILE"] = f"{FOLDER}/{number}.nodes"
-    with open(f"{FOLDER}/{number}.sh", "w") as file:
-        file.write(text)
+        job["env"] |= dict(pair.split("=", 1) for pair in asked.get("-v", "").split(",") if "=" in pair)
+        number, numbers = book.new(), []
+        if "-J" in asked:
+            first, last, step, most = (int(part or 0) for part in array.groups())
+            number += "[]"
+            book.add(number, **job, array=number)
+            book.jobs[number]["state"] = "ARRAY"
+            for index in range(first, last + 1, step or 1):
+                numbers.append(number.replace("[]", f"[{index}]"))
+                env = {**job["env"], "PBS_ARRAY_INDEX": str(index), "PBS_ARRAY_ID": f"{number}.{SERVER}"}
+                own = {**job, "env": env, "output": job["output"].replace("^array_index^", str(index))}
+                book.add(numbers[-1], **own, array=number, at_once=most)
+        else:
+            numbers.append(book.add(number, **job))
+        for one in numbers:
+            book.jobs[one]["env"]["PBS_JOBID"] = f"{one}.{SERVER}"
+            book.jobs[one]["env"]["PBS_NODEFILE"] = f"{FOLDER}/{one}.nodes"
+    for one in numbers:
+        with open(f"{FOLDER}/{one}.sh", "w") as file:
+            file.write(text)
     if len(hosts) == chunks:
         start(number)
     after(fault, f"qsub: cannot send job script: End of File from server {SERVER}")
@@ -122,8 +142,20 @@ def clock(time_s):
     return f"{time_s // 3600:02}:{time_s // 60 % 60:02}:{time_s % 60:02}"
 
 
-def told(job):
-    """What qstat -f says of a job."""
+def is_over(jobs, job):
+    """A task of an array is there as long as another one is."""
+    tasks = tasks_of(jobs, job["id"]) or [job]
+    return all(task["state"] not in PRESENT for task in tasks)
+
+
+def told(job, over):
+    """What qstat -f says of a job. Of a task that has ended before its array no more than that: the rest is the
+    array's."""
+    is_array = job["state"] == "ARRAY"
+    if is_array or (job["state"] not in PRESENT and not over):
+        letter, comment = ("B", "Job Array Began at Sun Nov 22 at 14:23") if is_array else ("X", "Subjob finished")
+        return {"Job_Name": job["name"], "job_state": "F" if over else letter, "queue": job["queue"],
+                "server": SERVER, "substate": 70, "comment": comment, "Exit_status": 1}  # fmt: skip
     ended = job["state"] not in PRESENT
     letter = {"PENDING": "Q", "RUNNING": "R", "COMPLETING": "E"}.get(job["state"], "F")
     said = {"Job_Name": job["name"], "job_state": letter, "queue": job["queue"], "server": SERVER,
@@ -167,13 +199,13 @@ def list_jobs(ids, jobs, settings, words, fault):
     said = []
     for job_id in ids:
         job = jobs.get(job_id.partition(".")[0])
-        is_over = job is not None and job["state"] not in PRESENT
-        if job is None or (is_over and not settings["history"]):
+        over = job is not None and is_over(jobs, job)
+        if job is None or (over and not settings["history"]):
             said.append((f"qstat: Unknown Job Id {job_id}", 153))
-        elif is_over and not is_history:
+        elif over and not is_history:
             said.append((f"qstat: {job_id} {OVER}", 35))
         else:
-            found[job_id] = told(job)
+            found[job_id] = told(job, over)
     if "-E" in words and len(ids) > 1:  # all in one request: of those that are not there nothing is said
         said = [] if found else said[:1]
     for text, code in said:  # noqa: B007 - the last one's is the exit code
@@ -204,34 +236,43 @@ def qdel(words, fault):
     for job_id in words:
         with Book() as book:
             job = book.jobs.get(job_id.partition(".")[0])
-            if job is None or (job["state"] not in PRESENT and not book.settings["history"]):
+            over = job is not None and is_over(book.jobs, job)
+            if job is None or (over and not book.settings["history"]):
                 print(f"qdel: Unknown Job Id {job_id}", file=sys.stderr)
                 code = 153
-            elif job["state"] not in PRESENT:
+            elif over:
                 print(f"qdel: Job has finished {job_id}", file=sys.stderr)
                 code = 35
-            elif job["state"] == "PENDING" and not job["keeper"]:
-                job["state"] = "CANCELLED"
-            else:
-                tell(job, signal.SIGTERM)
+            for one in [] if job is None or over else tasks_of(book.jobs, job["id"]) if "[]" in job_id else [job]:
+                if one["state"] == "PENDING" and not one["keeper"]:
+                    one["state"] = "CANCELLED"
+                elif one["state"] in PRESENT:
+                    tell(one, signal.SIGTERM)
     after(fault, f"Connection refused\nCouldn't connect to cluster: {SERVER}", 162)
     sys.exit(code)
 
 
 def qsig(words, fault):
-    """-s NAME JOB: to what runs on the first node, and nowhere else."""
-    _, name, job_id = words
-    with Book() as book:
-        job = book.jobs.get(job_id.partition(".")[0])
-        if job is None or (job["state"] not in PRESENT and not book.settings["history"]):
-            fail(f"qsig: Unknown Job Id {job_id}", 153)
-        if job["state"] not in PRESENT:
-            fail("qsig: Job has finished", 35)
-        if job["state"] != "RUNNING" or fault == "early":
-            fail(f"qsig: Request invalid for state of job {job_id}", 168)
-        job["signal"] = name
-        tell(job, signal.SIGUSR2)
+    """-s NAME JOB...: to what runs on the first node, and nowhere else."""
+    _, name, *ids = words
+    code = 0
+    for job_id in ids:
+        with Book() as book:
+            job = book.jobs.get(job_id.partition(".")[0])
+            over = job is not None and is_over(book.jobs, job)
+            if job is None or (over and not book.settings["history"]):
+                text, code = f"qsig: Unknown Job Id {job_id}", 153
+            elif over:
+                text, code = "qsig: Job has finished", 35
+            elif job["state"] != "RUNNING" or fault == "early":
+                text, code = f"qsig: Request invalid for state of job {job_id}", 168
+            else:
+                job["signal"] = name
+                tell(job, signal.SIGUSR2)
+                continue
+        print(text, file=sys.stderr)
     after(fault, AWAY.format("qsig"), 162)
+    sys.exit(code)
 
 
 def qselect(words, fault):
@@ -240,7 +281,9 @@ def qselect(words, fault):
         if "-x" in given and not book.settings["history"]:
             fail(f"qselect: {NO_HISTORY}", 0)
         for number, job in book.jobs.items():
-            is_there = job["state"] in PRESENT or "-x" in given
+            if "at_once" in job:  # -T lists tasks
+                continue
+            is_there = not is_over(book.jobs, job) or "-x" in given
             is_named = given.get("-N", job["name"]) == job["name"]
             is_ours = given.get("-u", pwd.getpwuid(os.geteuid()).pw_name) == pwd.getpwuid(os.geteuid()).pw_name
             if is_there and is_named and is_ours:

@@ -50,9 +50,12 @@ class Book:
         os.rename(f"{FOLDER}/book.new", f"{FOLDER}/book.json")
         self._lock.close()
 
-    def add(self, **job):
-        number = str(self.data["next"])
+    def new(self):
         self.data["next"] += 1
+        return str(self.data["next"] - 1)
+
+    def add(self, number="", **job):
+        number = number or self.new()
         waits = self.settings["hold"]
         self.jobs[number] = {"id": number, "state": "PENDING", "reason": waits, "code": 0, "restarts": 0, "keeper": 0,
                              "how": "", "begin_s": 0, **job}  # fmt: skip
@@ -105,15 +108,30 @@ def wait_for_end():
 
 
 def start(number):
-    """A keeper for the job, unless jobs wait. It waits for the book, in which it stands by then."""
+    """A keeper for the job, unless jobs wait; for so many tasks of an array as may run at a time."""
     with Book() as book:
-        if book.settings["hold"]:
-            return
-        book.jobs[number]["keeper"] = subprocess.Popen(
-            [sys.executable, "-IS", os.path.abspath(__file__), "keep", number],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-            cwd="/", env={**os.environ, MARK: ""},
-        ).pid  # fmt: skip
+        tasks = tasks_of(book.jobs, number)
+        waiting = [task["id"] for task in tasks if task["state"] == "PENDING" and not task["keeper"]]
+        running = sum(task["state"] in PRESENT and bool(task["keeper"]) for task in tasks)
+        count = min(len(waiting), (tasks[0]["at_once"] or len(tasks)) - running) if tasks else 0
+        if not book.settings["hold"]:
+            for one in waiting[:count] if tasks else [number]:
+                book.jobs[one]["keeper"] = keep(one)
+
+
+def tasks_of(jobs, number):
+    """Those of an array, by its number or that of a task."""
+    array = jobs[number].get("array", "") if number in jobs else ""
+    return [job for job in jobs.values() if array and job.get("array") == array and "at_once" in job]
+
+
+def keep(number):
+    """It waits for the book, in which it stands by then."""
+    return subprocess.Popen(
+        [sys.executable, "-IS", os.path.abspath(__file__), "keep", number],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        cwd="/", env={**os.environ, MARK: ""},
+    ).pid  # fmt: skip
 
 
 def tell(job, number):
@@ -178,6 +196,8 @@ class Keeper:
                     continue
                 state = self.how or ("FAILED" if code else "COMPLETED")
                 job.update(state=state, code=code, reason="", how=self.how, keeper=0)
+            if "array" in job:
+                start(self.number)  # the next one
             return
 
     def watch(self):
