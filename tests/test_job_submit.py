@@ -421,6 +421,18 @@ def test_a_run_again_whose_answer_is_lost_is_found_and_no_failure(pbs_queue, tmp
     assert jobs.status(name)["id"] == "102.pbshead"
 
 
+def test_what_takes_a_job_off_the_queue_is_believed_before_a_rank_that_asks_for_another_run(queue, jobs, bell):
+    """Its code 85 counts at a warning, at the limit and at a preemption."""
+    rank = f"trap 'exit 85' TERM; echo up >{bell.path}; while :; do sleep 1000 & wait; done"
+    name = jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", rank)
+    bell.hear(8)
+    subprocess.run([{"slurm": "scancel", "pbs": "qdel"}[queue.kind], jobs.status(name)["id"]], env=queue.env, check=True)
+    status = jobs.wait(name)
+    assert (status["state"], status["attempt"]) == ("CANCELLED", 0), jobs.logs(name)
+    queue.ended()
+    assert len(queue.jobs()) == 1
+
+
 @pytest.fixture
 def slurm_jobs(slurm_queue, tmp_path, case):
     env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
@@ -435,6 +447,14 @@ def test_a_new_job_of_slurm_whose_answer_is_lost_writes_its_number_down_itself(s
     slurm_queue.ended()
     assert len(slurm_queue.jobs()) == 2
     assert slurm_jobs.status(name)["id"] == "102"
+
+
+def test_a_new_job_of_slurm_that_nobody_knows_is_handed_over_again(slurm_queue, slurm_jobs):
+    """sbatch has said nothing, and has done nothing."""
+    slurm_queue.fail("sbatch", "", "empty")
+    name = slurm_jobs.submit(*TWO, "--", "sh", "-c", "[ $INFINI_JOB_ATTEMPT = 1 ] || exit 85")
+    assert slurm_jobs.wait(name)["headline"] == "COMPLETED", slurm_jobs.logs(name)
+    assert len(slurm_queue.jobs()) == 2
 
 
 def test_a_requeue_without_any_answer_is_no_end_before_slurm_has_said_so(slurm_queue, slurm_jobs):

@@ -55,6 +55,10 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         ({"first": ended(signal=15), "preempted": True}, "PREEMPTED", 143, "", -1, False),
         ({"error": LOST, "preempted": True}, "PREEMPTED", 143, "", -1, False),
         ({"first": ended(code=85), "told": 15, "preempted": True}, "FAILED", 85, "n2", 5, False),
+        ({"first": ended(code=85), "told": 15, "late": True}, "FAILED", 85, "n2", 5, False),
+        ({"first": ended(code=85), "told": 15}, "CANCELLED", 143, "", -1, True),  # scancel, qdel
+        ({"first": ended(code=85), "told": 15, "late": True, "cancelled": True}, "CANCELLED", 143, "", -1, False),
+        ({"first": ended(code=85), "cancelled": True}, "CANCELLED", 143, "", -1, False),
         ({"error": LOST}, "NODE_FAIL", 1, "n2", -1, False),
         ({"error": KILLED}, "OOM", 137, "", -1, False),
         ({"error": LOST, "told": 15}, "NODE_FAIL", 1, "n2", -1, True),

@@ -338,10 +338,10 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRu
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         scheduler = _scheduler(folder, job, environ)
-        if scheduler.name == "pbs":
+        if not scheduler.requeue(folder.id):
             from infini_run.jobs.submit import hand_over
 
-            if isinstance(folder, Task):
+            if scheduler.name == "pbs" and isinstance(folder, Task):
                 from infini_run.jobs.script import render_task
 
                 with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
@@ -349,8 +349,6 @@ def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRu
             folder.write_id(
                 hand_over(scheduler, folder.script, folder.name, say=_say, folder=folder, before=folder.id)
             )
-        elif not scheduler.requeue(folder.id):
-            folder.write_id(scheduler.submit(folder.script, folder.name))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             return error

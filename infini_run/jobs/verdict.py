@@ -33,6 +33,8 @@ def judge(
     first = report.first_failure
     end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
     is_known = is_cancelled or is_preempted
+    # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
+    may_ask = (is_late or is_preempted) and not is_cancelled
     # what was cancelled is ended by TERM, and we may be the last to be told
     told = report.told or (_TERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and blames_node:
@@ -43,7 +45,7 @@ def judge(
         if is_known or is_late:
             return _of_signal(told, end, is_cancelled, is_preempted, is_late)
         return _changed(end, NODE_FAIL, end.reason, is_told=True)
-    if told and (first is None or first.shell_code == 128 + told):
+    if told and (first is None or first.shell_code == 128 + told or (first.code == AGAIN and not may_ask)):
         return _of_signal(told, end, is_cancelled, is_preempted, is_late)
     if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
