@@ -190,6 +190,12 @@ class Clients:
         texts = (running.group.tail(0).decode("utf-8", "replace").split("\n") for running in self._running)
         return next((line.strip() for lines in texts for line in reversed(lines) if line.strip()), "")
 
+    def said(self) -> str:
+        """What those commands have written, up to now."""
+        for running in list(self._running):
+            self._step(running)
+        return "\n".join(running.group.tail(0).decode("utf-8", "replace") for running in self._running)
+
     def take_ended(self) -> list[Ended]:
         """Those that have ended since the last call."""
         ended, self._ended = self._ended, []

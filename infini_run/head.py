@@ -465,6 +465,10 @@ class Head:
         is_engine_gone = self._stops_for_engine or any(peer.is_unexplained for peer in self.peers)
         if by and is_engine_gone and not self._engine.OVER_STDIO:
             return  # an engine that lost a node ends all that it has started
+        about = self._engine.blames(self._clients.said()) if by and not self._told else ""
+        if about:
+            self._fail(InfiniRunError(f"an agent has ended, and all others with it: {about}"))
+            return
         is_echo = number == self._told and time.monotonic() - self._told_s < _ECHO_S
         if is_echo and not by and number not in (_INT, _QUIT):
             return

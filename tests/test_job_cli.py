@@ -212,6 +212,14 @@ def test_a_warning_before_no_limit_is_told(local):
     assert local.call("submit", "--warn=5m", "--time=1h", "--print", "--", "true").stderr == ""
 
 
+def test_a_warning_before_no_limit_of_a_queue_is_told(local, pbs_queue):
+    words = ("submit", "--scheduler=pbs", "--slot_type=cpu", "--warn=5m", "--print", "--", "true")
+    done = local.call(*words, env=pbs_queue.env)
+    assert done.stderr == "infini-job: --warn has no effect: nothing limits a job of workq but --time\n"
+    pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "01:00:00"}}})
+    assert local.call(*words, env=pbs_queue.env).stderr == ""
+
+
 def test_all_that_is_wrong_is_told_at_once(slurm_queue, local):
     env = {"PATH": slurm_queue.env["PATH"], "TEST_BATCH": slurm_queue.folder, "INFINI_JOB_SCHEDULER": "slurm"}
     words = ("--pool=nosuch", "--options=--nodes=3 --gpus=4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -77,7 +78,9 @@ def test_a_container_whose_runtime_is_killed_ends(queue, bell, case):
     clients = [pid for pid, comm in case.alive().items() if comm == "podman"]
     assert len(clients) == 2
     os.kill(clients[1], signal.SIGKILL)
-    assert queue.wait(name)["state"] != "COMPLETED"
+    status = queue.wait(name)
+    assert status["state"] == "FAILED"
+    assert re.search(r"srun: error: (node1: task 0|node2: task 1): Killed", status["reason"]), status["reason"]
 
 
 def test_a_launcher_of_this_machine_that_is_killed_leaves_no_container(queue, bell):

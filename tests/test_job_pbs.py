@@ -38,6 +38,8 @@ def script(tmp_path):
 
 # ---- words
 ENDED = [
+    ({"job_state": "S", "substate": 45}, "SUSPENDED", -1),
+    ({"job_state": "U", "substate": 45}, "SUSPENDED", -1),
     ({"job_state": "F", "Exit_status": 0, "substate": 92}, "COMPLETED", 0),
     ({"job_state": "F", "Exit_status": 3, "substate": 93}, "FAILED", 3),
     ({"job_state": "F", "Exit_status": 0, "substate": 91, "comment": "terminated by me"}, "CANCELLED", -1),
@@ -128,6 +130,12 @@ def test_vnodes_of_a_host_are_one_node_and_bound_hosts_are_of_their_queue(pbs, p
         Kind(nodes=1, cpus=64, mem_mb=8000, gpus=8, gpu_types=(("a100", 8),)), Kind(nodes=1, cpus=16, mem_mb=8000),
     )  # fmt: skip
     assert (pool.gpus_per_node, pool.gpu_types) == (8, ("a100",))
+
+
+def test_the_limit_of_a_job_that_asks_for_none(pbs, pbs_queue):
+    pbs_queue.set(pools={"workq": {}, "brief": {"resources_default": {"walltime": "00:10:00"}},
+                         "most": {"resources_max": {"walltime": "01:00:00"}}})  # fmt: skip
+    assert {pool.name: pool.default_s for pool in pbs.facts().pools} == {"workq": 0, "brief": 600, "most": 3600}
 
 
 @pytest.mark.parametrize("fault", ["garbage", "empty", "away"])

@@ -266,6 +266,22 @@ def test_cancel_of_an_array_gives_its_tasks_their_grace(pbs):
     assert len(list(pbs.save.glob(f"up.{name}.*"))) == 2
 
 
+def test_a_job_that_is_suspended_is_told_so(bare):
+    name = bare.submit(*ONE, "--", "sleep", "1000")
+    for word, wanted in (("suspend", "SUSPENDED"), ("resume", "RUNNING")):
+        bare.wait(name, state="RUNNING" if word == "suspend" else "SUSPENDED")
+        bare.root("qsig", "-s", word, bare.id(name))
+        bare.wait(name, state=wanted)
+    bare.call("cancel", name)
+    assert bare.wait(name)[0]["headline"] == "CANCELLED"
+
+
+def test_a_warning_before_no_limit_is_told(bare):
+    """Neither the queue nor the server of the bed has one."""
+    done = bare.call("submit", *ONE, "--warn=5m", "--print", "--", "true")
+    assert done.stderr == "infini-job: --warn has no effect: nothing limits a job of workq but --time\n"
+
+
 WAITING = [
     (("--options=-l select=1:host=nohost",), "hopeless", "no node of the queue has host=nohost"),
     (("--options=-h",), "waiting", "you hold it: qrls lets it go"),

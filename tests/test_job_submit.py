@@ -426,7 +426,9 @@ def test_what_takes_a_job_off_the_queue_is_believed_before_a_rank_that_asks_for_
     rank = f"trap 'exit 85' TERM; echo up >{bell.path}; while :; do sleep 1000 & wait; done"
     name = jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", rank)
     bell.hear(8)
-    subprocess.run([{"slurm": "scancel", "pbs": "qdel"}[queue.kind], jobs.status(name)["id"]], env=queue.env, check=True)
+    subprocess.run(
+        [{"slurm": "scancel", "pbs": "qdel"}[queue.kind], jobs.status(name)["id"]], env=queue.env, check=True
+    )
     status = jobs.wait(name)
     assert (status["state"], status["attempt"]) == ("CANCELLED", 0), jobs.logs(name)
     queue.ended()

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
             One that names a node ends with 0 where it has killed its agent. Empty: the clients' own end is all
             that there is."""
 
+        def blames(self, words: str) -> str:
+            """The line of a command that has not ended in which it says whose end it now ends all others for; ""."""
+
         def is_passing(self, code: int | None, words: str) -> bool:
             """Whether the same command may well succeed a moment later."""
 

@@ -38,3 +38,8 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
 def is_passing(code: int | None, words: str) -> bool:
     """It is this machine: what fails once fails again."""
     return False
+
+
+def blames(words: str) -> str:
+    """It ends nobody for another's end that the Link would not tell of."""
+    return ""

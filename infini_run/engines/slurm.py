@@ -23,7 +23,8 @@ OVER_STDIO = False
 TOKEN_BY_FILE = False
 ENDS_STOPPED = True
 _NOT_THERE = "execve()"  # what the node says of an interpreter that it does not have
-_OWN = ("srun:", "slurmstepd:")
+_OWN = ("srun:", "slurmstepd")
+_ENDS = ("CANCELLED", "aborted")  # what it says first when it is told to end the step
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -56,7 +57,8 @@ def explain(host: str, code: int | None, words: str) -> str:
     named = next((line for line in reversed(lines) if host and host in line), "")
     is_own = bool(lines) and not lines[-1].startswith(_OWN)
     errors = [line for line in lines if "error:" in line]
-    about = cause or named or (lines[-1] if is_own or not errors else errors[-1]) if lines else ""
+    killed = next((line for line in lines if line.startswith(_OWN) and line.endswith(": Killed")), "")
+    about = cause or named or killed or (lines[-1] if is_own or not errors else errors[-1]) if lines else ""
     hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
     return ended("srun", code, about) + hint
 
@@ -70,3 +72,11 @@ def ending(told: Sequence[Told], options: Options) -> list[Client]:
 def is_passing(code: int | None, words: str) -> bool:
     """srun tries again by itself."""
     return False
+
+
+def blames(words: str) -> str:
+    """`error: node2: task 1: Killed`, before it says that all are ended: a task that a container's runtime was may
+    have left its agent alive (--kill-on-bad-exit)."""
+    lines = [line for line in said(words) if line.startswith(_OWN)]
+    at = next((at for at, line in enumerate(lines) if any(part in line for part in _ENDS)), len(lines))
+    return next((line for line in lines[:at] if "error:" in line and ": task" in line), "")

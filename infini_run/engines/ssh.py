@@ -92,3 +92,8 @@ def _kill(hello: Mapping[str, Any]) -> str:
 def is_passing(code: int | None, words: str) -> bool:
     """A connection that sshd dropped before it knew who we are (MaxStartups)."""
     return code in (_NO_CONNECTION, None) and any(text in words for text in _PASSING)
+
+
+def blames(words: str) -> str:
+    """It ends nobody for another's end that the Link would not tell of."""
+    return ""

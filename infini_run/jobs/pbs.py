@@ -25,6 +25,7 @@ from infini_run.jobs.scheduler import (
     REFUSED,
     RUNNING,
     STARTING,
+    SUSPENDED,
     TIMED_OUT,
     TIMEOUT,
     UNREACHABLE,
@@ -49,9 +50,9 @@ _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")
 _HELD = {"H": "held", "W": "its time has not come"}  # of those of which PBS says nothing
 _LISTS = "list server\nlist queue @default\nlist node @default\n"  # @default: all of the default server's
-_PRESENT = (QUEUED, STARTING, RUNNING)
-_STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING, "S": RUNNING,
-           "U": RUNNING, "B": RUNNING}  # fmt: skip
+_PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)
+_STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING,
+           "S": SUSPENDED, "U": SUSPENDED, "B": RUNNING}  # fmt: skip
 # substates of a job that is over (pbs_internal.h): with history they say how, Exit_status alone does not
 _TERMINATED, _FINISHED = 91, 92
 _TIME, _MEMORY = (-28, -29), (-26, -27)  # JOB_EXEC_KILL_CPUT, _WALLTIME, _VMEM, _MEM (job.h)
@@ -102,7 +103,7 @@ class Pbs:
             version=str(first.get("pbs_version", "")),
             has_gres=any("ngpus" in _resources(node) for node in nodes.values()),
             has_history=str(first.get("job_history_enable", "")).lower() == "true",
-            pools=_pools(queues, kinds, str(first.get("default_queue", ""))),
+            pools=_pools(queues, kinds, first),
         )
 
     def check(self, script_path: str) -> str:
@@ -413,7 +414,9 @@ def _hosts(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Kind]]:
     return found
 
 
-def _pools(queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]], default: str) -> tuple[Pool, ...]:
+def _pools(
+    queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]], server: Mapping[str, Any]
+) -> tuple[Pool, ...]:
     """Queues that run jobs, or pass them on. A host that is bound to a queue is for that one only."""
     bound = {queue for queue, _ in hosts if queue}
     found = []
@@ -426,10 +429,16 @@ def _pools(queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]
             Kind(nodes=count, cpus=kind.cpus, mem_mb=kind.mem_mb, gpus=kind.gpus, gpu_types=kind.gpu_types)
             for kind, count in kinds.items()
         ]
-        most = queue.get("resources_max")
-        limit = span_s(str(most.get("walltime", ""))) if isinstance(most, dict) else 0
-        found.append(pool_of(name, alike, limit, name == default))
+        # in this order PBS gives one to a job without (set_resc_deflt, svr_jobfunc.c)
+        limits = [_walltime(each, of) for of in ("resources_default", "resources_max") for each in (queue, server)]
+        default_s = next(filter(None, limits), 0)
+        found.append(pool_of(name, alike, limits[2], name == str(server.get("default_queue", "")), default_s))
     return tuple(found)
+
+
+def _walltime(attributes: Mapping[str, Any], name: str) -> int:
+    found = attributes.get(name)
+    return span_s(str(found.get("walltime", ""))) if isinstance(found, dict) else 0
 
 
 def span_s(text: str) -> int:

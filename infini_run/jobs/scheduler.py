@@ -115,7 +115,7 @@ class Pool:
     """A partition (Slurm) or queue (PBS). 0: nobody said, or no limit.
 
     gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds` has
-    them all. gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
+    them all. default_s: the limit of a job that asks for none; 0: it has none, -1: nobody said. gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
     """
 
     name: str
@@ -124,12 +124,15 @@ class Pool:
     cpus_per_node: int = 0
     mem_mb_per_node: int = 0
     limit_s: int = 0
+    default_s: int = -1
     is_default: bool = False
     gpu_types: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
 
 
-def pool_of(name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool = False) -> Pool:
+def pool_of(
+    name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool = False, default_s: int = -1
+) -> Pool:
     """A pool of these kinds of nodes."""
     first = min(kinds, key=lambda kind: (not kind.gpus, kind.gpus or kind.cpus), default=Kind(nodes=0, cpus=0))
     return Pool(
@@ -139,6 +142,7 @@ def pool_of(name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool
         cpus_per_node=first.cpus,
         mem_mb_per_node=first.mem_mb,
         limit_s=limit_s,
+        default_s=default_s,
         is_default=is_default,
         gpu_types=tuple(sorted({name for kind in kinds for name, _ in kind.gpu_types})),
         kinds=tuple(kinds),

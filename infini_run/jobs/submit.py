@@ -56,6 +56,9 @@ def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
         layout = replace(layout, remark=_NO_LIMIT)
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
     pool = facts.pool(request.pool)
+    if request.warn_s and not request.time_s and pool is not None and pool.default_s == 0:
+        said = f"--warn has no effect: nothing limits a job of {pool.name} but --time"
+        layout = replace(layout, remark="; ".join(filter(None, (layout.remark, said))))
     programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
     return Plan(
         request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), programs
