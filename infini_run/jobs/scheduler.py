@@ -115,7 +115,8 @@ class Pool:
     """A partition (Slurm) or queue (PBS). 0: nobody said, or no limit.
 
     gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds` has
-    them all. default_s: the limit of a job that asks for none; 0: it has none, -1: nobody said. gpu_types: as `--gres=gpu:TYPE:N` takes them; empty where they have none.
+    them all. default_s: the limit of a job that asks for none; 0: it has none, -1: nobody said. gpu_types: as
+    `--gres=gpu:TYPE:N` takes them; empty where they have none.
     """
 
     name: str
