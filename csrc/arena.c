@@ -73,7 +73,7 @@ static char **arena_env(struct arena *arena, char *const *base, const struct ir_
 }
 
 static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
-                     struct arena *ret_arena) {
+                     const char *const *guard_argv, struct arena *ret_arena) {
     size_t base = n > 0 ? list_length(workers[0].base_env) + 1 : 0;
     size_t pointers = base;
     size_t strings = n > 0 ? list_bytes(workers[0].base_env) : 0;
@@ -86,10 +86,10 @@ static int arena_new(struct ir_group *g, const struct ir_worker *workers, uint32
         if (workers[i].cwd != NULL) strings += strlen(workers[i].cwd) + 1;
         masks += (size_t)workers[i].cpu_words + workers[i].node_words;
     }
-    strings += 128;                           /* the maps of a user namespace */
-    const char *const *guard = guard_argv(g); /* it comes after the workers */
-    pointers += list_length(guard) + 2;
-    strings += list_bytes(guard) + (g->guard.program != NULL ? strlen(g->guard.program) + 1 : 0);
+    strings += 128;                          /* the maps of a user namespace */
+    pointers += list_length(guard_argv) + 2; /* the guard comes after the workers */
+    strings +=
+        list_bytes(guard_argv) + (g->guard.program != NULL ? strlen(g->guard.program) + 1 : 0);
     size_t slots = (n + 1) * sizeof(struct slot);
     size_t head = slots + masks * sizeof(uint64_t) + pointers * sizeof(char *) + strings;
     head = (head + 4095) & ~(size_t)4095;
@@ -138,7 +138,7 @@ static void slot_place(struct slot *slot, struct arena *arena, const struct ir_w
 }
 
 static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
-                       struct arena *arena, uint64_t blocked) {
+                       struct arena *arena, uint64_t blocked, int terminal_fd) {
     char **base = n > 0 ? arena_list(arena, workers[0].base_env) : NULL;
     uint64_t defaults = signals_to_default();
     char **argv = NULL;
@@ -158,8 +158,7 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .nofile_hard = g->config.entry.nofile_hard,
             .parent = g->self,
             .stdio = {worker->stdio[0], worker->stdio[1], worker->stdio[2]},
-            .terminal_fd =
-                (worker->flags & IR_WORKER_FOREGROUND) && tty_is_ours(g) ? g->terminal_fd : -1,
+            .terminal_fd = (worker->flags & IR_WORKER_FOREGROUND) ? terminal_fd : -1,
             .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
         };
@@ -168,11 +167,11 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
 }
 
 /* No signal ends it but SIGKILL, and nothing in its environment makes it one of the launch. */
-static void slot_fill_guard(struct ir_group *g, struct arena *arena) {
+static void slot_fill_guard(struct ir_group *g, struct arena *arena, const char *const *argv) {
     struct slot *slot = &g->slots[g->n];
     *slot = (struct slot){
         .program = arena_string(arena, g->guard.program),
-        .argv = arena_list(arena, g->guard.argv),
+        .argv = arena_list(arena, argv),
         .envp = arena->pointers,
         .blocked = ~UINT64_C(0),
         .parent = g->self,
@@ -194,15 +193,18 @@ static void slot_add_user_namespace(struct slot *slot, struct arena *arena) {
     slot->gid_map_size = strlen(map);
 }
 
-int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked) {
+/* blocked: the mask of signals that the caller had; guard_argv: of the guard, or empty; terminal_fd: whose
+ * foreground a worker may have, -1: none. */
+int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked,
+               const char *const *guard_argv, int terminal_fd) {
     struct arena arena = {0};
-    int r = arena_new(g, workers, n, &arena);
+    int r = arena_new(g, workers, n, guard_argv, &arena);
     if (r < 0) return r;
-    slots_fill(g, workers, n, &arena, blocked);
+    slots_fill(g, workers, n, &arena, blocked, terminal_fd);
     for (uint32_t i = 0; i < n; i++)
         if ((workers[i].flags & IR_WORKER_ISOLATE) && geteuid() != 0)
             slot_add_user_namespace(&g->slots[i], &arena);
-    if (g->guard.program != NULL) slot_fill_guard(g, &arena);
+    if (g->guard.program != NULL) slot_fill_guard(g, &arena, guard_argv);
     return 0;
 }
 

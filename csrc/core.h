@@ -6,7 +6,8 @@
  * state.c  the stop's timetable              stray.c  descendants that outlive the workers,
  *                                            process.c what /proc says of them
  *                                            chase.c  those that fork and exit without end
- * signal.c signals of an own process         tty.c    the terminal's foreground, Ctrl-Z
+ * signal.c signals of an own process         signal_send.c those to workers
+ * tty.c    the terminal's foreground, Ctrl-Z events.c what the caller is told
  * pump.c   pipes to lines                    sink.c   lines to the console
  * rest.c   what is not a line yet            outlet.c a write that never blocks
  * input.c  our stdin to the workers          notify.c what workers say of themselves
@@ -277,12 +278,15 @@ int64_t clock_ns(void);
 uint64_t clock_ticks(void);
 void timer_set(const struct ir_group *g, int64_t delay_ms);
 
-/* group.c */
+/* events.c */
+int events_open(struct ir_group *g, uint32_t n);
+int events_take(struct ir_group *g, struct ir_event *ret_events, uint32_t n);
 struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid);
 bool event_room(const struct ir_group *g);
 
 /* arena.c */
-int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked);
+int arena_fill(struct ir_group *g, const struct ir_worker *workers, uint32_t n, uint64_t blocked,
+               const char *const *guard_argv, int terminal_fd);
 void *arena_stack(const struct ir_group *g, uint32_t index);
 int arena_share(struct ir_group *g);
 void arena_free(struct ir_group *g);
@@ -359,13 +363,15 @@ void stray_forget(struct ir_group *g, pid_t pid);
 void stray_gone(struct ir_group *g, int fd);
 void stray_close(struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
-uint32_t stray_signal(struct ir_group *g, int sig, bool tell);
+uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts);
 void stray_signal_groups(struct ir_group *g, int sig);
 void stray_name_stuck(struct ir_group *g);
 
 /* signal.c */
 int signal_open(struct ir_group *g);
 void signal_ready(struct ir_group *g);
+
+/* signal_send.c */
 int group_signal_leaders(struct ir_group *g, int sig);
 void group_signal_groups(struct ir_group *g, int sig);
 
@@ -389,7 +395,7 @@ bool pump_idle(const struct ir_group *g);
 /* rest.c */
 int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
 void rest_note(struct ir_group *g, struct stream *s);
-void rest_ready(struct ir_group *g);
+void rest_ready(struct ir_group *g, void (*pass)(struct ir_group *g, uint32_t index, int which));
 
 /* notify.c */
 int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);

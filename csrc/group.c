@@ -1,7 +1,6 @@
 /* group.c: the handle: its birth, its one loop, its end. */
 #include "core.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -12,35 +11,11 @@
 
 #define STEP_ROUNDS 64 /* then the caller gets its turn, however much output there is */
 
-/* What must never be dropped has its room before the first worker, even if nobody collects. */
-#define WORKER_EVENTS 7 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD */
-#define GROUP_EVENTS (2 * STRAYS_TOLD + 16) /* STRAY and STUCK; TOLD, OUTPUT_LOST, ENDED, ... */
-#define SIGNAL_EVENTS 128                   /* these may be dropped: event_room */
-
-struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid) {
-    assert(g->event_count < g->event_capacity);
-    uint32_t at = (g->event_head + g->event_count) % g->event_capacity;
-    /* what comes in one turn with the end, a signal say, comes too late: ENDED is the last event */
-    bool is_late = g->state == ENDED && kind != IR_ENDED;
-    if (g->event_count < g->event_capacity && !is_late) g->event_count++;
-    else at = g->event_capacity; /* a place that nobody reads */
-    g->events[at] =
-        (struct ir_event){.kind = kind, .worker = worker, .pid = pid, .time_ns = clock_ns()};
-    return &g->events[at];
-}
-
-/* For events that come without end where somebody sends signals without end. */
-bool event_room(const struct ir_group *g) {
-    return g->event_count < SIGNAL_EVENTS;
-}
-
 static int group_open(struct ir_group *g, uint32_t n) {
     g->workers = calloc(n + 1, sizeof *g->workers);
-    g->event_capacity = WORKER_EVENTS * n + GROUP_EVENTS + SIGNAL_EVENTS;
-    g->events = calloc(g->event_capacity + 1, sizeof *g->events);
     g->log_buffer = malloc(STREAM_BUFFER);
     g->mark = strdup(g->config.mark);
-    if (!g->workers || !g->events || !g->log_buffer || !g->mark) return -ENOMEM;
+    if (!g->workers || !g->log_buffer || !g->mark || events_open(g, n) < 0) return -ENOMEM;
     for (uint32_t i = 0; i < n; i++) {
         g->workers[i].pidfd = g->workers[i].log_fd = g->workers[i].log_open = -1;
         g->workers[i].error_log_fd = -1;
@@ -58,7 +33,8 @@ static int group_open(struct ir_group *g, uint32_t n) {
     if (r >= 0) r = guard_open(g);
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
         r = signal_open(g);
-        if (r >= 0) r = stray_foreign(g);
+        wait_any(g); /* whose SIGCHLD came before we took signals */
+        if (r >= 0 && wait_has_children(g)) r = stray_foreign(g);
         if (r >= 0 && g->config.asked_fd >= 0)
             r = fd_watch(g, g->config.asked_fd, EPOLLIN, WATCH_ASKED, 0);
     }
@@ -123,7 +99,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_GUARD: guard_gone(g); break;
     case WATCH_ASKED: tty_asked(g); break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
-    case WATCH_RESTS: rest_ready(g); break;
+    case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
     }
 }
 
@@ -136,13 +112,7 @@ int ir_group_step(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
         state_check(g);
         if (count <= 0 || g->event_count > 0) break;
     }
-    uint32_t taken = 0;
-    for (; taken < n && g->event_count > 0; taken++) {
-        ret_events[taken] = g->events[g->event_head];
-        g->event_head = (g->event_head + 1) % g->event_capacity;
-        g->event_count--;
-    }
-    return (int)taken;
+    return events_take(g, ret_events, n);
 }
 
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */

@@ -34,7 +34,8 @@ void rest_note(struct ir_group *g, struct stream *s) {
     if (!g->rests_timed) rest_timer_set(g, REST_NS);
 }
 
-void rest_ready(struct ir_group *g) {
+/* pass: passes the rest of a worker's stream on. */
+void rest_ready(struct ir_group *g, void (*pass)(struct ir_group *g, uint32_t index, int which)) {
     uint64_t count;
     if (read(g->rest_fd, &count, sizeof count) != (ssize_t)sizeof count) return;
     int64_t now = clock_ns(), next = 0;
@@ -43,7 +44,7 @@ void rest_ready(struct ir_group *g) {
         for (int k = 0; k < 2; k++) {
             struct stream *s = &g->workers[i].streams[k];
             if (s->held_ns == 0) continue;
-            if (now - s->held_ns >= REST_NS) pump_pass_rest(g, i, k);
+            if (now - s->held_ns >= REST_NS) pass(g, i, k);
             else if (next == 0 || s->held_ns < next) next = s->held_ns;
         }
     if (next != 0) rest_timer_set(g, next + REST_NS - now);

@@ -178,7 +178,8 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     spawn_date(g, workers, n);
     *ret_step = IR_STEP_MEMORY;
     int r = cgroup_open(g, n);
-    if (r >= 0) r = arena_fill(g, workers, n, blocked);
+    if (r >= 0)
+        r = arena_fill(g, workers, n, blocked, guard_argv(g), tty_is_ours(g) ? g->terminal_fd : -1);
     if (r >= 0) r = labels_copy(g, workers, n);
     if (r >= 0) r = buffers_make(g, workers, n);
     return r;

@@ -34,10 +34,25 @@ static void mark_told(struct ir_group *g) {
         if (!g->workers[i].reaped) g->workers[i].told = true;
 }
 
+/* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
+static bool is_the_end(const struct ir_group *g) {
+    return g->self == 1 && (g->config.flags & IR_OWN_PROCESS) && (g->config.flags & IR_LAST);
+}
+
+/* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc, kill(-1) reaches even
+ * those that fork as fast as we kill, and those that we cannot look for. */
+static uint32_t signal_strays(struct ir_group *g, int sig, bool tell) {
+    const bool end = is_the_end(g);
+    uint32_t n = stray_signal(g, sig, tell, !end);
+    if (!end || !(g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) return n;
+    (void)kill(-1, sig);
+    return n + 1;
+}
+
 static enum state kill_workers(struct ir_group *g) {
     mark_told(g);
     group_signal_groups(g, SIGKILL);
-    if (g->hurry) (void)stray_signal(g, SIGKILL, true);
+    if (g->hurry) (void)signal_strays(g, SIGKILL, true);
     timer_set(g, GIVE_UP_MS);
     return KILLING;
 }
@@ -72,7 +87,7 @@ static enum state kill_now(struct ir_group *g) {
 
 static enum state purge(struct ir_group *g) {
     timer_set(g, GIVE_UP_MS);
-    return stray_signal(g, SIGKILL, true) == 0 ? finish_output(g) : PURGING;
+    return signal_strays(g, SIGKILL, true) == 0 ? finish_output(g) : PURGING;
 }
 
 static enum state purge_now(struct ir_group *g) {
@@ -99,9 +114,9 @@ static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
     if (g->hurry || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
-    if (stray_signal(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
+    if (signal_strays(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
         return finish_output(g);
-    (void)stray_signal(g, SIGCONT, false);
+    (void)signal_strays(g, SIGCONT, false);
     return SWEEPING;
 }
 
@@ -183,7 +198,7 @@ void state_check(struct ir_group *g) {
     if (g->state >= RUNNING && g->state <= KILLING && g->alive == 0) state_cause(g, GONE);
     if (g->state == SWEEPING || g->state == PURGING) {
         if (is_clear(g)) state_cause(g, CLEAR);
-        else if (g->state == PURGING) (void)stray_signal(g, SIGKILL, false);
+        else if (g->state == PURGING) (void)signal_strays(g, SIGKILL, false);
     }
     if (g->state == DRAINING) {
         pump_close(g);

@@ -210,18 +210,12 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
-static bool is_the_end(const struct ir_group *g) {
-    return g->self == 1 && (g->config.flags & IR_OWN_PROCESS) && (g->config.flags & IR_LAST);
-}
-
-/* Sends to every stray there is now; returns how many there are, as stray_count does. At the very end of a
- * process 1, after the cgroup and the search of /proc, kill(-1) reaches even those that fork as fast as we kill,
- * and those that we cannot look for. */
-uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
+/* Sends to every stray there is now; returns how many there are, as stray_count does. hunts: SIGKILL goes on
+ * to those that are forked meanwhile. */
+uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts) {
     struct processes all;
     const pid_t last = sig == SIGKILL ? chase_begin() : 0;
-    bool whole = strays_find(g, &all), end = is_the_end(g);
+    bool whole = strays_find(g, &all);
     if (tell) strays_note(g, &all, sig);
     if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
@@ -231,12 +225,8 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool tell) {
         n++;
         stray_send(g, stray, sig);
     }
-    if (sig == SIGKILL && n > 0 && !end && (g->config.flags & IR_OWN_PROCESS))
+    if (sig == SIGKILL && n > 0 && hunts && (g->config.flags & IR_OWN_PROCESS))
         (void)chase(last, stray_kill_young, g);
-    if (end && (g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) {
-        (void)kill(-1, sig);
-        n++;
-    }
     free(all.at);
     return n > 0 || whole ? n : 1;
 }
@@ -271,8 +261,6 @@ void stray_name_stuck(struct ir_group *g) {
 
 /* The children that the process had before it became ours (inherited across exec). */
 int stray_foreign(struct ir_group *g) {
-    wait_any(g); /* whose SIGCHLD came before we took signals */
-    if (!wait_has_children(g)) return 0;
     struct processes all;
     int r = processes_scan(&all, NULL, NULL);
     if (r < 0 && g->has_proc) {
