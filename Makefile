@@ -5,7 +5,7 @@ JOBS ?= $(shell echo $$(( 2 * $$(nproc) )))
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
 BIN := $(VENV)/bin
-CORE := $(wildcard csrc/*.c csrc/*.h csrc/guard/* csrc/start/*)
+CORE := $(wildcard csrc/*/*)
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1
 PYTEST_ARGS ?=

@@ -14,8 +14,14 @@ from setuptools.errors import CompileError, LinkError
 build_scripts = Distribution().get_command_class("build_scripts")  # setuptools has no module of that name
 
 GUARD = "irun-guard"
-GUARD_SOURCES = ["csrc/guard/main.c", "csrc/guard/hunt.c", "csrc/chase.c", "csrc/clock.c", "csrc/process.c"]
-GUARD_ENTRY = "csrc/guard/entry.c"  # waits before libc starts: worth it only if nothing else starts it first
+GUARD_SOURCES = [
+    "csrc/guard/main.c",
+    "csrc/guard/find_leftovers.c",
+    "csrc/teardown/fork_chase.c",
+    "csrc/sys/clock.c",
+    "csrc/sys/procfs.c",
+]
+GUARD_ENTRY = "csrc/guard/freestanding_start.c"  # waits before libc starts: worth it only if nothing else starts it first
 
 
 class CoreAndGuard(build_ext):
@@ -38,6 +44,7 @@ class CoreAndGuard(build_ext):
             sources,
             output_dir=os.path.join(self.build_temp, "guard"),
             macros=[("_GNU_SOURCE", None)],
+            include_dirs=["csrc"],
             extra_postargs=["-std=c11", "-O2", *compile_flags],
         )
         folder = "infini_run" if self.inplace else os.path.join(self.build_lib, "infini_run")
@@ -47,7 +54,7 @@ class CoreAndGuard(build_ext):
         return [*super().get_outputs(), os.path.join(self.build_lib, "infini_run", GUARD)]
 
 
-START_FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-fno-stack-protector", "-fno-pie"]
+START_FLAGS = ["-std=c11", "-O2", "-D_GNU_SOURCE", "-Icsrc", "-fno-stack-protector", "-fno-pie"]
 START_LINK = ["-static", "-no-pie", "-nostdlib", "-s"]
 
 

@@ -4,15 +4,17 @@ The extension uses the limited API, so that one abi3 build serves CPython 3.10 a
 IRUN_CFLAGS adds compiler flags (the sanitizer, coverage and warning builds of the Makefile).
 """
 
+import glob
 import os
 
 from cffi import FFI
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-SOURCES = sorted(name for name in os.listdir(HERE) if name.endswith(".c") and not name.startswith("_"))
+FOLDERS = ("children", "group", "io", "spawn", "sys", "teardown")  # guard and start are programs of their own
+SOURCES = sorted(path for folder in FOLDERS for path in glob.glob(os.path.join(HERE, folder, "*.c")))
 
-with open(os.path.join(HERE, "irun.h"), encoding="ascii") as file:
+with open(os.path.join(HERE, "include", "irun.h"), encoding="ascii") as file:
     definition = file.read().split("/* [cffi] */")[1]
 
 flags = os.environ.get("IRUN_CFLAGS", "").split()
@@ -21,8 +23,8 @@ ffi = FFI()
 ffi.cdef(definition)
 ffi.set_source(
     "infini_run._irun",
-    '#include "irun.h"',
-    sources=[os.path.relpath(os.path.join(HERE, name), os.getcwd()) for name in SOURCES],
+    '#include "include/irun.h"',
+    sources=[os.path.relpath(path, os.getcwd()) for path in SOURCES],
     include_dirs=[HERE],
     define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
     py_limited_api=True,

@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 warnings=${1:-"-Wall -Wextra -Werror"}
 flags="-std=c11 -D_GNU_SOURCE -Icsrc"
-sources="$(ls csrc/[!_]*.c csrc/guard/*.c csrc/start/*.c)"
+sources="$(ls csrc/*/*.c)"
 
 missing=
 for tool in gcc clang clang-format clang-tidy; do
@@ -37,8 +37,8 @@ calls_nothing() { # FILE [SYMBOL]
     [ -z "$undefined" ] || { echo "$1 calls $undefined" >&2; exit 1; }
 }
 case $(uname -m) in x86_64 | aarch64)
-    calls_nothing csrc/child.c
-    calls_nothing csrc/guard/entry.c _start
+    calls_nothing csrc/spawn/child.c
+    calls_nothing csrc/guard/freestanding_start.c _start
     calls_nothing csrc/start/main.c
     ;;
 esac

@@ -31,7 +31,7 @@ LAUNCHERS = frozenset(
     ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: after a stop from outside, how long for who does not read
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: after a stop from outside, how long for who does not read
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from infini_run.overview import Overview
     from infini_run.report import Report
 
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h
 _SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 

@@ -1,4 +1,4 @@
-"""Writes to a descriptor that others share: never blocks, and changes nothing for them (csrc/outlet.c).
+"""Writes to a descriptor that others share: never blocks, and changes nothing for them (csrc/io/outlet.c).
 
 A reader that does not read must hold nobody who is to stop: what finds no room is kept here, and the caller waits as
 long as it likes, or not at all.

@@ -368,7 +368,7 @@ def _files(
 
 
 def notify_address(launch_id: str, rank: int) -> str:
-    """sd_notify(3): an abstract address; csrc/notify.c listens there."""
+    """sd_notify(3): an abstract address; csrc/io/sd_notify.c listens there."""
     return f"@infini-run/{launch_id}/{rank}"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
 _HELD = 1 << 16  # of lines for a terminal that takes none
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/core.h: how long for who does not read, at the end
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: how long for who does not read, at the end
 
 
 class Screen:

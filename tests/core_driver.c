@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "irun.h"
+#include "include/irun.h"
 
 #define WORKERS 3
 #define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))

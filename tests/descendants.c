@@ -1,10 +1,10 @@
-/* descendants.c: which processes of a table are ours: csrc/stray.c on a table that the test wrote.
+/* descendants.c: which processes of a table are ours: csrc/teardown/leftovers.c on a table that the test wrote.
  *
  * Reads "self spawn_ticks", then a line "pid parent start_ticks foreign" for each process; prints the
  * pids that are ours. */
 #include <stdio.h>
 
-#include "stray.c"
+#include "teardown/leftovers.c"
 
 int main(void) {
     struct ir_group g = {0};

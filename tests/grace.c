@@ -1,6 +1,6 @@
 /* grace.c: `grace GRACE TOLD AGO`: how long strays have, of a grace of so many milliseconds, where a signal (TOLD is 1) or
  * a failure (0) began the stop so many milliseconds ago. */
-#include "state.c"
+#include "group/stop_state.c"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
-/* marks.c: csrc/process.c on one process: how often its environment has the mark, has none, or cannot be told yet.
+/* marks.c: csrc/sys/procfs.c on one process: how often its environment has the mark, has none, or cannot be told yet.
  *
  * Arguments: the pid, the mark, how many looks. Prints the three counts. Without arguments it executes itself without end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "core.h"
+#include "group/group.h"
 
 int main(int argc, char **argv) {
     if (argc == 1) return execv("/proc/self/exe", argv);

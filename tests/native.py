@@ -26,10 +26,10 @@ def build_guard() -> str:
         return str(installed)
     made = build(
         "../csrc/guard/main.c",
-        "../csrc/guard/hunt.c",
-        "../csrc/chase.c",
-        "../csrc/clock.c",
-        "../csrc/process.c",
+        "../csrc/guard/find_leftovers.c",
+        "../csrc/teardown/fork_chase.c",
+        "../csrc/sys/clock.c",
+        "../csrc/sys/procfs.c",
         instead_of="*",
     )
     named = Path(made).with_name("irun-guard")
@@ -46,7 +46,8 @@ def build(source: str, *more: str, instead_of: str = "") -> str:
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("there is no C compiler here")
-    parts = [] if instead_of == "*" else [path for path in sorted(CORE.glob("[!_]*.c")) if path.name != instead_of]
+    core = sorted(path for path in CORE.glob("*/*.c") if path.parent.name not in ("guard", "start"))
+    parts = [] if instead_of == "*" else [path for path in core if path.name != instead_of]
     made = Path(tempfile.mkdtemp()) / Path(source).stem
     words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
     words += ["-o", str(made), *(str(HERE / name) for name in (source, *more)), *map(str, parts)]

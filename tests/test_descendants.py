@@ -15,7 +15,7 @@ SELF, SPAWN = 10, 1000
 def ours_of(table):
     """table: {pid: (parent, start, is_foreign)}"""
     lines = [f"{SELF} {SPAWN}", *(f"{pid} {p} {start} {f:d}" for pid, (p, start, f) in sorted(table.items()))]
-    program = build("descendants.c", instead_of="stray.c")
+    program = build("descendants.c", instead_of="leftovers.c")
     done = subprocess.run(
         [program], input="\n".join(lines), capture_output=True, text=True, timeout=LIMIT_S, check=True
     )

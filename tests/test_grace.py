@@ -86,7 +86,7 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
 )
 def test_strays_have_what_is_left_of_the_grace_of_who_was_told(grace, is_told, ago, most, least):
     """Kubernetes and Slurm kill 30 s after their signal: 25 s for ranks and 25 s for strays would be too long."""
-    words = [build("grace.c", instead_of="state.c"), *map(str, (grace, is_told, ago))]
+    words = [build("grace.c", instead_of="stop_state.c"), *map(str, (grace, is_told, ago))]
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert least <= int(done.stdout) <= most
 

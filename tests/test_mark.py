@@ -1,4 +1,4 @@
-"""csrc/process.c: whether a process has the mark of a launch, while it executes one program after the other."""
+"""csrc/sys/procfs.c: whether a process has the mark of a launch, while it executes one program after the other."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ import infini_run as ir
 from infini_run.group import PIPE, TO_CONSOLE, TO_LOG
 
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # fcntl(2); the module has them from Python 3.10 on, on some builds
-BUFFER = 65536  # STREAM_BUFFER of csrc/core.h: the longest line that stays in one piece
+BUFFER = 65536  # STREAM_BUFFER of csrc/group/group.h: the longest line that stays in one piece
 LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
 LABEL = re.compile(rb"\[rank (\d+)( ERROR)?( \+)?\] ")
 

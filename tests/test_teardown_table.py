@@ -1,4 +1,4 @@
-"""docs/teardown.md shows the timetable that csrc/state.c has, and names tests that there are."""
+"""docs/teardown.md shows the timetable that csrc/group/stop_state.c has, and names tests that there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = {"stay": "-", "impossible": "never"}
 
 
 def table_of_the_code():
-    source = (ROOT / "csrc" / "state.c").read_text()
+    source = (ROOT / "csrc" / "group" / "stop_state.c").read_text()
     body = source[source.index("[IDLE]", source.index("static const action table")) :]
     rows = re.findall(r"\[(\w+)\]\s*= \{([^}]*)\}", body[: body.index("};")])
     return {state: [WORDS.get(cell, cell) for cell in re.findall(r"\w+", cells)] for state, cells in rows}

@@ -4,9 +4,9 @@
  *
  * It waits in one system call, on no clock, for the parent-death signal (prctl(2)). That is the
  * spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
- * parent dies. Then it ends what the launcher has left (hunt.c) and all in CGROUP, and removes FOLDER
+ * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
  * and CGROUP ("": none). */
-#include "hunt.h"
+#include "guard/find_leftovers.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -4,7 +4,7 @@
  * where the path has a space in it or more than 127 characters (Documentation/admin-guide/binfmt-misc.rst,
  * BINPRM_BUF_SIZE before Linux 5.1). So the line is read here, and a Python is started without site and its .pth
  * files (-S), a twentieth of our start: the script finds us, or brings them. There is no libc in it: its start
- * takes longer than all of this (guard/entry.c). */
+ * takes longer than all of this (guard/freestanding_start.c). */
 #include <fcntl.h>
 #include <linux/auxvec.h>
 #include <linux/limits.h>
@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../raw.h"
+#include "sys/raw.h"
 
 #define TAIL ".py"
 #define SAY(text) (void)raw(SYS_write, 2, (long)(text), sizeof(text) - 1, 0, 0)

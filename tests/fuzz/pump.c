@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core.h"
+#include "group/group.h"
 
 enum { WORKERS = 2, STREAMS = 2, MOST = 1 << 20, STEPS = 100000 };
 enum { ONE_CONSOLE = 1, FILE_CONSOLE = 2, LOG_OUT = 4, LOG_ERR = 8, SMALL_PIPE = 16, PLAIN = 32 };

@@ -4,7 +4,7 @@
  * is (then nothing may be touched that is not there). */
 #include <inttypes.h>
 
-#include "process.c"
+#include "sys/procfs.c"
 
 #define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
 

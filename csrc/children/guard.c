@@ -1,0 +1,144 @@
+/* children/guard.c: the process that ends what we leave when we are killed.
+ *
+ * SIGKILL cannot be caught, and the parent-death signal reaches direct children only, and not those of
+ * another thread than the main one. So a small program (guard/main.c) is started before the first
+ * worker. It sleeps in one system call until we have died, then ends what the launch has left. When
+ * nothing is left, it is ended by us. Process 1 needs none: the kernel ends its namespace with it. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* After unshare(CLONE_NEWPID) our first child is process 1 of a new namespace: that must be a worker, and
+ * when it ends the kernel ends the others. Until there is one, the link is not there (Linux 4.12). */
+static bool children_are_elsewhere(void) {
+    struct stat ours, theirs;
+    if (stat("/proc/self/ns/pid", &ours) < 0) return false;
+    return stat("/proc/self/ns/pid_for_children", &theirs) < 0 || ours.st_ino != theirs.st_ino;
+}
+
+/* Without it, a folder that is a minute old may go while we live, with the message of an error file. */
+static void folder_hold(struct ir_group *g) {
+    if (g->config.folder == NULL) return;
+    int fd = fd_new(open(g->config.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (fd < 0) return;
+    g->guard.folder_fd = fd;
+    (void)flock(fd, LOCK_SH | LOCK_NB); /* where locks are not to be had, nobody gets one */
+}
+
+int guard_open(struct ir_group *g) {
+    struct guard *guard = &g->guard;
+    folder_hold(g);
+    if (g->config.guard == NULL || g->self == 1 || children_are_elsewhere()) return 0;
+    guard->program = strdup(g->config.guard);
+    guard->folder = g->config.folder != NULL ? strdup(g->config.folder) : NULL;
+    if (guard->program == NULL || (g->config.folder != NULL && guard->folder == NULL))
+        return -ENOMEM;
+    return fd_pipe(guard->pipe, 1);
+}
+
+/* Its arguments, in the order of guard/arguments.h. */
+const char *const *guard_argv(struct ir_group *g) {
+    struct guard *guard = &g->guard;
+    (void)snprintf(guard->parent, sizeof guard->parent, "%d", (int)g->self);
+    (void)snprintf(guard->session, sizeof guard->session, "%d", (int)getsid(0));
+    (void)snprintf(guard->since, sizeof guard->since, "%llu", (unsigned long long)g->spawn_ticks);
+    guard->argv[GUARD_SELF] = GUARD_NAME;
+    guard->argv[GUARD_PARENT] = guard->parent;
+    guard->argv[GUARD_SESSION] = guard->session;
+    guard->argv[GUARD_SINCE] = guard->since;
+    guard->argv[GUARD_MARK] = g->mark;
+    guard->argv[GUARD_FOLDER] = guard->folder != NULL ? guard->folder : "";
+    guard->argv[GUARD_CGROUP] = g->cgroup.path != NULL ? g->cgroup.path : "";
+    return guard->argv;
+}
+
+static void guard_lost(struct ir_group *g, int step, int error) {
+    struct ir_event *event = event_push(g, IR_UNGUARDED, -1, g->guard.pid);
+    event->code = step;
+    event->signal = error;
+}
+
+/* A launch without a guard is worth more than none: it goes on, and is told. */
+void guard_start(struct ir_group *g) {
+    struct guard *guard = &g->guard;
+    if (guard->program == NULL) return;
+    pid_t pid = child_create(g, &g->slots[g->n], g->n, &guard->pidfd);
+    if (pid < 0) {
+        guard_lost(g, IR_STEP_CLONE, -pid);
+        return;
+    }
+    guard->pid = pid;
+    if (guard->pidfd < 0) guard->pidfd = pidfd_open_of(g, pid);
+    if (guard->pidfd >= 0) (void)fd_watch(g, guard->pidfd, EPOLLIN, WATCH_GUARD, 0);
+}
+
+/* It finds our workers' process groups by these, should we die. A full pipe has 16384 of them; the
+ * mark in their environment still tells of the others. */
+void guard_tell(const struct ir_group *g, pid_t worker) {
+    if (g->guard.pid == 0) return;
+    ssize_t written = write(g->guard.pipe[1], &worker, sizeof worker);
+    (void)written;
+}
+
+/* Its failure, while the memory that it was left in is there. */
+void guard_note(struct ir_group *g) {
+    if (g->slots == NULL || g->guard.program == NULL) return;
+    g->guard.step = g->slots[g->n].step;
+    g->guard.error = g->slots[g->n].error;
+}
+
+static void guard_forget(struct ir_group *g) {
+    g->guard.pid = 0;
+    g->guard.pidfd = fd_release(g, g->guard.pidfd);
+}
+
+/* It has been reaped; by our will only if it was dismissed. */
+void guard_reaped(struct ir_group *g) {
+    guard_note(g);
+    if (!g->guard.dismissed) guard_lost(g, g->guard.step, g->guard.error);
+    guard_forget(g);
+}
+
+void guard_gone(struct ir_group *g) {
+    siginfo_t info;
+    if (g->guard.pid == 0) return;
+    int r = child_reap(g, g->guard.pid, g->guard.pidfd, &info, WEXITED | WNOHANG, NULL);
+    if (r < 0 || info.si_pid != 0) guard_reaped(g);
+    else fd_unwatch(g, g->guard.pidfd); /* a tracer holds it */
+}
+
+/* Nothing is left that it would have to end. It is reaped by guard_stop; meanwhile there is other work. */
+void guard_dismiss(struct ir_group *g) {
+    if (g->guard.pid == 0) return;
+    g->guard.dismissed = true;
+    (void)child_signal(g, g->guard.pid, g->guard.pidfd, SIGKILL);
+}
+
+void guard_stop(struct ir_group *g) {
+    struct guard *guard = &g->guard;
+    if (guard->pid == 0) return;
+    guard_dismiss(g);
+    struct pollfd dead = {.fd = guard->pidfd, .events = POLLIN};
+    if (guard->pidfd >= 0)
+        while (poll(&dead, 1, GIVE_UP_MS) < 0 && errno == EINTR) continue;
+    siginfo_t info;
+    (void)child_reap(g, guard->pid, guard->pidfd, &info,
+                     WEXITED | (guard->pidfd >= 0 ? WNOHANG : 0), NULL);
+    guard_forget(g);
+}
+
+void guard_close(struct ir_group *g) {
+    guard_stop(g);
+    for (int i = 0; i < 2; i++) g->guard.pipe[i] = fd_close(g->guard.pipe[i]);
+    free(g->guard.program);
+    free(g->guard.folder);
+}

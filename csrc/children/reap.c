@@ -1,0 +1,198 @@
+/* children/reap.c: exits, in the order of death.
+ *
+ * waitid answers in birth order; an epoll set of pidfds hands them out in the order in which they
+ * became ready. So pidfds have an epoll set of their own (exits_fd), which is always emptied first.
+ * Orphans that came to us are reaped after that, by waitid(P_ALL), in an own process only. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Once: what is refused to one is refused to all. */
+static void worker_tell_unplaced(struct ir_group *g, uint32_t index) {
+    int error = g->slots[index].memory_error;
+    if (error == 0 || g->unplaced_told) return;
+    g->unplaced_told = true;
+    event_push(g, IR_UNPLACED, (int)index, g->workers[index].pid)->signal = error;
+}
+
+static void worker_tell_start_failure(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    if (g->slots != NULL) {
+        w->failed_step = g->slots[index].step;
+        w->failed_errno = g->slots[index].error;
+        worker_tell_unplaced(g, index);
+    }
+    if (w->failed_step == 0) return;
+    struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
+    event->code = w->failed_step;
+    event->signal = w->failed_errno;
+}
+
+/* Its last output is read before its end is told, so that the report has its last words. */
+static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *info,
+                          const struct rusage *usage) {
+    struct worker *w = &g->workers[index];
+    int64_t now = clock_ns();
+    w->reaped = true;
+    g->alive--;
+    if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
+    pump_drain(g, index);
+    notify_drain(g, index);
+    worker_tell_start_failure(g, index);
+    struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
+    event->time_ns = now;
+    if (w->told) event->flags |= IR_AFTER_STOP;
+    if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0) g->went_badly = true;
+    if (info == NULL) {
+        event->flags |= IR_STATUS_LOST;
+        return;
+    }
+    if (info->si_code == CLD_EXITED) event->code = info->si_status;
+    else event->signal = info->si_status;
+    if (info->si_code == CLD_DUMPED) event->flags |= IR_DUMPED_CORE;
+    event->user_us = (int64_t)usage->ru_utime.tv_sec * 1000000 + usage->ru_utime.tv_usec;
+    event->system_us = (int64_t)usage->ru_stime.tv_sec * 1000000 + usage->ru_stime.tv_usec;
+    event->max_rss_kib = usage->ru_maxrss;
+}
+
+/* A worker whose pidfd polls readable while waitid says nothing is held by a tracer, and stays so
+ * until the kernel tells its real parent, which wakes the pidfd's watch anew. */
+static void worker_reap(struct ir_group *g, uint32_t index, int options) {
+    struct worker *w = &g->workers[index];
+    if (w->reaped || w->pid == 0) return;
+    siginfo_t info;
+    struct rusage usage;
+    int r = child_reap(g, w->pid, w->pidfd, &info, WEXITED | options, &usage);
+    if (r < 0) worker_finish(g, index, NULL, NULL); /* ECHILD: the host program took it */
+    else if (info.si_pid != 0) worker_finish(g, index, &info, &usage);
+}
+
+void worker_exited_wait(struct ir_group *g, uint32_t index) {
+    worker_reap(g, index, 0);
+}
+
+void wait_exits(struct ir_group *g) {
+    struct epoll_event ready[64];
+    for (;;) {
+        int n = epoll_wait(g->exits_fd, ready, 64, 0);
+        if (n <= 0) return;
+        for (int i = 0; i < n; i++) worker_reap(g, (uint32_t)ready[i].data.u64, WNOHANG);
+    }
+}
+
+static uint32_t worker_of(const struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].pid == pid && !g->workers[i].reaped) return i;
+    return UINT32_MAX;
+}
+
+/* Own process: everything that has died, our workers (without pidfds) and orphans that came to us. */
+void wait_any(struct ir_group *g) {
+    wait_exits(g);
+    for (;;) {
+        siginfo_t info;
+        struct rusage usage;
+        int r = child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | __WALL, &usage);
+        if (r < 0 || info.si_pid == 0) return;
+        uint32_t index = worker_of(g, info.si_pid);
+        if (index != UINT32_MAX) worker_finish(g, index, &info, &usage);
+        else if (info.si_pid == g->guard.pid) guard_reaped(g);
+        else stray_forget(g, info.si_pid);
+    }
+}
+
+/* The guard is a child, too: then /proc must tell whether it is the only one (proc_pid_tid_children(5):
+ * exact while none of them is reaped, and that is only done by us). Without that file it must go first. */
+bool wait_has_children(struct ir_group *g) {
+    siginfo_t info;
+    if (g->guard.pid != 0) {
+        char path[48], list[64];
+        (void)snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)g->self);
+        ssize_t n = process_file(path, list, sizeof list);
+        if (n > 0) return atoi(list) != g->guard.pid || strchr(list, ' ') != list + n - 1;
+        guard_stop(g);
+    }
+    return child_wait(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT | __WALL, NULL) != -ECHILD;
+}
+
+/* Every child has left our memory (by exec or by its end): the arena can go. */
+void wait_execs(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->started; i++) {
+        g->workers[i].failed_step = g->slots[i].step;
+        g->workers[i].failed_errno = g->slots[i].error;
+        worker_tell_unplaced(g, i);
+    }
+    guard_note(g);
+    arena_free(g);
+    g->execs_fd = fd_release(g, g->execs_fd);
+}
+
+/* ---- A thread that waits, where there is no pidfd (before Linux 5.3).
+ * It owns a copy of the pipe's end and nothing of the group, so it may outlive it. */
+struct waiter {
+    pid_t pid;
+    uint32_t index;
+    int fd;
+};
+
+static void *waiter_main(void *argument) {
+    struct waiter *waiter = argument;
+    siginfo_t info;
+    (void)child_wait(P_PID, waiter->pid, &info, WEXITED | WNOWAIT, NULL);
+    ssize_t written = write(waiter->fd, &waiter->index, sizeof waiter->index);
+    (void)written; /* EPIPE: the group is gone, and nobody asks any more */
+    (void)close(waiter->fd);
+    free(waiter);
+    return NULL;
+}
+
+static int waiter_open_pipe(struct ir_group *g) {
+    if (g->waiter_fd[0] >= 0) return 0;
+    int r = fd_pipe(g->waiter_fd, 0);
+    return r < 0 ? r : fd_watch(g, g->waiter_fd[0], EPOLLIN, WATCH_WAITER, 0);
+}
+
+int waiter_start(struct ir_group *g, uint32_t index) {
+    int r = waiter_open_pipe(g);
+    if (r < 0) return r;
+    struct waiter *waiter = malloc(sizeof *waiter);
+    if (waiter == NULL) return -ENOMEM;
+    *waiter = (struct waiter){.pid = g->workers[index].pid, .index = index};
+    waiter->fd = fd_duplicate(g->waiter_fd[1]);
+    if (waiter->fd < 0) {
+        r = waiter->fd;
+        free(waiter);
+        return r;
+    }
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    pthread_t thread;
+    pthread_attr_t attributes;
+    (void)pthread_attr_init(&attributes);
+    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attributes, 262144);
+    r = -pthread_create(&thread, &attributes, waiter_main, waiter);
+    (void)pthread_attr_destroy(&attributes);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r < 0) {
+        (void)close(waiter->fd);
+        free(waiter);
+    }
+    return r;
+}
+
+void waiter_ready(struct ir_group *g) {
+    uint32_t index;
+    while (read(g->waiter_fd[0], &index, sizeof index) == (ssize_t)sizeof index)
+        worker_reap(g, index, WNOHANG);
+}

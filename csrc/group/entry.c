@@ -1,0 +1,69 @@
+/* group/entry.c: the process at its start, for the command that owns it: hygiene before anything else. */
+#include "group/group.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* A closed stdin, stdout or stderr would be taken by the next descriptor that is opened, and a
+ * worker's output would land in it. open(2) takes the lowest number, so going up fills the holes. */
+static int entry_fill_stdio(void) {
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
+        int opened = open("/dev/null", O_RDWR);
+        if (opened < 0) return -errno;
+    }
+    return 0;
+}
+
+/* SIGCHLD ignored on entry makes the kernel reap our children, and their status is lost. */
+static uint64_t entry_ignored_signals(void) {
+    uint64_t ignored = 0;
+    for (int sig = 1; sig <= SIGRTMAX; sig++) {
+        struct sigaction action;
+        if (sigaction(sig, NULL, &action) < 0 || action.sa_handler != SIG_IGN) continue;
+        ignored |= SIGNAL_BIT(sig);
+    }
+    return ignored;
+}
+
+int ir_entry_take(struct ir_entry *ret_entry) {
+    *ret_entry = (struct ir_entry){0};
+    int r = entry_fill_stdio();
+    if (r < 0) return r;
+    ret_entry->ignored = entry_ignored_signals();
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    (void)sigaction(SIGCHLD, &standard, NULL);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        ret_entry->nofile_soft = limit.rlim_cur;
+        ret_entry->nofile_hard = limit.rlim_max;
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    (void)prctl(PR_SET_NAME, "infini-run", 0, 0, 0); /* not that of an interpreter */
+    return 0;
+}
+
+int ir_entry_settle(void) {
+    if (chdir("/") < 0) { /* we stay where we are: nothing is lost but a mount that is pinned */
+    }
+    DIR *dir = opendir("/proc/self/fd");
+    if (dir == NULL) return 0;
+    int closed = 0;
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        int fd = atoi(entry->d_name);
+        if (fd <= 2 || fd == dirfd(dir)) continue;
+        int flags = fcntl(fd, F_GETFD);
+        if (flags < 0 || (flags & FD_CLOEXEC)) continue;
+        (void)close(fd);
+        closed++;
+    }
+    (void)closedir(dir);
+    return closed;
+}

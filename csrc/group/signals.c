@@ -1,0 +1,108 @@
+/* group/signals.c: signals that an own process gets, and what each of them means.
+ *
+ * All signals are blocked and read from one signalfd, so that none is lost and none has a handler. */
+#include "group/group.h"
+
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum policy {
+    PASS, /* to each worker's leader: a trainer asked for it, its helpers would die of it */
+    PASS_TO_GROUP, /* what a terminal sends to a whole job */
+    STOPS,         /* ends the job: a request, or a fault signal from outside */
+    SUSPENDS,
+    REAPS,
+    DROPPED, /* the kernel's answer to something that we did */
+};
+
+static enum policy policy_of(const struct ir_group *g, int sig) {
+    if (sig == SIGCHLD) return REAPS;
+    if (sig <= 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
+    switch (sig) {
+    case SIGTERM:
+    case SIGINT:
+    case SIGQUIT:
+    case SIGILL:
+    case SIGTRAP:
+    case SIGABRT:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGSEGV:
+    case SIGSYS: return STOPS;
+    case SIGTSTP: return SUSPENDS;
+    case SIGPIPE:
+    case SIGTTIN:
+    case SIGTTOU: return DROPPED;
+    case SIGHUP:
+    case SIGWINCH:
+    case SIGCONT: return PASS_TO_GROUP;
+    default: return PASS;
+    }
+}
+
+int signal_open(struct ir_group *g) {
+    sigset_t all;
+    (void)sigfillset(&all);
+    g->signal_fd = fd_new(signalfd(-1, &all, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (g->signal_fd < 0) return g->signal_fd;
+    return fd_watch(g, g->signal_fd, EPOLLIN, WATCH_SIGNALS, 0);
+}
+
+/* timeout(1) sends a signal to the process, and then to its group. A terminal's signals are the kernel's. */
+static bool is_echo(const struct ir_group *g, const struct signalfd_siginfo *info) {
+    return g->heard_ns != 0 && info->ssi_code != SI_KERNEL &&
+           info->ssi_signo == g->told_by.ssi_signo && info->ssi_code == g->told_by.ssi_code &&
+           info->ssi_pid == g->told_by.ssi_pid && clock_ns() - g->heard_ns < ECHO_MS * NS_PER_MS;
+}
+
+/* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
+ * are; TERM and faults as the stop signal that was asked for. Who died before is told before: a
+ * signalfd hands out the lowest number first, TERM before the CHLD that came earlier. */
+static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info) {
+    const int sig = (int)info->ssi_signo;
+    wait_any(g);
+    if (is_echo(g, info)) return;
+    bool again = g->told;
+    if (!again) {
+        g->told_by = *info;
+        g->heard_ns = clock_ns();
+    }
+    if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
+    g->told = true;
+    if (again) ir_group_kill(g);
+    else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
+}
+
+static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info) {
+    const int sig = (int)info->ssi_signo;
+    switch (policy_of(g, sig)) {
+    case REAPS:
+        wait_any(g);
+        tty_check_stopped(g);
+        return;
+    case STOPS: signal_stops(g, info); return;
+    case SUSPENDS:
+        if (g->config.flags & IR_TELL_TSTP && event_room(g)) (void)event_push(g, IR_SUSPEND, -1, 0);
+        else if (g->config.asked_fd < 0) tty_suspend(g);
+        else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
+        return;
+    case PASS: (void)group_signal_leaders(g, sig); break;
+    case PASS_TO_GROUP:
+        if (sig == SIGCONT) tty_hand_over(g);
+        group_signal_groups(g, sig);
+        if (sig == SIGCONT) input_resume(g);
+        break;
+    case DROPPED: return;
+    }
+    if (event_room(g)) event_push(g, IR_PASSED, -1, 0)->signal = sig;
+}
+
+void signal_ready(struct ir_group *g) {
+    struct signalfd_siginfo info[16];
+    for (;;) {
+        ssize_t n = read(g->signal_fd, info, sizeof info);
+        if (n <= 0) return;
+        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_take(g, &info[i]);
+    }
+}

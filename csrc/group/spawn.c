@@ -1,0 +1,268 @@
+/* group/spawn.c: the clone loop. Everything that can fail is made before the first clone.
+ *
+ * A child shares our memory until its exec (clone(CLONE_VM) without CLONE_VFORK, each on a stack of
+ * its own), so that children start side by side and no page table is copied. What they read lives
+ * in one arena, which is given back when a close-on-exec pipe says that the last one has left. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPARE_DESCRIPTORS 3 /* /proc, a process's stat, a stray's pidfd */
+
+static uint64_t mask_of(const sigset_t *set) {
+    uint64_t mask = 0;
+    for (int sig = 1; sig <= SIGRTMAX; sig++)
+        if (sigismember(set, sig) == 1) mask |= SIGNAL_BIT(sig);
+    return mask;
+}
+
+/* Labels outlive the spawn; one copy each, and few of them. */
+static int labels_copy(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    size_t size = 1;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++)
+            size += strlen(workers[i].label[k]) + strlen(workers[i].label_more[k]) + 2;
+    char *at = g->labels = malloc(size);
+    if (at == NULL) return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 2; k++) {
+            struct stream *stream = &g->workers[i].streams[k];
+            stream->label = strcpy(at, workers[i].label[k]);
+            stream->label_size = (uint32_t)strlen(at);
+            at += stream->label_size + 1;
+            stream->label_more = strcpy(at, workers[i].label_more[k]);
+            stream->label_more_size = (uint32_t)strlen(at);
+            at += stream->label_more_size + 1;
+        }
+    return 0;
+}
+
+/* Of a forked one the pipe is there already. */
+static bool is_piped(const struct ir_worker *worker, int k) {
+    return worker->stdio[k] == IR_FD_PIPE || (worker->pid > 0 && worker->stdio[k] >= 0);
+}
+
+/* One block for all, of which only what is used is ever touched. A worker whose output cannot be
+ * kept would wait for us for ever, so this too is had before the first worker. */
+static int buffers_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    size_t size = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (is_piped(&workers[i], 1)) size += STREAM_BUFFER;
+        if (is_piped(&workers[i], 2)) size += STREAM_BUFFER + TAIL_BUFFER;
+    }
+    if (size == 0) return 0;
+    char *at = g->buffers = malloc(size);
+    if (at == NULL) return -ENOMEM;
+    for (uint32_t i = 0; i < n; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (!is_piped(&workers[i], k + 1)) continue;
+            g->workers[i].streams[k].buffer = at;
+            at += STREAM_BUFFER;
+        }
+        if (!is_piped(&workers[i], 2)) continue;
+        g->workers[i].tail = at;
+        at += TAIL_BUFFER;
+    }
+    return 0;
+}
+
+static int pipes_make(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    uint32_t targets = 0;
+    int *target_fds = calloc(n + 1, sizeof *target_fds);
+    if (target_fds == NULL) return -ENOMEM;
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < n; i++) {
+        int fds[2];
+        g->workers[i].log_fd = workers[i].log_fd;
+        g->workers[i].error_log_fd = workers[i].error_log_fd;
+        g->workers[i].forked = workers[i].pid;
+        if (workers[i].stdio[0] == IR_FD_PIPE && (r = fd_pipe(fds, 1)) == 0) {
+            g->slots[i].stdio[0] = g->workers[i].child_ends[0] = fds[0];
+            target_fds[targets++] = fds[1];
+        }
+        for (int k = 0; r == 0 && k < 2; k++) {
+            if (!is_piped(&workers[i], k + 1)) continue;
+            struct stream *stream = &g->workers[i].streams[k];
+            stream->to = workers[i].output[k];
+            if (workers[i].pid > 0) {
+                r = stream->fd = fd_duplicate(workers[i].stdio[k + 1]);
+            } else if ((r = fd_pipe(fds, 0)) == 0) {
+                stream->fd = fds[0];
+                g->slots[i].stdio[k + 1] = g->workers[i].child_ends[k + 1] = fds[1];
+            }
+            if (r >= 0) r = fd_watch(g, stream->fd, EPOLLIN, k == 0 ? WATCH_OUT : WATCH_ERR, i);
+        }
+    }
+    if (r == 0) r = input_open(g, target_fds, targets);
+    else
+        for (uint32_t i = 0; i < targets; i++) (void)fd_close(target_fds[i]);
+    free(target_fds);
+    return r;
+}
+
+/* How we shall hear of its death: its pidfd; else SIGCHLD if the process is ours; else a thread.
+ * Edge-triggered: a worker that died in the hands of a tracer polls readable long before it can be
+ * reaped, and do_notify_parent() wakes the pidfd a second time then. */
+static int worker_watch(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    if (w->pidfd < 0) w->pidfd = pidfd_open_of(g, w->pid);
+    if (w->pidfd >= 0) {
+        struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = index};
+        if (epoll_ctl(g->exits_fd, EPOLL_CTL_ADD, w->pidfd, &event) == 0) return 0;
+        w->pidfd = fd_close(w->pidfd);
+    }
+    if (g->config.flags & IR_OWN_PROCESS) return 0;
+    return waiter_start(g, index);
+}
+
+/* The slot itself is not touched: the child may still be reading it. */
+static void worker_close_child_ends(struct worker *w) {
+    for (int i = 0; i < 3; i++) w->child_ends[i] = fd_close(w->child_ends[i]);
+}
+
+static int worker_start(struct ir_group *g, uint32_t index) {
+    struct worker *w = &g->workers[index];
+    struct slot *slot = &g->slots[index];
+    int64_t now = clock_ns();
+    pid_t pid = w->forked > 0 ? w->forked : child_create(g, slot, index, &w->pidfd);
+    if (pid < 0) return pid;
+    w->pid = pid;
+    (void)setpgid(pid, pid); /* both sides call it; EACCES once it has exec'ed */
+    guard_tell(g, pid);
+    worker_close_child_ends(w);
+    g->started++;
+    g->alive++;
+    event_push(g, IR_STARTED, (int)index, pid)->time_ns = now;
+    int r = worker_watch(g, index);
+    if (r == 0) return 0;
+    (void)child_signal(g, pid, w->pidfd,
+                       SIGKILL); /* nobody would ever hear of its end: it must not go on */
+    worker_exited_wait(g, index);
+    return r;
+}
+
+/* What was forked for us is older than the spawn: what it starts is of this launch all the same. */
+static void spawn_date(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {
+    struct process p;
+    for (uint32_t i = 0; i < n; i++)
+        if (workers[i].pid > 0 && process_read(workers[i].pid, &p) &&
+            p.start_ticks < g->spawn_ticks)
+            g->spawn_ticks = p.start_ticks;
+}
+
+static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                         uint64_t blocked, int *ret_step) {
+    *ret_step = IR_STEP_STDIO;
+    for (uint32_t i = 0; i < n; i++)
+        for (int k = 0; k < 3; k++)
+            if (workers[i].stdio[k] >= 0 && workers[i].stdio[k] < 3) return -EINVAL;
+    *ret_step = IR_STEP_TERMINAL;
+    for (uint32_t i = 0; i < n; i++) {
+        int r = (workers[i].flags & IR_WORKER_FOREGROUND) ? tty_prepare(g) : 0;
+        if (r < 0) return r;
+    }
+    *ret_step = IR_STEP_DESCRIPTORS;
+    for (uint32_t i = 0; i < n; i++) {
+        bool first = (workers[i].flags & IR_WORKER_ISOLATE) && g->lifeline[0] < 0;
+        int r = first ? fd_pipe(g->lifeline, 1) : 0;
+        if (r < 0) return r;
+    }
+    spawn_date(g, workers, n);
+    *ret_step = IR_STEP_MEMORY;
+    int r = cgroup_open(g, n);
+    if (r >= 0)
+        r = arena_fill(g, workers, n, blocked, guard_argv(g), tty_is_ours(g) ? g->terminal_fd : -1);
+    if (r >= 0) r = labels_copy(g, workers, n);
+    if (r >= 0) r = buffers_make(g, workers, n);
+    return r;
+}
+
+/* A descriptor for each worker is still to come, and in the end a few to look for strays with: without
+ * those a stray would outlive us. They are taken and given back, so that no hole and no stranger's
+ * high descriptor is miscounted. */
+static int spawn_check_limit(const struct ir_group *g, uint32_t n) {
+    uint32_t wanted = (g->config.flags & IR_NO_PIDFD ? 0 : n) + SPARE_DESCRIPTORS, taken = 0;
+    int *fds = calloc(wanted, sizeof *fds);
+    if (fds == NULL) return -ENOMEM;
+    int r = 0;
+    for (; r >= 0 && taken < wanted; taken += r >= 0) r = fds[taken] = fd_duplicate(g->execs_fd);
+    while (taken > 0) (void)fd_close(fds[--taken]);
+    free(fds);
+    return r < 0 ? r : 0;
+}
+
+/* After the guard has been started: a copy of a pipe's end in it would, until its exec, be one more
+ * writer, and ranks that end at once would be thought to have left it to somebody. */
+static int spawn_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                      int *ret_step) {
+    *ret_step = IR_STEP_DESCRIPTORS;
+    int r = pipes_make(g, workers, n);
+    if (r >= 0) r = rest_open(g, workers, n);
+    if (r < 0) return r;
+    *ret_step = IR_STEP_NOTIFY;
+    r = notify_open(g, workers, n);
+    if (r < 0) return r;
+    *ret_step = IR_STEP_DESCRIPTORS;
+    return spawn_check_limit(g, n);
+}
+
+/* The read end of a pipe whose write end only the children hold, until they exec. */
+static int spawn_open_execs(struct ir_group *g) {
+    int fds[2];
+    int r = fd_pipe(fds, 0);
+    if (r < 0) return r;
+    g->execs_fd = fds[0];
+    r = fd_watch(g, fds[0], EPOLLIN, WATCH_EXECS, 0);
+    if (r < 0) {
+        (void)fd_close(fds[1]);
+        return r;
+    }
+    return fds[1];
+}
+
+static int spawn_all(struct ir_group *g, uint32_t n, int32_t *ret_worker) {
+    for (uint32_t i = 0; i < n; i++) {
+        if (g->signal_fd >= 0) signal_ready(g);
+        if (g->state != RUNNING) break;
+        *ret_worker = (int32_t)i;
+        int r = worker_start(g, i);
+        if (r < 0) return r;
+    }
+    return (int)g->started;
+}
+
+int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t n,
+                   struct ir_failure *ret_failure) {
+    *ret_failure = (struct ir_failure){0};
+    if (g->state != IDLE || n > g->capacity) return -EINVAL;
+    sigset_t all, before;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    g->n = n;
+    g->spawn_ticks = clock_ticks();
+    g->state = RUNNING;
+    int step;
+    int32_t worker = 0;
+    int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
+    int execs_end = r < 0 ? r : spawn_open_execs(g);
+    if (execs_end >= 0) guard_start(g);
+    r = execs_end < 0 ? execs_end : spawn_open(g, workers, n, &step);
+    if (r == 0) {
+        step = IR_STEP_CLONE;
+        r = spawn_all(g, n, &worker);
+        input_resume(g);
+    }
+    (void)fd_close(execs_end);
+    for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (r < 0) *ret_failure = (struct ir_failure){.worker = worker, .step = step, .error = -r};
+    return r;
+}

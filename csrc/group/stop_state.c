@@ -1,0 +1,224 @@
+/* group/stop_state.c: the stop's timetable: what happens in each state for each cause, with no blank cell.
+ *
+ *   RUNNING   the workers live                      STOP: the end is wanted, gracefully
+ *   LEADING   leaders were told (mixed scope)       KILL: it is wanted at once
+ *   STOPPING  groups were told                      TIMEOUT: the state's time is up
+ *   KILLING   groups were killed                    GONE: no worker is left
+ *   SWEEPING  strays were told                      CLEAR: no stray is left
+ *   PURGING   strays were killed                    FLUSHED: the last output has left us
+ *   DRAINING  nothing lives; output leaves
+ *   ENDED */
+#include "group/group.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+
+static enum state stay(struct ir_group *g) {
+    return g->state;
+}
+
+static enum state finish_output(struct ir_group *g) {
+    pump_close(g);
+    sink_flush_all(g);
+    timer_set(g, g->told ? CONSOLE_WAIT_MS : GIVE_UP_MS);
+    return DRAINING;
+}
+
+/* Written in the table for pairs that cannot be: a cause that belongs to another state. */
+static enum state impossible(struct ir_group *g) {
+    return g->state;
+}
+
+static void mark_told(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (!g->workers[i].reaped) g->workers[i].told = true;
+}
+
+/* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
+static bool is_the_end(const struct ir_group *g) {
+    return g->self == 1 && (g->config.flags & IR_OWN_PROCESS) && (g->config.flags & IR_LAST);
+}
+
+/* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc, kill(-1) reaches even
+ * those that fork as fast as we kill, and those that we cannot look for. */
+static uint32_t signal_strays(struct ir_group *g, int sig, bool tell) {
+    const bool end = is_the_end(g);
+    uint32_t n = stray_signal(g, sig, tell, !end);
+    if (!end || !(g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) return n;
+    (void)kill(-1, sig);
+    return n + 1;
+}
+
+static enum state kill_workers(struct ir_group *g) {
+    mark_told(g);
+    group_signal_groups(g, SIGKILL);
+    if (g->hurry) (void)signal_strays(g, SIGKILL, true);
+    timer_set(g, GIVE_UP_MS);
+    return KILLING;
+}
+
+static enum state tell_groups(struct ir_group *g) {
+    group_signal_groups(g, g->stop_with);
+    group_signal_groups(g, SIGCONT);
+    int64_t grace_ms = g->grace_ms;
+    if (g->config.stop_scope == IR_SCOPE_MIXED) grace_ms -= grace_ms / 2;
+    timer_set(g, grace_ms);
+    return STOPPING;
+}
+
+static enum state tell_leaders(struct ir_group *g) {
+    (void)group_signal_leaders(g, g->stop_with);
+    (void)group_signal_leaders(g, SIGCONT);
+    bool mixed = g->config.stop_scope == IR_SCOPE_MIXED;
+    timer_set(g, mixed ? g->grace_ms / 2 : g->grace_ms);
+    return mixed ? LEADING : STOPPING;
+}
+
+static enum state tell_workers(struct ir_group *g) {
+    mark_told(g);
+    if (g->grace_ms == 0) return kill_workers(g);
+    return g->config.stop_scope == IR_SCOPE_GROUP ? tell_groups(g) : tell_leaders(g);
+}
+
+static enum state kill_now(struct ir_group *g) {
+    g->hurry = true;
+    return kill_workers(g);
+}
+
+static enum state purge(struct ir_group *g) {
+    timer_set(g, GIVE_UP_MS);
+    return signal_strays(g, SIGKILL, true) == 0 ? finish_output(g) : PURGING;
+}
+
+static enum state purge_now(struct ir_group *g) {
+    g->hurry = true;
+    return purge(g);
+}
+
+static bool is_clear(struct ir_group *g) {
+    if (!(g->config.flags & IR_OWN_PROCESS)) return g->strays_alive == 0 && stray_count(g) == 0;
+    if (!wait_has_children(g)) return true;
+    return (g->foreign_count > 0 || g->abandoned > 0) && stray_count(g) == 0;
+}
+
+/* Who stops us by a signal kills us soon after: strays have what workers left of the grace, and a little in any case. */
+static int64_t strays_grace_ms(const struct ir_group *g) {
+    if (g->told_ns == 0) return g->grace_ms;
+    const int64_t left_ms = g->grace_ms - (clock_ns() - g->told_ns) / NS_PER_MS;
+    const int64_t least_ms = g->grace_ms < STRAYS_LEAST_MS ? g->grace_ms : STRAYS_LEAST_MS;
+    return left_ms > least_ms ? left_ms : least_ms;
+}
+
+/* The workers are gone; so must be everything that they left. */
+static enum state sweep(struct ir_group *g) {
+    if (is_clear(g)) return finish_output(g);
+    if (g->hurry || g->grace_ms == 0) return purge(g);
+    timer_set(g, strays_grace_ms(g));
+    if (signal_strays(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
+        return finish_output(g);
+    (void)signal_strays(g, SIGCONT, false);
+    return SWEEPING;
+}
+
+/* SIGKILL did not end them in time (uninterruptible sleep, a tracer): named, and left. */
+static enum state abandon_workers(struct ir_group *g) {
+    for (uint32_t i = 0; i < g->started; i++) {
+        struct worker *w = &g->workers[i];
+        if (w->reaped) continue;
+        struct ir_event *event = event_push(g, IR_STUCK, (int)i, w->pid);
+        char state = '?';
+        process_describe(w->pid, &state, event->name);
+        event->code = (unsigned char)state;
+        w->reaped = true; /* for us; should it die after all, its pidfd must not wake us for ever */
+        if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
+        g->abandoned++;
+    }
+    g->alive = 0;
+    g->hurry = true;
+    return sweep(g);
+}
+
+static enum state abandon_strays(struct ir_group *g) {
+    stray_name_stuck(g);
+    return finish_output(g);
+}
+
+static enum state end(struct ir_group *g) {
+    if (g->config.flags & IR_OWN_PROCESS) guard_dismiss(g); /* reaped by ir_group_free, soon */
+    else guard_stop(g);
+    timer_set(g, 0); /* from now on the group polls ready: nobody waits for what has ended */
+    tty_restore(g);
+    event_push(g, IR_ENDED, -1, 0)->code = (int)g->strays_seen;
+    return ENDED;
+}
+
+static enum state drop_output(struct ir_group *g) {
+    struct ir_event *event = event_push(g, IR_OUTPUT_LOST, -1, 0);
+    event->signal = ETIMEDOUT;
+    return end(g);
+}
+
+/* After a stop from outside a reader that does not read must not hold us; otherwise we wait for
+ * it as any program in a pipeline does, and say so once. */
+static enum state console_late(struct ir_group *g) {
+    if (g->told) return drop_output(g);
+    event_push(g, IR_CONSOLE_STUCK, -1, 0);
+    return DRAINING;
+}
+
+/* A signal came while only the output was left: from now on its reader has a bound. */
+static enum state hasten(struct ir_group *g) {
+    if (g->told) timer_set(g, CONSOLE_WAIT_MS);
+    return g->state;
+}
+
+typedef enum state (*action)(struct ir_group *);
+
+/* clang-format off */
+static const action table[ENDED + 1][CAUSES] = {
+    /*             STOP          KILL         TIMEOUT          GONE        CLEAR          FLUSHED */
+    [IDLE]     = { stay,         stay,        impossible,      impossible, impossible,    impossible },
+    [RUNNING]  = { tell_workers, kill_now,    impossible,      sweep,      impossible,    impossible },
+    [LEADING]  = { stay,         kill_now,    tell_groups,     sweep,      impossible,    impossible },
+    [STOPPING] = { stay,         kill_now,    kill_workers,    sweep,      impossible,    impossible },
+    [KILLING]  = { stay,         kill_now,    abandon_workers, sweep,      impossible,    impossible },
+    [SWEEPING] = { stay,         purge_now,   purge,           impossible, finish_output, impossible },
+    [PURGING]  = { stay,         purge_now,   abandon_strays,  impossible, finish_output, impossible },
+    [DRAINING] = { hasten,       drop_output, console_late,    impossible, impossible,    end        },
+    [ENDED]    = { stay,         stay,        impossible,      impossible, impossible,    impossible },
+};
+/* clang-format on */
+
+void state_cause(struct ir_group *g, enum cause cause) {
+    g->state = table[g->state][cause](g);
+}
+
+/* What has become true since the last look. */
+void state_check(struct ir_group *g) {
+    if (g->state >= RUNNING && g->state <= KILLING && g->alive == 0) state_cause(g, GONE);
+    if (g->state == SWEEPING || g->state == PURGING) {
+        if (is_clear(g)) state_cause(g, CLEAR);
+        else if (g->state == PURGING) (void)signal_strays(g, SIGKILL, false);
+    }
+    if (g->state == DRAINING) {
+        pump_close(g);
+        sink_flush_all(g);
+        if (pump_idle(g) && sink_finish_all(g)) state_cause(g, FLUSHED);
+    }
+}
+
+void ir_group_stop(struct ir_group *g, int sig, int is_told) {
+    if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
+    if (g->state == RUNNING) {
+        g->stop_with = sig != 0 ? sig : g->config.stop_signal;
+        g->grace_ms = is_told ? g->config.told_grace_ms : g->config.grace_ms;
+        g->told_ns = is_told ? clock_ns() : 0;
+    }
+    state_cause(g, STOP);
+    state_check(g);
+}
+
+void ir_group_kill(struct ir_group *g) {
+    state_cause(g, KILL);
+    state_check(g);
+}

@@ -1,0 +1,122 @@
+/* guard/find_leftovers.c: all that a dead launcher has left is killed.
+ *
+ * Ours is what came to the same new parent as we did and has the launch's mark in its environment or is in
+ * a worker's process group, in the launcher's session; and the descendants of these; and nothing that is
+ * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. */
+#include "guard/find_leftovers.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define EMPTY_LOOKS 3
+#define GENERATIONS 16 /* that fork and have not exited yet */
+
+static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
+    if (p->session != launch->session) return false;
+    for (size_t i = 0; i < launch->n; i++)
+        if (launch->workers[i] == p->group) return true;
+    return false;
+}
+
+/* The guard of a launch inside this one: it has its own to end, and then ends itself. */
+static bool is_guard(pid_t pid) {
+    char path[32], ours[PATH_MAX], theirs[PATH_MAX];
+    (void)snprintf(path, sizeof path, "/proc/%d/exe", (int)pid);
+    ssize_t n = readlink("/proc/self/exe", ours, sizeof ours);
+    return n > 0 && readlink(path, theirs, sizeof theirs) == n &&
+           memcmp(ours, theirs, (size_t)n) == 0;
+}
+
+static bool is_killed(const struct launch *launch, const struct process *p) {
+    for (size_t i = 0; i < launch->killed.n; i++)
+        if (launch->killed.at[i].pid == p->pid &&
+            launch->killed.at[i].start_ticks == p->start_ticks)
+            return true;
+    return false;
+}
+
+/* Once each: what was killed cannot fork any more, and may take a while to go. */
+static void kill_one(struct launch *launch, const struct process *p) {
+    if (p->state == 'X' || is_killed(launch, p) || is_guard(p->pid)) return;
+    int pidfd = process_open(p->pid);
+    (void)process_signal(p, pidfd, SIGKILL);
+    if (pidfd >= 0) (void)close(pidfd);
+    (void)processes_add(&launch->killed, p); /* without memory it is killed again: no harm */
+    launch->found = true;
+}
+
+/* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process that has the mark and a parent elsewhere is somebody's
+ * who looks at the launch. The environment is not read of what is killed already: a process that hangs
+ * in the kernel may hold its memory's lock. */
+static void judge(struct process *p, void *with) {
+    struct launch *launch = with;
+    bool never = p->start_ticks < launch->since || p->pid == getpid();
+    p->ours = !never && is_killed(launch, p);
+    if (!never && !p->ours && p->parent == getppid()) {
+        p->ours = is_in_worker_group(launch, p);
+        if (!p->ours && !launch->groups_only) {
+            enum mark found = process_mark(p->pid, launch->mark);
+            p->ours = found == MARK_FOUND;
+            launch->found |= found == MARK_UNKNOWN;
+        }
+    }
+    p->decided = never || p->ours;
+    if (p->ours) kill_one(launch, p);
+}
+
+/* Its parent has the mark, too, and so on up to one that came to where we have: it forks, and has not exited yet. */
+static bool descends_from_ours(const struct launch *launch, struct process p) {
+    for (int i = 0; i < GENERATIONS; i++) {
+        struct process parent;
+        if (p.parent == getppid()) return true;
+        if (!process_read(p.parent, &parent)) { /* gone meanwhile: who has taken its child? */
+            if (!process_read(p.pid, &p)) return false;
+        } else if (process_mark(parent.pid, launch->mark) != MARK_FOUND) {
+            return false;
+        } else {
+            p = parent;
+        }
+    }
+    return false;
+}
+
+static enum chased judge_young(pid_t pid, void *with) {
+    struct launch *launch = with;
+    struct process p;
+    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    launch->found = false;
+    judge(&p, launch);
+    if (!p.decided) {
+        enum mark found = process_mark(pid, launch->mark);
+        if (found == MARK_UNKNOWN) return CHASED_GONE;
+        if (found == MARK_FOUND && descends_from_ours(launch, p)) kill_one(launch, &p);
+    }
+    return launch->found ? CHASED_KILLED : CHASED_OTHER;
+}
+
+/* Whether there was anything that is new to us, or that we could not see. */
+static bool look(struct launch *launch) {
+    struct processes all;
+    const pid_t last = chase_begin();
+    launch->found = false;
+    if (processes_scan(&all, judge, launch) < 0) launch->found = true;
+    processes_spread(&all);
+    for (size_t i = 0; i < all.n; i++)
+        if (all.at[i].ours) kill_one(launch, &all.at[i]);
+    free(all.at);
+    const bool found = launch->found;
+    return (!launch->groups_only && chase(last, judge_young, launch)) || found;
+}
+
+/* First those that are known without reading what may hang; then all, until several looks in a row find
+ * nobody: one alone may have missed who was forking just then. */
+void end_launch(struct launch *launch) {
+    const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
+    launch->groups_only = true;
+    (void)look(launch);
+    launch->groups_only = false;
+    for (int empty = 0; empty < EMPTY_LOOKS && clock_ns() <= end_ns;)
+        empty = look(launch) ? 0 : empty + 1;
+}

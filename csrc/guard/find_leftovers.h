@@ -1,0 +1,21 @@
+/* guard/find_leftovers.h: what a launch is known by, and what its guard has killed of it. */
+#ifndef GUARD_HUNT_H
+#define GUARD_HUNT_H
+
+#include "group/group.h"
+
+#define WORKERS_READ 16384u /* what a pipe holds of them */
+
+struct launch {
+    const char *mark; /* NAME=value, in the environment of all that it started */
+    uint64_t since;   /* ticks since boot: nothing older is its */
+    pid_t session;
+    pid_t workers[WORKERS_READ];
+    size_t n;
+    struct processes killed;
+    bool groups_only, found;
+};
+
+void end_launch(struct launch *launch);
+
+#endif

@@ -1,0 +1,270 @@
+/* include/irun.h: the public face of the core, and the single source of the cffi definition.
+ *
+ * A group is the live workers of one node. It is spawned once, watched with wait and step, stopped
+ * in stages, and freed. The core never prints, never exits the process and holds no global state.
+ *
+ * Every function that can fail returns a negative errno. Times are nanoseconds of CLOCK_MONOTONIC.
+ * Sets of signals are 64-bit masks: bit n-1 is signal n.
+ *
+ * A group may be used from several threads if the caller serialises all calls but ir_group_wait,
+ * which may block in one thread (or several) while another calls the rest. */
+#ifndef IRUN_H
+#define IRUN_H
+
+#include <stdint.h>
+
+/* [cffi] */
+
+/* What the process looked like when it was started; ir_entry_take fills it. */
+struct ir_entry {
+    uint64_t ignored;     /* signals that were ignored */
+    uint64_t nofile_soft; /* RLIMIT_NOFILE, given back to workers */
+    uint64_t nofile_hard;
+};
+
+enum { /* ir_config.flags */
+    IR_OWN_PROCESS = 1, /* the whole process is ours: take signals, adopt and reap orphans */
+    IR_USE_FORK = 2,    /* plain fork instead of clone(CLONE_VM) */
+    IR_NO_PIDFD = 4,    /* behave as on a kernel without pidfds (before 5.3) */
+    IR_NO_CGROUP = 8,   /* no cgroup of our own, though we may have one */
+    IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
+    IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
+    IR_TELL_TSTP = 128, /* Ctrl-Z: IR_SUSPEND, for the caller to call ir_group_suspend; else we do it ourselves */
+    IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
+};
+
+enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
+
+struct ir_config {
+    const char *mark;         /* "NAME=value", in every worker's environment: how strays are known; "": none,
+                               * and a library looks for nothing that left its workers' process groups */
+    uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
+    struct ir_entry entry;    /* own process: from ir_entry_take */
+    int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
+    int64_t told_grace_ms;    /* the same for a stop that a signal from outside began */
+    int32_t stop_signal;
+    int32_t stop_scope;
+    int32_t console_fd[2];    /* where labelled stdout and stderr go; -1: nowhere */
+    int32_t say_fd;           /* where ir_group_say goes without a labelled stderr; -1: nowhere */
+    int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
+    const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
+    const char *folder;       /* what it removes then, with the files in it; or NULL */
+    int32_t asks_fd;          /* process 1, which cannot stop: a byte to who stops it instead; -1 */
+    int32_t asked_fd;         /* the other end, which stays the caller's, outside; -1 */
+    uint32_t flags;
+};
+
+enum { IR_FD_INHERIT = -1, IR_FD_PIPE = -2 }; /* ir_worker.stdio, instead of a descriptor */
+
+enum { /* ir_worker.output */
+    IR_TO_CONSOLE = 1,
+    IR_TO_LOG = 2,
+    IR_PLAIN = 4, /* lines go to the console without the label; one without end after 0.2 s */
+};
+
+enum { /* ir_worker.flags */
+    IR_WORKER_FOREGROUND = 1, /* gets the terminal, if it is ours to give */
+    IR_WORKER_ISOLATE = 2,    /* process 1 of a new PID namespace with a /proc of its own */
+    IR_WORKER_DIES_WITH_US = 4, /* SIGKILL when the spawning thread ends: not from short-lived threads */
+};
+
+/* One process of the plan. All strings are copied before ir_group_spawn returns. */
+struct ir_worker {
+    const char *program;         /* the file to execute; no search */
+    const char *const *argv;     /* NULL-ended */
+    const char *const *base_env; /* NULL-ended; the same array for every worker */
+    const char *env;             /* "NAME=value" strings one after the other, each NUL-ended */
+    const char *cwd;             /* NULL: ours */
+    const char *label[2];        /* put before each line of stdout and stderr on the console */
+    const char *label_more[2];   /* the same, before the further pieces of an overlong line */
+    const char *notify;          /* its NOTIFY_SOCKET, an abstract address: "@..."; NULL: none */
+    const uint64_t *cpus;        /* what it is bound to: bit n is CPU n; NULL: as we are */
+    const uint64_t *nodes;       /* the NUMA nodes that its memory is to come from; NULL: as we are */
+    uint32_t cpu_words;          /* how many words in cpus, and in nodes */
+    uint32_t node_words;
+    uint32_t env_count;          /* how many strings in env */
+    uint32_t flags;
+    int32_t pid;                 /* > 0: a child of ours that the caller has forked and that waits for its
+                                  * word, in place of a new process; it makes itself what is said here */
+    int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE; of one that was forked
+                                  * IR_FD_INHERIT, or the reading end of its pipe, which does not block */
+    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG | IR_PLAIN */
+    int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
+    int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */
+};
+
+enum { /* ir_failure.step: what could not be done */
+    IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
+    IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY, IR_STEP_AFFINITY,
+};
+
+struct ir_failure {
+    int32_t worker;
+    int32_t step;
+    int32_t error; /* positive errno */
+};
+
+enum { /* ir_event.kind */
+    IR_STARTED = 1,   /* worker, pid */
+    IR_EXITED,        /* worker, pid, code or signal, flags, usage */
+    IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
+    IR_TOLD,          /* signal: from outside, it stops the group (again: it kills it) */
+    IR_PASSED,        /* signal: from outside, passed on to the workers */
+    IR_STRAY,         /* pid, name: a descendant that outlived the workers and is being stopped;
+                       * a few are named, all are stopped and counted (IR_ENDED) */
+    IR_STUCK,         /* pid, name, code: state letter; SIGKILL did not end it: given up */
+    IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
+    IR_OUTPUT_HELD,   /* worker, code: stream; still open in a process that we may not end */
+    IR_CONSOLE_STUCK, /* nobody reads the console; the last output waits for its reader */
+    IR_UNGUARDED,     /* code: the step, signal: the errno; the guard could not be started, or (0) was killed */
+    IR_READY,         /* worker, pid: it said READY=1; once */
+    IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
+    IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
+    IR_SUSPEND,       /* Ctrl-Z, with IR_TELL_TSTP */
+    IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
+};
+
+enum { /* ir_event.flags of IR_EXITED */
+    IR_DUMPED_CORE = 1,
+    IR_AFTER_STOP = 2,  /* seen after our stop signal: never the first failure */
+    IR_STATUS_LOST = 4, /* somebody else reaped it; code and signal are unknown */
+};
+
+struct ir_event {
+    int32_t kind;
+    int32_t worker;
+    int32_t pid;
+    int32_t code;
+    int32_t signal;
+    uint32_t flags;
+    int64_t time_ns;
+    int64_t user_us;
+    int64_t system_us;
+    int64_t max_rss_kib;
+    char name[16];
+};
+
+/* When a worker last gave a sign of life (0: never), and how many bytes it wrote to us so far. */
+struct ir_activity {
+    int64_t said_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
+    int64_t ping_ns; /* WATCHDOG=1 */
+    uint64_t bytes[2]; /* of stdout and stderr, where they are piped */
+};
+
+struct ir_group;
+
+/* Own process: takes the process over, once, before anything else is opened. Descriptors 0-2 that
+ * are closed become /dev/null, SIGCHLD becomes default, the soft descriptor limit is raised to the
+ * hard one, and orphans come to us (PR_SET_CHILD_SUBREAPER, Linux 3.4). The caller has blocked all
+ * signals already. Returns 0; -errno where /dev/null cannot be opened. */
+int ir_entry_take(struct ir_entry *ret_entry);
+
+/* Own process: after the spawn, sits in / and closes what the user's shell left open above 2 (our
+ * own descriptors are all close-on-exec), so that nothing is pinned by a mere supervisor.
+ * Returns how many descriptors were closed. */
+int ir_entry_settle(void);
+
+/* Makes a group for `n` workers. -EINVAL: a config that makes no sense; -EMFILE, -ENOMEM. */
+int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group);
+
+/* Starts the workers, in order; returns how many were started: fewer than asked for if a signal
+ * that stops the group came meanwhile. -errno with `ret_failure` filled where one could not be
+ * created: those before it run, and the caller stops the group. A worker that fails between clone
+ * and exec is told by IR_START_FAILED instead. Called once. */
+int ir_group_spawn(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
+                   struct ir_failure *ret_failure);
+
+/* Blocks until ir_group_step has something to do, or for `timeout_ms` (-1: for ever). Step first: an
+ * event that is queued already does not make it ready. Touches nothing but one descriptor.
+ * 1: something is ready; 0: time is up; -EINTR. */
+int ir_group_wait(const struct ir_group *group, int timeout_ms);
+
+/* Does what is to be done now, without blocking: moves output, reaps, runs the stop's timetable.
+ * Fills at most `n` events (at least 64 of room) and returns how many. */
+int ir_group_step(struct ir_group *group, struct ir_event *ret_events, uint32_t n);
+
+/* Sends a signal to one worker's leader (`worker` >= 0) or to every worker's (-1). 0 is allowed.
+ * Returns how many got it; -ESRCH: that worker is gone; -EINVAL: no such worker or signal. */
+int ir_group_signal(struct ir_group *group, int worker, int sig);
+
+/* Begins to stop: sends `sig` (0: the configured stop signal) as the stop scope says, and starts
+ * the grace: told_grace_ms where a signal from outside asked for the stop (is_told), else grace_ms.
+ * Nothing happens where that was begun before, or after the end. */
+void ir_group_stop(struct ir_group *group, int sig, int is_told);
+
+/* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
+void ir_group_kill(struct ir_group *group);
+
+/* Sends a signal to every worker's process group, also to what is left of one whose leader has ended. */
+void ir_group_signal_groups(struct ir_group *group, int sig);
+
+/* Stops the workers and this process, as Ctrl-Z does; returns when both go on. */
+void ir_group_suspend(struct ir_group *group);
+
+/* Copies the last bytes that a piped worker wrote to stderr, at most `size`; returns how many. */
+int ir_group_tail(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Copies the line that a piped worker wrote last, on either stream: an unended one too, and from what is
+ * held for a full console the end. At most its last `size` bytes; returns how many. */
+int ir_group_line(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Copies the worker's last STATUS=, as it came, at most `size`; returns how many bytes. */
+int ir_group_status(const struct ir_group *group, int worker, char *ret_bytes, uint32_t size);
+
+/* Fills in when a worker last gave a sign of life. One whose output we do not take, because the
+ * console is full, is not silent. */
+int ir_group_activity(const struct ir_group *group, int worker, struct ir_activity *ret_activity);
+
+/* The descriptor that ir_group_wait waits for, to be waited for together with others. */
+int ir_group_fd(const struct ir_group *group);
+
+/* Own process: a child that the caller started and ends itself. It is never a stray. 0: no more. */
+int ir_group_spare(struct ir_group *group, int pid, int spared);
+
+/* Puts whole lines of our own on the labelled console, between the workers' lines, or on say_fd, and
+ * never blocks. Returns 0, also where there is no console; -EAGAIN: nobody reads it, and no more of
+ * ours is held: dropped. */
+int ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
+
+/* Any process: SIGPIPE does not reach the calling thread until the release, which takes one that came
+ * meanwhile; not one that was pending before. *held is 0 at first; a release of what is not held does nothing. */
+void ir_sigpipe_hold(int *ret_held);
+void ir_sigpipe_release(int *held);
+
+/* Any process: write(2) that raises no SIGPIPE. Returns how many bytes were written; -errno: -EPIPE,
+ * -EAGAIN, -EINTR. */
+int64_t ir_write(int fd, const char *bytes, uint64_t size);
+
+/* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
+ * and later, returns at once. For a group that another thread waits for. */
+void ir_group_end(struct ir_group *group);
+
+/* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
+ * child that was forked since, it only closes descriptors. */
+struct ir_group *ir_group_free(struct ir_group *group);
+
+struct ir_outlet;
+
+/* Makes a way to write to `fd`, which stays the caller's and as it is, that never blocks: a pipe or a
+ * terminal is opened anew, a socket told with each send, a thread of its own writes where that is
+ * refused; regular files are just written. -EBADF; -EMFILE, -ENOMEM, -EAGAIN: no thread. */
+int ir_outlet_new(int fd, struct ir_outlet **ret_outlet);
+
+/* How many bytes it took; -EAGAIN: none, ir_outlet_fd polls writable when there is room; -EPIPE and the
+ * like: it takes no more. Raises no SIGPIPE. */
+int64_t ir_outlet_write(const struct ir_outlet *outlet, const char *bytes, uint32_t size);
+
+/* The descriptor to poll; -1: a file, which always has room. */
+int ir_outlet_fd(const struct ir_outlet *outlet);
+
+/* No more is written: 0 when its thread, if there is one, has written all; -EAGAIN: not yet, ir_outlet_fd polls
+ * readable then; or the error of its last write. */
+int ir_outlet_finish(struct ir_outlet *outlet);
+
+/* Returns NULL. A thread that a reader holds up stays until that has read, or the process ends. */
+struct ir_outlet *ir_outlet_free(struct ir_outlet *outlet);
+
+/* [cffi] */
+
+#endif

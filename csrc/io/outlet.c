@@ -1,0 +1,163 @@
+/* io/outlet.c: writes to a descriptor that others share: never blocks, and changes nothing for them.
+ *
+ * O_NONBLOCK belongs to the open file (open(2)), so a pipe or terminal is opened anew through
+ * /proc/self/fd, and a socket is told with each send. Where a new opening is refused (the terminal
+ * or pipe of another user) a thread of its own does the writes that may block, fed by a socket pair:
+ * poll alone does not help, for a terminal polls writable with room for one byte. Regular files are
+ * just written. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define THREAD_PIECE 4096u
+#define THREAD_BUFFER 16384 /* what the socket pair holds, so that a slow reader is soon noticed */
+
+enum outlet_kind { OUTLET_FILE, OUTLET_REOPENED, OUTLET_SOCKET, OUTLET_THREAD };
+
+struct ir_outlet {
+    enum outlet_kind kind;
+    int fd;
+    bool shut; /* nothing more goes to the thread */
+};
+
+/* ---- the thread. It owns its two descriptors and nothing of the outlet, so it may outlive it. */
+struct writing {
+    int from, to;
+};
+
+static int write_whole(int fd, const char *bytes, ssize_t size) {
+    while (size > 0) {
+        ssize_t n = write(fd, bytes, (size_t)size);
+        if (n < 0 && errno != EINTR) return errno;
+        if (n < 0) continue;
+        bytes += n;
+        size -= n;
+    }
+    return 0;
+}
+
+static void *writing_main(void *argument) {
+    struct writing *writing = argument;
+    char piece[THREAD_PIECE];
+    int error = 0;
+    for (;;) {
+        ssize_t n = read(writing->from, piece, sizeof piece);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0 || (error = write_whole(writing->to, piece, n)) != 0) break;
+    }
+    /* its end, or this and its end, is what outlet_finish waits for */
+    if (error != 0) (void)send(writing->from, &error, sizeof error, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)close(writing->from);
+    (void)close(writing->to);
+    free(writing);
+    return NULL;
+}
+
+/* With all signals blocked: a host program's handlers belong to its own threads, and SIGPIPE stays
+ * pending here for ever. */
+static int thread_start(struct writing *writing) {
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_t attributes;
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    (void)pthread_attr_init(&attributes);
+    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    (void)pthread_attr_setstacksize(&attributes, 262144);
+    int r = -pthread_create(&thread, &attributes, writing_main, writing);
+    (void)pthread_attr_destroy(&attributes);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return r;
+}
+
+/* Our end of the pair, or -errno. */
+static int thread_open(int fd) {
+    int ends[2], size = THREAD_BUFFER;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) return -errno;
+    struct writing *writing = malloc(sizeof *writing);
+    int ours = fd_above_stdio(ends[0]), theirs = fd_above_stdio(ends[1]), to = fd_duplicate(fd);
+    int r = writing == NULL ? -ENOMEM : ours < 0 ? ours : theirs < 0 ? theirs : to < 0 ? to : 0;
+    if (r == 0) {
+        (void)setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+        *writing = (struct writing){.from = theirs, .to = to};
+        r = thread_start(writing);
+    }
+    if (r == 0) return ours;
+    (void)fd_close(ours);
+    (void)fd_close(theirs);
+    (void)fd_close(to);
+    free(writing);
+    return r;
+}
+
+/* ---- the outlet */
+
+static int outlet_open(struct ir_outlet *outlet, int fd) {
+    struct stat status;
+    if (fstat(fd, &status) < 0) return -errno;
+    outlet->fd = fd;
+    outlet->kind = S_ISSOCK(status.st_mode) ? OUTLET_SOCKET : OUTLET_FILE;
+    if (S_ISSOCK(status.st_mode) || S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return 0;
+    int own = fd_reopen(fd, O_WRONLY);
+    outlet->kind = own >= 0 ? OUTLET_REOPENED : OUTLET_THREAD;
+    if (own < 0) own = thread_open(fd);
+    if (own < 0) return own;
+    outlet->fd = own;
+    return 0;
+}
+
+int ir_outlet_new(int fd, struct ir_outlet **ret_outlet) {
+    *ret_outlet = NULL;
+    struct ir_outlet *outlet = calloc(1, sizeof *outlet);
+    if (outlet == NULL) return -ENOMEM;
+    int r = outlet_open(outlet, fd);
+    if (r < 0) {
+        free(outlet);
+        return r;
+    }
+    *ret_outlet = outlet;
+    return 0;
+}
+
+/* What the thread has said: -EAGAIN nothing yet, 0 that it has written all, or its error. */
+static int thread_answer(const struct ir_outlet *outlet) {
+    int error;
+    ssize_t n = recv(outlet->fd, &error, sizeof error, MSG_DONTWAIT);
+    if (n < 0) return errno == EINTR ? -EAGAIN : -errno;
+    return n == (ssize_t)sizeof error ? -error : 0;
+}
+
+int64_t ir_outlet_write(const struct ir_outlet *outlet, const char *bytes, uint32_t size) {
+    if (outlet->kind == OUTLET_FILE || outlet->kind == OUTLET_REOPENED)
+        return fd_write(outlet->fd, bytes, size);
+    ssize_t n = send(outlet->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (n >= 0) return n;
+    int r = -errno;
+    if (r != -EPIPE || outlet->kind == OUTLET_SOCKET) return r;
+    int answer = thread_answer(outlet);
+    return answer < 0 && answer != -EAGAIN ? answer : r;
+}
+
+int ir_outlet_fd(const struct ir_outlet *outlet) {
+    return outlet->kind == OUTLET_FILE ? -1 : outlet->fd;
+}
+
+int ir_outlet_finish(struct ir_outlet *outlet) {
+    if (outlet->kind != OUTLET_THREAD) return 0;
+    if (!outlet->shut) (void)shutdown(outlet->fd, SHUT_WR);
+    outlet->shut = true;
+    return thread_answer(outlet);
+}
+
+struct ir_outlet *ir_outlet_free(struct ir_outlet *outlet) {
+    if (outlet == NULL) return NULL;
+    if (outlet->kind == OUTLET_REOPENED || outlet->kind == OUTLET_THREAD) (void)close(outlet->fd);
+    free(outlet);
+    return NULL;
+}

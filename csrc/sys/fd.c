@@ -1,0 +1,181 @@
+/* sys/fd.c: descriptors. Every descriptor of ours is close-on-exec from birth and above 2. */
+#include "group/group.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+int fd_close(int fd) {
+    if (fd >= 0) (void)close(fd);
+    return -1;
+}
+
+/* Moves a new descriptor above 2: in a library the host may have closed its stdio, and a worker's
+ * stdio is made by dup2 onto 0-2, which must not overwrite a source. */
+int fd_above_stdio(int fd) {
+    if (fd < 0 || fd > 2) return fd;
+    int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    int r = moved < 0 ? -errno : moved;
+    (void)close(fd);
+    return r;
+}
+
+/* What a system call has just made, or its -errno. */
+int fd_new(int fd) {
+    return fd < 0 ? -errno : fd_above_stdio(fd);
+}
+
+int fd_duplicate(int fd) {
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    return copy < 0 ? -errno : copy;
+}
+
+/* A non-blocking description of our own of a pipe, FIFO or character device: O_NONBLOCK belongs to
+ * the open file, which we share with the shell. */
+int fd_reopen(int fd, int mode) {
+    struct stat status;
+    if (fstat(fd, &status) < 0) return -errno;
+    if (!S_ISFIFO(status.st_mode) && !S_ISCHR(status.st_mode)) return -EINVAL;
+    char path[32];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int own = fd_new(open(path, mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (own >= 0 || !isatty(fd)) return own;
+    /* a terminal that belongs to somebody else (su, sudo) opens as /dev/tty, if it is that one */
+    unsigned wanted, got;
+    own = fd_new(open("/dev/tty", mode | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (own >= 0 &&
+        (ioctl(fd, TIOCGDEV, &wanted) < 0 || ioctl(own, TIOCGDEV, &got) < 0 || wanted != got)) {
+        (void)close(own);
+        return -EACCES;
+    }
+    return own;
+}
+
+/* A pipe; `nonblocking_end` (0 or 1) is ours, the other goes to a worker, who expects to block. */
+int fd_pipe(int ret_fds[2], int nonblocking_end) {
+    int fds[2];
+    if (pipe2(fds, O_CLOEXEC) < 0) return -errno;
+    for (int i = 0; i < 2; i++) {
+        fds[i] = fd_above_stdio(fds[i]);
+        if (fds[i] < 0) {
+            int r = fds[i];
+            (void)fd_close(fds[1 - i]);
+            return r;
+        }
+    }
+    if (fcntl(fds[nonblocking_end], F_SETFL, O_NONBLOCK) < 0) {
+        int r = -errno;
+        (void)close(fds[0]);
+        (void)close(fds[1]);
+        return r;
+    }
+    ret_fds[0] = fds[0];
+    ret_fds[1] = fds[1];
+    return 0;
+}
+
+/* SIGPIPE: a host program may have a use for that signal, or have left it at its default, and a reader of
+ * ours that has gone is not its affair. The signal goes to the thread that writes (write(2) sends it to
+ * itself), so it is held back there and taken. One that was pending before is not ours to take. */
+enum { PIPE_HELD = 1, PIPE_BLOCKED = 2, PIPE_PENDING = 4 };
+
+static void sigpipe_set(sigset_t *ret_set) {
+    (void)sigemptyset(ret_set);
+    (void)sigaddset(ret_set, SIGPIPE);
+}
+
+void ir_sigpipe_hold(int *ret_held) {
+    sigset_t only, before, pending;
+    sigpipe_set(&only);
+    if (pthread_sigmask(SIG_BLOCK, &only, &before) != 0) return;
+    *ret_held = PIPE_HELD;
+    if (sigismember(&before, SIGPIPE) != 1) return;
+    *ret_held |= PIPE_BLOCKED;
+    if (sigpending(&pending) < 0 || sigismember(&pending, SIGPIPE) == 1) *ret_held |= PIPE_PENDING;
+}
+
+void ir_sigpipe_release(int *held) {
+    const struct timespec now = {0};
+    const int was = *held;
+    sigset_t only;
+    *held = 0;
+    if (!(was & PIPE_HELD)) return;
+    sigpipe_set(&only);
+    if (!(was & PIPE_PENDING)) (void)sigtimedwait(&only, NULL, &now);
+    if (!(was & PIPE_BLOCKED)) (void)pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+}
+
+/* write(2) without SIGPIPE; -errno on failure. Nor does a terminal stop us (stty tostop): a write of a
+ * thread that blocks SIGTTOU goes through in the background, too. */
+ssize_t fd_write(int fd, const void *bytes, size_t size) {
+    int held = 0;
+    sigset_t tty, before;
+    (void)sigemptyset(&tty);
+    (void)sigaddset(&tty, SIGTTOU);
+    (void)pthread_sigmask(SIG_BLOCK, &tty, &before);
+    ir_sigpipe_hold(&held);
+    ssize_t n = write(fd, bytes, size);
+    if (n < 0) n = -errno;
+    if (n != -EPIPE) held |= PIPE_PENDING; /* nothing came that would have to be taken */
+    ir_sigpipe_release(&held);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return n;
+}
+
+int64_t ir_write(int fd, const char *bytes, uint64_t size) {
+    return fd_write(fd, bytes, size);
+}
+
+static int fd_control(const struct ir_group *g, int op, int fd, uint32_t events, enum watch kind,
+                      uint32_t index) {
+    struct epoll_event event = {.events = events, .data.u64 = ((uint64_t)kind << 32) | index};
+    return epoll_ctl(g->epoll_fd, op, fd, &event) < 0 ? -errno : 0;
+}
+
+int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index) {
+    return fd_control(g, EPOLL_CTL_ADD, fd, events, kind, index);
+}
+
+/* Another wish for what is watched already: nothing is allocated for it, so it cannot fail. 0 is for
+ * the time being: what the kernel tells unasked (an error, a hang-up) is then told once. */
+void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind,
+                uint32_t index) {
+    (void)fd_control(g, EPOLL_CTL_MOD, fd, events == 0 ? EPOLLET : events, kind, index);
+}
+
+void fd_unwatch(const struct ir_group *g, int fd) {
+    (void)epoll_ctl(g->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+/* Closing alone does not end a watch: epoll watches the open file, and a child of another thread's
+ * spawn may have a copy of it until its exec (epoll(7), questions and answers). */
+int fd_release(const struct ir_group *g, int fd) {
+    if (fd >= 0) fd_unwatch(g, fd);
+    return fd_close(fd);
+}
+
+/* proc_pid_stat(5) gives a process's start in these, since boot and rounded down. */
+uint64_t clock_ticks(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_BOOTTIME, &now);
+    uint64_t per_second = (uint64_t)sysconf(_SC_CLK_TCK);
+    return (uint64_t)now.tv_sec * per_second + (uint64_t)now.tv_nsec * per_second / 1000000000u;
+}
+
+/* Arms the one timer of the timetable; a negative delay disarms it. */
+void timer_set(const struct ir_group *g, int64_t delay_ms) {
+    struct itimerspec when = {0};
+    if (delay_ms >= 0) {
+        when.it_value.tv_sec = (time_t)(delay_ms / 1000);
+        when.it_value.tv_nsec = (long)(delay_ms % 1000 * NS_PER_MS);
+        if (delay_ms == 0) when.it_value.tv_nsec = 1;
+    }
+    (void)timerfd_settime(g->timer_fd, 0, &when, NULL);
+}

@@ -1,0 +1,38 @@
+/* sys/raw.h: a system call without libc: no errno, no thread-local storage, -errno on failure. */
+#ifndef RAW_H
+#define RAW_H
+
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+static long raw(long number, long a, long b, long c, long d, long e) {
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+#elif defined(__aarch64__)
+static long raw(long number, long a, long b, long c, long d, long e) {
+    register long x8 __asm__("x8") = number;
+    register long x0 __asm__("x0") = a;
+    register long x1 __asm__("x1") = b;
+    register long x2 __asm__("x2") = c;
+    register long x3 __asm__("x3") = d;
+    register long x4 __asm__("x4") = e;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
+    return x0;
+}
+#else /* only reached after a real fork (group/spawn.c), where errno is our own copy */
+static long raw(long number, long a, long b, long c, long d, long e) {
+    long result = syscall(number, a, b, c, d, e);
+    return result < 0 ? -errno : result;
+}
+#endif
+
+#endif

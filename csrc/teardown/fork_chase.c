@@ -1,0 +1,42 @@
+/* teardown/fork_chase.c: what forks and exits without end.
+ *
+ * It is gone from where a list of processes says that it is. But each of its generations has a number of
+ * its own, and the newest is known (proc_loadavg(5)): those given since are looked at as they come. */
+#include "group/group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHASE_NS                                                                                   \
+    (50 * NS_PER_MS) /* that it goes on and finds nobody, where others fork and exit, too */
+#define AT_ONCE 4096 /* numbers: of more the newest */
+
+/* The number that was given last, to a process or a thread of our PID namespace; 0: not known. Taken before
+ * the look that the chase is to follow. */
+pid_t chase_begin(void) {
+    char text[128];
+    if (process_file("/proc/loadavg", text, sizeof text) < 0) return 0;
+    const char *last = strrchr(text, ' ');
+    return last == NULL ? 0 : atoi(last + 1);
+}
+
+/* `kill_ours` is called for the numbers given since `last`, the newest first, until all of them are there and
+ * none is ours; one that has gone may have left a child. Whether any was ours. */
+bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with) {
+    bool killed = false;
+    for (int64_t end_ns = clock_ns() + CHASE_NS; clock_ns() <= end_ns;) {
+        const pid_t newest = chase_begin();
+        unsigned seen[CHASED_KILLED + 1] = {0};
+        if (newest < last) last = 0; /* the numbers began anew */
+        for (pid_t pid = newest; pid > last && newest - pid < AT_ONCE; pid--)
+            seen[kill_ours(pid, with)]++;
+        last = newest;
+        if (seen[CHASED_KILLED] > 0) {
+            killed = true;
+            end_ns = clock_ns() + CHASE_NS;
+        } else if (seen[CHASED_GONE] == 0) {
+            break;
+        }
+    }
+    return killed;
+}

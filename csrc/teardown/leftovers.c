@@ -1,0 +1,298 @@
+/* teardown/leftovers.c: descendants that outlive the workers: double-forked, setsid'ed, daemonised.
+ *
+ * Own process: orphans are re-parented to us (we are their subreaper), so a stray is any descendant
+ * by the chain of parents; children that we had before the spawn, and theirs, are not ours to touch.
+ * Library: what carries the mark of this launch in its environment (/proc/PID/environ). */
+#include "group/group.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define GENERATIONS 64 /* between a stray and us, that have not exited */
+
+static bool is_foreign(const struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->foreign_count; i++)
+        if (g->foreign[i] == pid) return true;
+    return false;
+}
+
+/* Unreaped or abandoned workers are spoken of elsewhere, and the guard nowhere; what they started is. */
+static bool is_worker(const struct ir_group *g, pid_t pid) {
+    if (pid == g->guard.pid) return true;
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].pid == pid) return true;
+    return false;
+}
+
+static void mark_descendants(const struct ir_group *g, struct processes *all) {
+    for (size_t i = 0; i < all->n; i++) {
+        struct process *p = &all->at[i];
+        bool never = is_foreign(g, p->pid) || p->start_ticks < g->spawn_ticks;
+        p->ours = !never && p->parent == g->self;
+        p->decided = never || p->ours;
+    }
+    processes_spread(all);
+}
+
+/* Orphans go up: to the nearest ancestor of ours that adopts, init at the last. To ourselves only if
+ * the host program adopts; else a child of ours that is no worker is the host's own. */
+static bool is_orphan(const struct ir_group *g, const struct processes *all,
+                      const struct process *p) {
+    int adopts = 0;
+    if (p->parent == 0) return false; /* it was brought into our PID namespace from outside */
+    if (p->parent == g->self)
+        return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
+    const struct process *ancestor = process_find(all, g->self);
+    while (ancestor != NULL && ancestor->pid != p->parent)
+        ancestor = process_find(all, ancestor->parent);
+    return ancestor != NULL || process_find(all, p->parent) == NULL;
+}
+
+/* The mark alone is not enough: whoever looks at a launch with its variables has it, too, but he has
+ * parents of his own. */
+static bool mark_marked(const struct ir_group *g, struct processes *all) {
+    bool whole = true;
+    for (size_t i = 0; i < all->n; i++) {
+        struct process *p = &all->at[i];
+        bool never = p->pid == g->self || p->start_ticks < g->spawn_ticks;
+        p->ours = !never && is_worker(g, p->pid);
+        if (!never && !p->ours && p->state != 'Z' && is_orphan(g, all, p)) {
+            const enum mark found = process_mark_after_exec(p->pid, g->mark);
+            p->ours = found == MARK_FOUND;
+            whole = whole && found != MARK_UNKNOWN;
+        }
+        p->decided = never || p->ours;
+    }
+    processes_spread(all);
+    for (size_t i = 0; i < all->n; i++) /* a dead one is its parent's to reap, and that is not us */
+        if (all->at[i].state == 'Z') all->at[i].ours = false;
+    return whole;
+}
+
+/* False: for want of descriptors or memory, or in the middle of an execve, there may be more than were found. */
+static bool strays_find(struct ir_group *g, struct processes *all) {
+    *all = (struct processes){0};
+    if (!g->has_proc)
+        return true; /* the numbers in there are not ours: they would name strangers */
+    if (g->mark[0] == '\0' && !(g->config.flags & IR_OWN_PROCESS)) return true;
+    int r = processes_scan(all, NULL, NULL);
+    if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
+    else if (!mark_marked(g, all)) r = -EAGAIN;
+    cgroup_mark(g, all);
+    for (size_t i = 0; i < all->n; i++)
+        if (all->at[i].ours && is_worker(g, all->at[i].pid)) all->at[i].ours = false;
+    return r == 0;
+}
+
+/* How many there are; never 0 where we could not look: then the timetable goes on, and looks again. */
+uint32_t stray_count(struct ir_group *g) {
+    struct processes all;
+    uint32_t n = 0, unseen = strays_find(g, &all) ? 0 : 1;
+    for (size_t i = 0; i < all.n; i++) n += all.at[i].ours;
+    free(all.at);
+    return n > 0 ? n : unseen;
+}
+
+/* A library hears of a stray's end by its pidfd, which is kept for the next signal, too. */
+static int stray_open(struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].pid == pid) return g->strays[i].fd;
+    return pidfd_open_of(g, pid);
+}
+
+static void stray_keep(struct ir_group *g, pid_t pid, int fd) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].fd == fd) return;
+    struct stray *grown = realloc(g->strays, (g->strays_alive + 1) * sizeof *grown);
+    if (grown != NULL) g->strays = grown;
+    if (grown == NULL || fd_watch(g, fd, EPOLLIN, WATCH_STRAY, (uint32_t)fd) < 0) (void)close(fd);
+    else g->strays[g->strays_alive++] = (struct stray){.pid = pid, .fd = fd};
+}
+
+/* Where the host program adopts orphans (it is process 1, or a subreaper) a stray of ours has become its
+ * child, which it knows nothing of. The number alone would not do: whose child it is now nobody knows. */
+static void stray_reap(const struct ir_group *g, const struct stray *stray) {
+    siginfo_t info;
+    if (!(g->config.flags & IR_OLD_PIDFD))
+        (void)child_wait(BY_PIDFD, stray->fd, &info, WEXITED | WNOHANG | __WALL, NULL);
+}
+
+void stray_gone(struct ir_group *g, int fd) {
+    for (uint32_t i = 0; i < g->strays_alive; i++)
+        if (g->strays[i].fd == fd) {
+            stray_reap(g, &g->strays[i]);
+            (void)fd_release(g, fd);
+            g->strays[i] = g->strays[--g->strays_alive];
+            return;
+        }
+}
+
+void stray_close(struct ir_group *g) {
+    while (g->strays_alive > 0) (void)fd_close(g->strays[--g->strays_alive].fd);
+    free(g->strays);
+    g->strays = NULL;
+    free(g->strays_by_pid);
+    g->strays_by_pid = NULL;
+}
+
+static void stray_send(struct ir_group *g, const struct process *stray, int sig) {
+    int fd = stray_open(g, stray->pid);
+    (void)process_signal(stray, fd, sig);
+    if (fd < 0) return;
+    if (g->config.flags & IR_OWN_PROCESS) (void)close(fd);
+    else stray_keep(g, stray->pid, fd);
+}
+
+static int by_number(const void *a, const void *b) {
+    pid_t one = *(const pid_t *)a, other = *(const pid_t *)b;
+    return (one > other) - (one < other);
+}
+
+/* Each is counted once, though it may be told to stop and then be killed. Without memory for that,
+ * one that is seen twice is counted twice. */
+static bool stray_is_new(struct ir_group *g, pid_t pid, uint32_t known) {
+    if (known > 0 && bsearch(&pid, g->strays_by_pid, known, sizeof pid, by_number) != NULL)
+        return false;
+    if ((g->strays_known & (g->strays_known - 1)) == 0) { /* 0 or a power of two: it is full */
+        size_t capacity = g->strays_known == 0 ? 1 : (size_t)g->strays_known * 2;
+        pid_t *grown = realloc(g->strays_by_pid, capacity * sizeof *grown);
+        if (grown == NULL) return true;
+        g->strays_by_pid = grown;
+    }
+    g->strays_by_pid[g->strays_known++] = pid;
+    return true;
+}
+
+static void stray_tell(struct ir_group *g, const struct process *stray, int kind) {
+    struct ir_event *event = event_push(g, kind, -1, stray->pid);
+    memcpy(event->name, stray->name, sizeof event->name);
+    event->code = (unsigned char)stray->state;
+}
+
+/* The first few by name, all of them by number; not the guard of a launch within this one, which has an
+ * end of its own to see to, and not what is ending by the signal that its worker's group was sent. */
+static void strays_note(struct ir_group *g, const struct processes *all, int sig) {
+    uint32_t known = g->strays_known;
+    for (size_t i = 0; i < all->n; i++) {
+        if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
+        if (process_is_ending(all->at[i].pid, sig)) continue;
+        if (!stray_is_new(g, all->at[i].pid, known)) continue;
+        if (g->strays_seen++ < STRAYS_TOLD) stray_tell(g, &all->at[i], IR_STRAY);
+    }
+    if (g->strays_known > known)
+        qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
+}
+
+/* Through parents that are not ours to spare, up to us; of one that has gone its child tells its new parent. */
+static bool is_descendant(const struct ir_group *g, struct process p) {
+    for (int i = 0; i < GENERATIONS; i++) {
+        struct process parent;
+        if (is_foreign(g, p.pid) || p.pid == g->guard.pid) return false;
+        if (p.parent == g->self) return true;
+        if (process_read(p.parent, &parent)) p = parent;
+        else if (!process_read(p.pid, &p)) return false;
+    }
+    return false;
+}
+
+static enum chased stray_kill_young(pid_t pid, void *with) {
+    struct ir_group *g = with;
+    struct process p;
+    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    if (p.start_ticks < g->spawn_ticks || is_worker(g, pid) || !is_descendant(g, p))
+        return CHASED_OTHER;
+    stray_send(g, &p, SIGKILL);
+    return CHASED_KILLED;
+}
+
+/* Sends to every stray there is now; returns how many there are, as stray_count does. hunts: SIGKILL goes on
+ * to those that are forked meanwhile. */
+uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts) {
+    struct processes all;
+    const pid_t last = sig == SIGKILL ? chase_begin() : 0;
+    bool whole = strays_find(g, &all);
+    if (tell) strays_note(g, &all, sig);
+    if (sig == SIGKILL) cgroup_kill(g);
+    uint32_t n = 0;
+    for (size_t i = 0; i < all.n; i++) {
+        const struct process *stray = &all.at[i];
+        if (!stray->ours) continue;
+        n++;
+        stray_send(g, stray, sig);
+    }
+    if (sig == SIGKILL && n > 0 && hunts && (g->config.flags & IR_OWN_PROCESS))
+        (void)chase(last, stray_kill_young, g);
+    free(all.at);
+    return n > 0 || whole ? n : 1;
+}
+
+static bool is_led_by_worker(const struct ir_group *g, const struct process *p) {
+    for (uint32_t i = 0; i < g->started; i++)
+        if (g->workers[i].pid == p->group) return true;
+    return false;
+}
+
+/* To what is left of process groups that have lost their leaders, where the kernel cannot signal those as such. */
+void stray_signal_groups(struct ir_group *g, int sig) {
+    struct processes all;
+    (void)strays_find(g, &all);
+    for (size_t i = 0; i < all.n; i++)
+        if (all.at[i].ours && is_led_by_worker(g, &all.at[i])) stray_send(g, &all.at[i], sig);
+    free(all.at);
+}
+
+/* Killed once more: they may have been out of sight until now. */
+void stray_name_stuck(struct ir_group *g) {
+    struct processes all;
+    (void)strays_find(g, &all);
+    uint32_t told = 0;
+    for (size_t i = 0; i < all.n; i++) {
+        if (!all.at[i].ours) continue;
+        stray_send(g, &all.at[i], SIGKILL);
+        if (told++ < STRAYS_TOLD) stray_tell(g, &all.at[i], IR_STUCK);
+    }
+    free(all.at);
+}
+
+/* The children that the process had before it became ours (inherited across exec). */
+int stray_foreign(struct ir_group *g) {
+    struct processes all;
+    int r = processes_scan(&all, NULL, NULL);
+    if (r < 0 && g->has_proc) {
+        free(all.at);
+        return r;
+    }
+    g->foreign = calloc(all.n + 1, sizeof *g->foreign);
+    if (g->foreign == NULL) {
+        free(all.at);
+        return -ENOMEM;
+    }
+    for (size_t i = 0; i < all.n; i++)
+        if (all.at[i].parent == g->self) g->foreign[g->foreign_count++] = all.at[i].pid;
+    free(all.at);
+    return 0;
+}
+
+/* Its number may be another's soon, and that one may be a stray. */
+void stray_forget(struct ir_group *g, pid_t pid) {
+    for (uint32_t i = 0; i < g->foreign_count; i++)
+        if (g->foreign[i] == pid) {
+            g->foreign[i] = g->foreign[--g->foreign_count];
+            return;
+        }
+}
+
+int ir_group_spare(struct ir_group *g, int pid, int spared) {
+    stray_forget(g, pid);
+    if (!spared) return 0;
+    pid_t *grown = realloc(g->foreign, (g->foreign_count + 1) * sizeof *grown);
+    if (grown == NULL) return -ENOMEM;
+    g->foreign = grown;
+    g->foreign[g->foreign_count++] = pid;
+    return 0;
+}
