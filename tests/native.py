@@ -17,6 +17,11 @@ HERE = Path(__file__).parent
 CORE = HERE.parent / "csrc"
 
 
+def compiler() -> str:
+    found = shutil.which(os.environ.get("CC", "cc"))
+    return found if found is not None else pytest.skip("there is no C compiler here")
+
+
 @functools.cache
 def build_guard() -> str:
     """The guard as its sources are, linked so that a library can be loaded before it; the one under test, where it
@@ -43,13 +48,10 @@ def build(source: str, *more: str, instead_of: str = "") -> str:
 
     instead_of: a file of the core that the source #includes, to reach what is static in it; "*": no file is added.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
     core = sorted(path for path in CORE.glob("*/*.c") if path.parent.name not in ("guard", "start"))
     parts = [] if instead_of == "*" else [path for path in core if path.name != instead_of]
     made = Path(tempfile.mkdtemp()) / Path(source).stem
-    words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
+    words = [compiler(), "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
     words += ["-o", str(made), *(str(HERE / name) for name in (source, *more)), *map(str, parts)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

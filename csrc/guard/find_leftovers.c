@@ -5,6 +5,7 @@
  * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. */
 #include "guard/find_leftovers.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,8 @@
 #ifndef GUARD_HUNT_H
 #define GUARD_HUNT_H
 
-#include "group/group.h"
+#include "sys/sys.h"
+#include "teardown/teardown.h"
 
 #define WORKERS_READ 16384u /* what a pipe holds of them */
 

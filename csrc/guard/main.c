@@ -6,6 +6,7 @@
  * spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
  * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
  * and CGROUP ("": none). */
+#include "guard/arguments.h"
 #include "guard/find_leftovers.h"
 
 #include <dirent.h>

@@ -4,7 +4,7 @@
  * everything here is raw system calls on data that was prepared before the clone: no libc wrapper
  * (it would write the parent's errno), no allocation, no lock, nothing of ours from other files.
  * See signal-safety(7), and musl's posix_spawn for the same rule. */
-#include "group/group.h"
+#include "spawn/spawn.h"
 #include "sys/raw.h"
 
 #include <errno.h>

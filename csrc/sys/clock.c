@@ -1,5 +1,5 @@
 /* sys/clock.c: the one clock that we know: CLOCK_MONOTONIC, which nobody sets. */
-#include "group/group.h"
+#include "sys/sys.h"
 
 #include <time.h>
 

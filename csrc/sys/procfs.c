@@ -1,5 +1,5 @@
 /* sys/procfs.c: what /proc says of a process: its parent, its start, its name, its environment. */
-#include "group/group.h"
+#include "sys/sys.h"
 
 #include <dirent.h>
 #include <errno.h>

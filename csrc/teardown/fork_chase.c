@@ -2,7 +2,8 @@
  *
  * It is gone from where a list of processes says that it is. But each of its generations has a number of
  * its own, and the newest is known (proc_loadavg(5)): those given since are looked at as they come. */
-#include "group/group.h"
+#include "teardown/teardown.h"
+#include "sys/sys.h"
 
 #include <stdlib.h>
 #include <string.h>

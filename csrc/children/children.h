@@ -1,0 +1,92 @@
+/* children/children.h: the workers and the guard, from the exec to the end */
+#ifndef CHILDREN_CHILDREN_H
+#define CHILDREN_CHILDREN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "guard/arguments.h"
+#include "io/io.h"
+
+struct ir_group;
+
+#define GUARD_NAME "irun-guard"
+
+/* ---- a worker */
+struct worker {
+    pid_t pid;       /* 0: never started */
+    pid_t forked;    /* > 0: it is there already, the caller's fork */
+    int pidfd;       /* stays open after the reaping: it still names the process group */
+    int log_fd;
+    int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
+    int child_ends[3]; /* of its pipes, until it has them */
+    bool reaped;
+    bool told;       /* our stop signal was sent */
+    int failed_step; /* between clone and exec; 0: it did exec */
+    int failed_errno;
+    bool log_lost;   /* told once */
+    int log_open;    /* stream whose unended line is the log's last, or -1 */
+    struct stream streams[2];
+    int wrote;       /* the stream that it wrote to last */
+    char *tail;      /* TAIL_BUFFER, a ring of stderr; NULL: not piped */
+    uint64_t tail_count;
+    int notify_fd;   /* -1: none, or closed at its end */
+    bool ready;      /* it said READY=1 */
+    bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
+    int64_t said_ns, ping_ns; /* struct ir_activity */
+    char *status;    /* STATUS_SIZE, once there was one */
+    uint32_t status_size;
+};
+
+/* ---- guard.c: the process that ends what we leave when we are killed */
+struct guard {
+    char *program, *folder; /* NULL: none */
+    char parent[16], session[16], since[24]; /* its arguments, as words */
+    const char *argv[GUARD_WORDS + 1];
+    pid_t pid;              /* 0: none runs */
+    int pidfd;
+    int folder_fd;          /* locked while we live: a folder that nobody holds may be removed */
+    int pipe[2];            /* our workers' numbers, read by it when we have died */
+    int step, error;        /* between clone and exec */
+    bool dismissed;         /* killed by us */
+};
+
+/* reap.c */
+void worker_reap(struct ir_group *g, uint32_t index, int options);
+void worker_exited_wait(struct ir_group *g, uint32_t index);
+void wait_exits(struct ir_group *g);
+void wait_execs(struct ir_group *g);
+void wait_any(struct ir_group *g);
+bool wait_has_children(struct ir_group *g);
+
+/* reap_threads.c */
+int waiter_start(struct ir_group *g, uint32_t index);
+void waiter_ready(struct ir_group *g);
+
+/* signal_send.c */
+int group_signal_leaders(struct ir_group *g, int sig);
+void group_signal_groups(struct ir_group *g, int sig);
+
+/* terminal.c */
+int tty_prepare(struct ir_group *g);
+bool tty_is_ours(const struct ir_group *g);
+void tty_hand_over(struct ir_group *g);
+void tty_restore(struct ir_group *g);
+void tty_suspend(struct ir_group *g);
+void tty_asked(struct ir_group *g);
+void tty_check_stopped(struct ir_group *g);
+
+/* guard.c */
+int guard_open(struct ir_group *g);
+const char *const *guard_argv(struct ir_group *g);
+void guard_start(struct ir_group *g);
+void guard_tell(const struct ir_group *g, pid_t worker);
+void guard_note(struct ir_group *g);
+void guard_gone(struct ir_group *g);
+void guard_reaped(struct ir_group *g);
+void guard_dismiss(struct ir_group *g);
+void guard_stop(struct ir_group *g);
+void guard_close(struct ir_group *g);
+
+#endif

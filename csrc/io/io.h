@@ -1,0 +1,98 @@
+/* io/io.h: the workers' pipes, the console, our stdin, what workers say */
+#ifndef IO_IO_H
+#define IO_IO_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "include/irun.h"
+
+struct ir_group;
+
+#define STREAM_BUFFER 65536u /* the longest line that is passed on in one piece */
+#define SINK_BUFFER (4u * 65536) /* what we hold for a slow console; then workers wait */
+#define SINK_MARGIN 8192u
+#define TAIL_BUFFER 4096u /* last words that are kept for the report */
+#define STATUS_SIZE 512u /* of a worker's last STATUS= that is kept */
+
+/* ---- output_pump.c: a pipe of a worker */
+struct stream {
+    int fd;          /* -1: closed */
+    int to;          /* IR_TO_CONSOLE | IR_TO_LOG */
+    bool paused;     /* not watched, with bytes at hand: the console does not take more */
+    bool ended;      /* no more will come: an unended last line is passed on too */
+    bool more;       /* the last piece did not end its line */
+    bool plain;      /* its lines go to the console without a label */
+    bool due;        /* what is left of it is passed on, though it ends no line */
+    int64_t held_ns; /* since when there is a rest that ends no line; 0: there is none */
+    uint32_t start;  /* buffer[start..end) is not passed on yet */
+    uint32_t end;
+    uint32_t last, last_size; /* where the last piece lies that was passed on; overwritten by the next read */
+    uint64_t bytes;  /* that came in all */
+    char *buffer;    /* STREAM_BUFFER; NULL: not piped */
+    const char *label, *label_more;
+    uint32_t label_size, label_more_size;
+};
+
+/* ---- console_sink.c: one console */
+struct sink {
+    struct ir_outlet *outlet;
+    uint32_t awaited; /* of epoll: room, or the last of it to be taken */
+    int which;
+    bool broken;     /* EPIPE and the like: everything more is dropped */
+    bool open;       /* its last line has no end */
+    bool mixed;      /* more than one stream has written to it */
+    const struct stream *last; /* whose line it is; NULL: ours, or none */
+    uint32_t start, end;
+    char *buffer;    /* SINK_BUFFER, and SINK_MARGIN for lines of our own; NULL: there is none */
+};
+
+/* ---- stdin_fanout.c: our stdin to several workers */
+struct target { int fd; uint32_t done; bool waiting; };
+struct input {
+    int fd;          /* -1: none */
+    bool watchable;  /* not a regular file, which is always ready */
+    bool behind;     /* a terminal in whose background we are */
+    uint32_t n, end;
+    struct target *targets;
+    char *buffer;
+};
+
+/* output_pump.c */
+void pump_ready(struct ir_group *g, uint32_t index, int which);
+void pump_drain(struct ir_group *g, uint32_t index);
+void pump_pass_rest(struct ir_group *g, uint32_t index, int which);
+void pump_resume(struct ir_group *g);
+void pump_close(struct ir_group *g);
+bool pump_idle(const struct ir_group *g);
+
+/* line_rests.c */
+int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+void rest_note(struct ir_group *g, struct stream *s);
+void rest_ready(struct ir_group *g, void (*pass)(struct ir_group *g, uint32_t index, int which));
+
+/* sd_notify.c */
+int notify_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n);
+void notify_ready(struct ir_group *g, uint32_t index);
+void notify_drain(struct ir_group *g, uint32_t index);
+void notify_close(struct ir_group *g, uint32_t index);
+
+/* console_sink.c */
+int sink_open(struct ir_group *g);
+struct sink *sink_of(struct ir_group *g, int which);
+bool sink_has_room(struct ir_group *g, struct sink *s, uint32_t wanted);
+void sink_begin(struct sink *s, const struct stream *stream);
+void sink_put(struct sink *s, const char *bytes, uint32_t size);
+void sink_flush(struct ir_group *g, struct sink *s);
+void sink_flush_all(struct ir_group *g);
+bool sink_finish_all(struct ir_group *g);
+void sink_close(struct ir_group *g);
+
+/* stdin_fanout.c */
+int input_open(struct ir_group *g, const int *fds, uint32_t n);
+void input_source_ready(struct ir_group *g);
+void input_target_ready(struct ir_group *g, uint32_t index);
+void input_resume(struct ir_group *g);
+void input_close(struct ir_group *g);
+
+#endif

@@ -1,0 +1,91 @@
+/* sys/sys.h: descriptors, the clock, pidfds, /proc, the queue of events */
+#ifndef SYS_SYS_H
+#define SYS_SYS_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include "include/irun.h"
+
+struct ir_group;
+
+#define NS_PER_MS 1000000LL
+#define BY_PIDFD 3 /* P_PIDFD of waitid(2), Linux 5.4 */
+#define LINE_SIZE 1024u /* of a file of /proc that is read by lines: the rest of a line is not kept */
+
+#define SIGNAL_BIT(sig) (UINT64_C(1) << ((sig) - 1))
+
+/* ---- what an epoll event means: kind in the high half, index in the low one */
+enum watch {
+    WATCH_EXITS, WATCH_OUT, WATCH_ERR, WATCH_SIGNALS, WATCH_TIMER, WATCH_EXECS, WATCH_WAITER,
+    WATCH_SINK, WATCH_STRAY, WATCH_SOURCE, WATCH_TARGET, WATCH_GUARD, WATCH_ASKED, WATCH_NOTIFY,
+    WATCH_RESTS,
+};
+
+/* fd.c */
+int fd_close(int fd);
+int fd_above_stdio(int fd);
+int fd_new(int fd);
+int fd_duplicate(int fd);
+int fd_reopen(int fd, int mode);
+int fd_pipe(int ret_fds[2], int nonblocking_end);
+ssize_t fd_write(int fd, const void *bytes, size_t size);
+int fd_watch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
+void fd_rewatch(const struct ir_group *g, int fd, uint32_t events, enum watch kind, uint32_t index);
+void fd_unwatch(const struct ir_group *g, int fd);
+int fd_release(const struct ir_group *g, int fd);
+int64_t clock_ns(void);
+uint64_t clock_ticks(void);
+void timer_set(const struct ir_group *g, int64_t delay_ms);
+
+/* events.c */
+int events_open(struct ir_group *g, uint32_t n);
+int events_take(struct ir_group *g, struct ir_event *ret_events, uint32_t n);
+struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid);
+bool event_room(const struct ir_group *g);
+
+/* pidfd.c */
+int pidfd_open_of(const struct ir_group *g, pid_t pid);
+int child_wait(int type, pid_t pid, siginfo_t *ret_info, int options, struct rusage *ret_usage);
+int child_reap(const struct ir_group *g, pid_t pid, int pidfd, siginfo_t *ret_info, int options,
+               struct rusage *ret_usage);
+bool child_is_ours(const struct ir_group *g, pid_t pid, int pidfd);
+int child_signal(const struct ir_group *g, pid_t pid, int pidfd, int sig);
+bool child_signal_group(const struct ir_group *g, pid_t pid, int pidfd, bool reaped, int sig);
+
+/* ---- procfs.c: what /proc says of a process */
+struct process {
+    pid_t pid, parent, group, session;
+    uint64_t start_ticks;
+    char state;
+    bool decided;    /* whether it is ours: */
+    bool ours;
+    char name[16];
+};
+
+struct processes {   /* by pid */
+    struct process *at;
+    size_t n, capacity;
+};
+
+ssize_t process_file(const char *path, char *buffer, size_t size);
+bool process_lines(const char *path, void (*take)(const char *line, void *with), void *with);
+bool process_read(pid_t pid, struct process *ret);
+bool processes_add(struct processes *all, const struct process *process);
+int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);
+void processes_spread(const struct processes *all);
+struct process *process_find(const struct processes *all, pid_t pid);
+void process_describe(pid_t pid, char *ret_state, char ret_name[16]);
+bool process_sees_itself(pid_t self);
+bool process_is_ending(pid_t pid, int sig);
+enum mark { MARK_NONE, MARK_FOUND, MARK_UNKNOWN /* in the middle of an execve */ };
+enum mark process_mark(pid_t pid, const char *mark);
+enum mark process_mark_after_exec(pid_t pid, const char *mark); /* MARK_UNKNOWN: not within 0.1 s */
+int process_open(pid_t pid);
+bool process_signal(const struct process *process, int pidfd, int sig);
+
+#endif

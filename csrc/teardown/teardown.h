@@ -1,0 +1,35 @@
+/* teardown/teardown.h: what outlives the workers */
+#ifndef TEARDOWN_TEARDOWN_H
+#define TEARDOWN_TEARDOWN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+struct ir_group;
+
+#define GIVE_UP_MS 5000 /* how long we wait for what SIGKILL does not end */
+#define STRAYS_TOLD 16  /* named one by one; more are only stopped */
+
+/* ---- leftovers.c: one of them */
+struct stray {
+    pid_t pid;
+    int fd; /* its pidfd */
+};
+
+/* fork_chase.c */
+enum chased { CHASED_GONE, CHASED_OTHER, CHASED_KILLED };
+pid_t chase_begin(void);
+bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
+
+/* leftovers.c */
+int stray_foreign(struct ir_group *g);
+void stray_forget(struct ir_group *g, pid_t pid);
+void stray_gone(struct ir_group *g, int fd);
+void stray_close(struct ir_group *g);
+uint32_t stray_count(struct ir_group *g);
+uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts);
+void stray_signal_groups(struct ir_group *g, int sig);
+void stray_name_stuck(struct ir_group *g);
+
+#endif
