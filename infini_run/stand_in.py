@@ -32,7 +32,12 @@ class StandIn:
     def __init__(self, wires: Sequence[Wire], every_s: float) -> None:
         self._wires = list(wires)
         told_fd, self._tell_fd = os.pipe()
-        self._fd, say_fd = os.pipe()
+        try:
+            self._fd, say_fd = os.pipe()
+        except OSError:
+            os.close(told_fd)
+            os.close(self._tell_fd)
+            raise
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # ours tell our parent by a pipe
         try:
             self._pid = os.fork()

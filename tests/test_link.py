@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import select
+import signal
 import socket
 from contextlib import contextmanager
 
 import pytest
-from conftest import until
+from conftest import processes, state_of, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from infini_run.frame import pack, pack_json
 from infini_run.link import OPENING, Handshake, Unheard, Wire
 from infini_run.lobby import Lobby
 from infini_run.poller import Poller
+from infini_run.stand_in import StandIn
 
 
 @pytest.fixture
@@ -191,6 +193,21 @@ def dial(lobby):
     return Wire(fd := end.detach(), fd)
 
 
+@pytest.mark.parametrize("place", ["nowhere", "its folder is a file", "a folder in its place"])
+def test_a_token_that_cannot_be_removed_is_no_fault(lobby, tmp_path, place):
+    (tmp_path / "shared").mkdir()
+    token = tmp_path / "shared/token"
+    lobby.write_token(str(token))
+    token.unlink()
+    if place == "its folder is a file":
+        (tmp_path / "shared").rmdir()
+        (tmp_path / "shared").touch()
+    elif place == "a folder in its place":
+        token.mkdir()
+    lobby.rest()
+    assert token.is_dir() == (place == "a folder in its place")
+
+
 def test_who_knows_the_token_is_admitted(lobby):
     wire = dial(lobby)
     hand = Handshake(wire, b"t", is_head=False)
@@ -359,6 +376,33 @@ def test_an_agent_that_was_let_go_unheard_dials_again():
     assert join(attempt) == 7
     with pytest.raises(LinkError, match="token"):
         join(lambda: (_ for _ in ()).throw(LinkError("another token")))
+
+
+# ---- while one side is stopped
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
+    """Where it was killed nobody knows how far it wrote: it is reaped, and the next frame ends the link."""
+    shake(*wires)
+    stand_in = StandIn([wires[0]], 0.01)
+    beats = 0
+    while beats < 3:
+        beats += read(wires[1]).count((frame.BEAT, b""))
+    if killed:
+        (pid,) = [pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: state_of(pid) == "Z")
+    stand_in.end()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    wires[0].send(pack(frame.SPEC, b"again"))
+    if killed:
+        with pytest.raises(LinkError, match="repeated or moved"):
+            sum(1 for _ in iter(lambda: read(wires[1]), []))
+    else:
+        while (frame.SPEC, b"again") not in (came := read(wires[1])):
+            assert set(came) == {(frame.BEAT, b"")}
 
 
 # ---- where the head listens

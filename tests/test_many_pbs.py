@@ -53,9 +53,9 @@ def job(tmp_path, case):
 
 @pytest.fixture
 def run(infini_run, job, tmp_path):
-    def start(*words, engine="pbs", cwd=None):
+    def start(*words, engine="pbs", cwd=None, **kwargs):
         flags = [f"--engine={engine}", f"--export={AS_CASE},{OURS[0]}"]
-        return infini_run(*flags, *words, env=job, cwd=cwd or tmp_path)
+        return infini_run(*flags, *words, env=job, cwd=cwd or tmp_path, **kwargs)
 
     return start
 
@@ -159,6 +159,15 @@ def test_a_directory_that_cannot_be_written_is_one_line(run):
     assert command.err.count(b"\n") == 1
     assert command.err.startswith(b"infini-run: /proc/.infini-run-")
     assert command.err.endswith(b"; start from a directory that the nodes share\n")
+
+
+def test_a_token_that_cannot_be_written_is_one_line_and_no_file(run, tmp_path):
+    """As on a full disk: the file can be made, and takes nothing."""
+    command = run("true", under=("prlimit", "--fsize=0"))
+    assert command.wait() == 2
+    assert command.err.count(b"\n") == 1
+    assert command.err.endswith(b" cannot be written: File too large\n")
+    assert tokens(tmp_path) == []
 
 
 def test_an_agent_that_is_not_installed_is_told(run, case):

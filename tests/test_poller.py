@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 
 import pytest
 
-from infini_run.poller import READ, WRITE, Poller
+from infini_run.poller import READ, WRITE, Poller, poll_ms
 
 
 @pytest.fixture
@@ -33,6 +34,19 @@ def test_a_handler_is_called_when_its_descriptor_is_ready(poller, pipe):
     os.write(pipe[1], b"x")
     poller.poll(None)
     assert called == ["read"]
+
+
+@pytest.mark.parametrize("timeout_s", [25 * 86400, 1e9, 1e300, float("inf")])
+def test_a_wait_may_be_as_long_as_anybody_says(poller, pipe, timeout_s):
+    """poll(2) and epoll_wait(2) take 24 days and refuse more."""
+    called = []
+    poller.watch(pipe[0], READ, lambda: called.append("read"))
+    os.write(pipe[1], b"x")
+    poller.poll(timeout_s)
+    assert called == ["read"]
+    ready = select.poll()
+    ready.register(pipe[0], select.POLLIN)
+    assert ready.poll(poll_ms(timeout_s)) == [(pipe[0], select.POLLIN)]
 
 
 def test_nothing_is_called_for_no_events_a_hang_up_included(poller):

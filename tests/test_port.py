@@ -92,6 +92,17 @@ def test_where_all_ports_are_the_kernels_it_chooses(monkeypatch):
     let_go(port)
 
 
+def test_where_all_locks_are_somebody_elses_a_port_is_given_without(monkeypatch):
+    """No process of ours takes so many: it is a neighbour's play, and must not end a launch."""
+    theirs = subprocess.Popen([sys.executable, "-c", TAKE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    locked = [int(word) for word in theirs.stdout.readline().split()]
+    monkeypatch.setattr(ports, "_choices", lambda *_: locked)
+    monkeypatch.setattr(ports, "_of_the_kernel", lambda: locked[0])
+    assert free_port() == locked[0]
+    assert ports._locks == {}
+    theirs.communicate("\n")
+
+
 def test_a_process_holds_so_many_and_then_lets_the_first_go():
     taken = [free_port() for _ in range(70)]
     assert len(ports._locks) == 64
