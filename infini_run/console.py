@@ -152,8 +152,8 @@ class Source:
             data = self._read()
         except BlockingIOError:
             return None
-        except OSError:  # EIO: a terminal of others, or one that has hung up
-            if self.is_terminal and not self._is_in_front():
+        except OSError:  # EIO: in the background just then; a terminal that has hung up is none any more
+            if os.isatty(self._fd):
                 return None
             data = b""
         self.has_ended = not data
@@ -164,13 +164,6 @@ class Source:
             if not self.never_waits and self._own < 0 and not is_readable(self._fd):
                 raise BlockingIOError  # who shares it with us was quicker
             return os.read(self.fileno(), 1 << 16)
-
-    def _is_in_front(self) -> bool:
-        """Where it is not our controlling terminal nobody is stopped for it (tcgetpgrp(3): ENOTTY)."""
-        try:
-            return os.tcgetpgrp(self._fd) == os.getpgrp()
-        except OSError:
-            return True
 
     def close(self) -> None:
         """Safe twice; our stdin itself stays."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
+import termios
 from itertools import chain
 
 import pytest
@@ -127,6 +130,41 @@ def test_a_source_ends_once(tmp_path):
         assert source.never_waits
         assert [source.read(), source.read(), source.read()] == [b"words", b"", None]
         assert source.has_ended
+
+
+def test_a_terminal_that_comes_to_the_front_while_it_is_read_has_not_ended():
+    """Another job takes the foreground and gives it back as fast as it can; then it hangs up, which is the end."""
+    child = os.fork()
+    if not child:  # a session of its own, whose terminal it is
+        code = 2
+        try:
+            code = _count_false_ends()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def _count_false_ends():
+    os.setsid()
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ours = os.getpid()
+    other = os.fork()
+    if not other:
+        os.close(master)
+        os.setpgid(0, 0)
+        while os.getppid() == ours:
+            os.tcsetpgrp(slave, os.getpid())
+            os.tcsetpgrp(slave, ours)
+        os._exit(0)
+    source = Source(slave, wanted=True)
+    false_ends = sum(source.read() is not None for _ in range(20000))
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
+    os.close(master)
+    return bool(false_ends) or source.read() != b""
 
 
 @pytest.mark.parametrize("wanted", [True, False])
