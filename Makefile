@@ -82,7 +82,7 @@ generated: $(VENV)/made
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.
 asan:
-	PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" tests/asan.sh $(PYTEST_ARGS)
+	JOBS="$(JOBS)" PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" tests/asan.sh $(PYTEST_ARGS)
 
 coverage:
 	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The tests with the core under AddressSanitizer and UBSan; called by `make asan`. Arguments go to pytest.
+# The tests with the core under AddressSanitizer and UBSan; called by `make asan`. JOBS=4 runs so many tests at a time; arguments go to pytest.
 #
 # The sanitizer must be the first library of the process that loads the core. LD_PRELOAD would also reach every
 # rank and every tool that a test starts; the dynamic loader's own --preload does not leave this process. Tests
@@ -28,11 +28,15 @@ venv=../asan
 IRUN_CFLAGS="$SANITIZE" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
 
 loader=$($venv/bin/python -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
-libraries="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so)"
+# libstdc++: what a C++ library throws (matplotlib's) is looked up by the sanitizer at the start, or never
+libraries="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so) $($CC -print-file-name=libstdc++.so.6)"
 python=$(cd $venv/bin && pwd)/python
 # words, not a wrapper script: a shell in between would show in what tests look at (cwd, limits, signals)
 export TEST_PYTHON="$loader --preload '$libraries' --argv0 '$python' '$(readlink -f "$python")'"
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:abort_on_error=1:detect_stack_use_after_return=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export PYTHONMALLOC=malloc
+# the processes of pytest-xdist must be started so, too: their own Python would load the sanitizer late
+jobs=${JOBS:-$((2 * $(nproc)))}
+[ "$jobs" = 0 ] || set -- --tx "$jobs*popen//python=$TEST_PYTHON" --dist loadgroup "$@"
 eval exec "$TEST_PYTHON" -m pytest '"$@"'
