@@ -21,7 +21,7 @@ GUARD_SOURCES = [
     "csrc/sys/clock.c",
     "csrc/sys/procfs.c",
 ]
-GUARD_ENTRY = "csrc/guard/freestanding_start.c"  # waits before libc starts: worth it only if nothing else starts it first
+GUARD_ENTRY = "csrc/guard/freestanding_start.c"  # waits before libc starts, where nothing else starts it first
 
 
 class CoreAndGuard(build_ext):

@@ -1,4 +1,4 @@
-"""The live workers of one node: with outlet.py the only door to the C core (csrc/include/irun.h says what each call does).
+"""The live workers of one node: with outlet.py the only door to the C core (csrc/include/irun.h says what calls do).
 
 Rules: every byte string that goes down is kept by us until the call returns, the core copies what it
 keeps; calls are serialised by one lock, except the one that blocks, which touches a descriptor only.
