@@ -36,15 +36,15 @@ class Bell:
         os.mkfifo(path)
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def hear(self, lines: int) -> int:
-        """When the first of so many lines came, in ns; all have come then."""
+    def hear(self, lines: int, *, is_last: bool = False) -> int:
+        """When the first of so many lines came, or the last, in ns; all have come then."""
         heard, first_ns = 0, 0
         while heard < lines:
             if not select.select([self.fd], [], [], LIMIT_S)[0]:
                 raise CommandFailed(f"{heard} of {lines} ranks have said that they are there")
             heard += os.read(self.fd, 4096).count(b"\n")
             first_ns = first_ns or time.monotonic_ns()
-        return first_ns
+        return time.monotonic_ns() if is_last else first_ns
 
 
 def settle(env: Mapping[str, str]) -> None:
