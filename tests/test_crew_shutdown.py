@@ -51,7 +51,7 @@ def test_close_without_draining_waits_for_nobody(bell, shut):
 
 
 def test_what_is_not_done_in_time_is_stopped_and_told(bell, shut):
-    crew = ir.Crew(obey, nproc=2, drain_s=0.3, grace=1)
+    crew = ir.Crew(obey, nproc=2, drain_s=2, grace=1)  # time enough for the other one
     slow = crew.worker(0).ask(("be slow", bell.path, shut))
     later = crew.worker(0).ask("pid")
     bell.hear(1)

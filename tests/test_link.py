@@ -10,7 +10,7 @@ import socket
 from contextlib import contextmanager
 
 import pytest
-from conftest import processes, state_of, until
+from conftest import state_of, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -386,16 +386,17 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
     """Where it was killed nobody knows how far it wrote: it is reaped, and the next frame ends the link."""
     shake(*wires)
     stand_in = StandIn([wires[0]], 0.01)
-    beats = 0
-    while beats < 3:
-        beats += read(wires[1]).count((frame.BEAT, b""))
-    if killed:
-        (pid,) = [pid for pid, (parent, _, _) in processes().items() if parent == os.getpid()]
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: state_of(pid) == "Z")
-    stand_in.end()
+    try:
+        beats = 0
+        while beats < 3:
+            beats += read(wires[1]).count((frame.BEAT, b""))
+        if killed:
+            os.kill(stand_in._pid, signal.SIGKILL)
+            until(lambda: state_of(stand_in._pid) == "Z")
+    finally:
+        stand_in.end()  # until then it holds whatever this process has open
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(stand_in._pid, os.WNOHANG)
     wires[0].send(pack(frame.SPEC, b"again"))
     if killed:
         with pytest.raises(LinkError, match="repeated or moved"):
