@@ -95,6 +95,30 @@ def test_each_restart_is_a_run_of_the_timeline(service):
     assert (second["attempt"], second["state"], second["ranks"][0]["end"]) == (1, "COMPLETED", "exit 0")
 
 
+def test_tasks_of_an_array_are_jobs_of_their_own(service, local, bell):
+    """They are told with the array, as they change."""
+    script = f"echo is $INFINI_JOB_TASK; echo > {bell.path}; [ $INFINI_JOB_TASK = 2 ] || exec sleep 1000; exit 7"
+    with service.client.stream("GET", "/v1/events") as answer:
+        lines = answer.iter_lines()
+        name = service.submit("sh", "-c", script, array="1-3%2")
+        bell.hear(2)
+        service.client.post(f"/v1/jobs/{name}.1/cancel")
+        wanted = {1: "CANCELLED", 2: f"FAILED 7 {HOST} rank 0", 3: "RUNNING"}
+        for line in lines:
+            told = json.loads(line.removeprefix("data: "))["jobs"] if line.startswith("data: ") else []
+            if any({task["task"]: task["headline"] for task in job["tasks"]} == wanted for job in told):
+                break
+    assert service.get(f"/v1/jobs/{name}.2")["headline"] == wanted[2]
+    assert service.client.get(f"/v1/jobs/{name}/logs", params={"task": 1}).text.startswith("[rank 0] is 1\n")
+    assert service.client.get(f"/v1/jobs/{name}/logs").text.startswith("[task 1] [rank 0] is 1\n")
+    assert service.client.get(f"/v1/jobs/{name}/logs", params={"task": 9}).status_code == 404
+    assert service.client.get(f"/v1/jobs/{name}.2/timeline").json()[0]["ranks"][0]["end"] == "exit 7"
+    service.client.post(f"/v1/jobs/{name}/cancel")
+    status = service.end_of(name)
+    assert (status["code"], status["task"]) == (7, 2)
+    assert status == local.status(name)
+
+
 def test_a_job_is_cancelled_with_its_grace(service, bell):
     script = f'trap "echo saved; exit 0" TERM; echo up > {bell.path}; sleep 1000 & wait'
     name = service.submit("sh", "-c", script)

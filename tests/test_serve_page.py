@@ -141,6 +141,17 @@ def test_a_failed_job_shows_its_first_failure(page, local):
     expect(page.locator("#cancel")).to_be_hidden()
 
 
+def test_a_task_of_an_array_is_shown(page, local):
+    name = local.submit("--array=0-2", "--wait", "--", "sh", "-c", "echo is $INFINI_JOB_TASK")
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.locator("#ranks-title")).to_have_text("Tasks")
+    expect(page.locator("#log")).to_contain_text("[task 2] [rank 0] is 2")
+    page.get_by_role("link", name=f"{name}.1").click()
+    expect(page.locator("#headline")).to_have_text("COMPLETED")
+    expect(page.locator("#log")).to_have_text("[rank 0] is 1")
+    expect(page.locator("#runs")).to_contain_text("exit 0")
+
+
 def test_cancel_asks_first(page, local, bell):
     name = local.submit("--", *hold(bell))
     bell.hear(1)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.scheduler import Scheduler, Seen
 
 LOCAL = "local"
-COMMON = ("command", "scheduler", "shape", "submitted_s", "tasks")  # of an array
+COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
 _WITHOUT = "its array is there without it: it was cancelled while it waited"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run

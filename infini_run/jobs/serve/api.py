@@ -50,7 +50,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
-Name = Annotated[str, Path(description="of a job: ir-0123456789")]
+Name = Annotated[str, Path(description="of a job: ir-0123456789; of its task 3: ir-0123456789.3")]
 
 
 class Api:
@@ -87,12 +87,14 @@ class Api:
         self,
         name: Name,
         follow: Annotated[bool, Query(description="go on until the job has ended")] = False,
+        task: Annotated[int, Query(ge=-1, description="of this task of an array only; -1: all")] = -1,
         rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
         node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
         attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
     ) -> Response:
-        """What its ranks have written, merged, each line with the name of its rank in front."""
-        folder = self._folder(name)
+        """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
+        task, too."""
+        folder = self._folder(name if task < 0 else f"{name}.{task}")
         scheduler = await self._threads.do(lambda: self._scheduler_of(folder) if follow else None)
         await self._threads.do(lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt))
         stop = self._threads.stop()

@@ -16,12 +16,12 @@ from infini_run.errors import InfiniRunError, QueryError
 from infini_run.jobs.change import Changes, is_remote
 from infini_run.jobs.choice import scheduler_of
 from infini_run.jobs.folder import Folder
-from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, latest
+from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 from infini_run.jobs.home import all_folders, is_name
 from infini_run.jobs.job import readable
 from infini_run.jobs.local import open_process
 from infini_run.jobs.state import LOCAL, look, look_at_files
-from infini_run.record import replace
+from infini_run.jobs.task import tasks_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,24 +157,17 @@ class Board:
 
     def _news(self, live: list[Folder], is_due: bool) -> list[Status]:
         """is_due: the schedulers are asked."""
-        seen = [look_at_files(folder) for folder in live]
+        seen = [look_at_files(folder, self.jobs.get(folder.name)) for folder in live]
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
         is_new = any(status.is_told or status.name not in self.jobs for status in seen)
         if not (is_due or is_new or self.problem):
             return found
         asked = look([folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler)
         answers = {status.name: status for status in asked}
-        return [_answered(status, answers.get(status.name)) for status in found]
+        return [answered(status, answers.get(status.name, status)) for status in found]
 
     def _scheduler(self, order: Order) -> Scheduler:
         return scheduler_of(order, self._above, self._environ)
-
-
-def _answered(known: Status, answer: Status | None) -> Status:
-    """An answer that did not come changes nothing but the news."""
-    if answer is None:
-        return known
-    return replace(known, news=answer.news) if answer.news else answer
 
 
 class _Watch:
@@ -202,8 +195,10 @@ class _Watch:
             folder = Folder(os.path.join(self._above, name))
             try:
                 self._changes.add(folder.path, names_only=True)
-                if count := folder.attempts():
-                    self._changes.add(folder.file(str(count - 1)), names_only=True)
+                for one in tasks_of(folder) if os.path.isdir(folder.file("task")) else (folder,):
+                    self._changes.add(one.path, names_only=True)
+                    if count := one.attempts():
+                        self._changes.add(one.file(str(count - 1)), names_only=True)
             except InfiniRunError:
                 if os.path.isdir(folder.path):  # else it is being removed
                     raise

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from infini_run.jobs.option_table import VERBS
 from infini_run.jobs.scheduler import Facts
 from infini_run.jobs.serve.life import Life
-from infini_run.jobs.state import Status
+from infini_run.jobs.state import COMMON, Status
 from infini_run.record import fields
 from infini_run.timeline import Bar
 
@@ -20,11 +20,11 @@ THE_COMMANDS_OWN = ("dir", "wait", "print", "check", "json", "flagfile", "fromen
 Value = bool | int | float | str | list[str] | None
 
 
-def _model(record: type, /, skip: tuple[str, ...] = (), **more: Any) -> type[BaseModel]:
-    """What JSON has of a record."""
+def _model(record: type, /, skip: tuple[str, ...] = (), title: str = "", **more: Any) -> type[BaseModel]:
+    """What JSON has of a record. title: another name than the record's."""
     hints = get_type_hints(record)
     found: dict[str, Any] = {name: (_plain(hints[name]), ...) for name in fields(record) if name not in skip}
-    return create_model(record.__name__, __doc__=record.__doc__, **found, **more)
+    return create_model(title or record.__name__, __doc__=record.__doc__, **found, **more)
 
 
 def _plain(hint: Any) -> Any:
@@ -36,7 +36,8 @@ def _plain(hint: Any) -> Any:
     return _model(hint) if hasattr(hint, "_fields") else hint
 
 
-STATUS: Any = _model(Status, headline=(str, ...))
+TASK: Any = _model(Status, title="Task", skip=COMMON, headline=(str, ...))
+STATUS: Any = _model(Status, skip=("tasks",), headline=(str, ...), tasks=(list[TASK], ...))
 RANK: Any = _model(Bar)
 LIFE: Any = _model(Life, skip=("bars",), ranks=(list[RANK], ...))
 FACTS: Any = _model(Facts)

@@ -48,7 +48,7 @@ function listen() {
     for (const job of changed) jobs.set(job.name, job);
     at("news").textContent = problem || "Live";
     showList();
-    if (changed.some((job) => job.name === chosen)) showJob();
+    if (changed.some((job) => job.name === chosen.split(".")[0])) showJob();
   });
 }
 
@@ -76,9 +76,16 @@ function row(job) {
 
 // ---- one job
 
+function find(name) { // a job, or the task of an array: what they have in common is the array's
+  const job = jobs.get(name.split(".")[0]);
+  if (job?.name === name) return job;
+  const task = job?.tasks.find((one) => one.name === name);
+  return task && { ...job, ...task, tasks: [] };
+}
+
 function choose() {
   const name = location.hash.slice(1);
-  if (!/^ir-[0-9a-f]{10}$/.test(name) || name === chosen) return;
+  if (!/^ir-[0-9a-f]{10}(\.\d+)?$/.test(name) || name === chosen) return;
   chosen = name;
   lives = [];
   at("job").hidden = false;
@@ -93,7 +100,7 @@ function choose() {
 }
 
 function showJob() {
-  const job = jobs.get(chosen);
+  const job = find(chosen);
   at("cancel").hidden = !job || job.is_final;
   if (!job) return;
   at("headline").textContent = job.headline;
@@ -112,7 +119,23 @@ function showJob() {
   at("facts").replaceChildren(...shown);
   options(at("node"), job.nodes);
   options(at("attempt"), [...Array(job.attempt + 1).keys()].map(String));
-  showLives(chosen);
+  at("ranks-title").textContent = job.tasks.length ? "Tasks" : "Ranks";
+  if (job.tasks.length) showTasks(job.tasks);
+  else showLives(chosen);
+}
+
+function showTasks(tasks) {
+  const focused = document.activeElement?.getAttribute("href");
+  const table = make("table");
+  table.append(...tasks.map((task) => {
+    const made = make("tr");
+    const name = make("td");
+    name.append(make("a", task.name, { href: `#${task.name}` }));
+    made.append(name, make("td", task.headline, { class: `state ${task.state}` }), make("td", task.reason));
+    return made;
+  }));
+  at("runs").replaceChildren(table);
+  if (focused) [...table.querySelectorAll("a")].find((link) => link.getAttribute("href") === focused)?.focus();
 }
 
 function options(select, values) {
@@ -234,7 +257,7 @@ function write(whole) {
 
 function written(text) {
   const plain = text.replace(/\x1b\[[0-?]*[ -/]*[@-~]/g, ""); // a terminal's colours
-  const label = /^\[[^\]]*\] /.exec(plain)?.[0] ?? "";
+  const label = /^(\[task \d+\] )?\[[^\]]*\] |^\[task \d+\] /.exec(plain)?.[0] ?? "";
   const made = make("div", undefined, plain.startsWith("infini-run: ") ? { class: "ours" } : {});
   made.append(make("span", label, { class: "label" }), plain.slice(label.length) || "\u00a0");
   return made;
