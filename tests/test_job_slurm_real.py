@@ -458,8 +458,10 @@ def test_cancel_of_an_array_gives_its_tasks_their_grace(queue, bell):
 def test_a_task_is_run_again_by_itself(queue, words):
     """Without restarts as an array of that one task, for Slurm may not requeue it."""
     script = "echo run $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85"
-    name = queue.submit(*ALONE, *words, "--array=0-1", "--", "sh", "-c", script)
+    two = ("--slots=2", "--slots_per_node=1", "--slot_type=cpu")
+    name = queue.submit(*two, *words, "--array=0-1", "--", "sh", "-c", script)
     status = queue.wait(name)
     assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
     assert (status["tasks"][1]["id"] == f"{status['id']}_1") is bool(words)
-    assert [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")] == ["run 0", "run 1"]
+    assert status["shape"] == "2 tasks x 2 nodes x 1 cpu"
+    assert [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")] == ["run 0"] * 2 + ["run 1"] * 2

@@ -253,6 +253,7 @@ def _outside(status: Status) -> list[str]:
     from infini_run.jobs.folder import Folder
     from infini_run.jobs.state import said_outside
 
+    status = next((task for task in status.tasks if task.task == status.task), status)
     if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
         return []
     lines = [line for line in dict.fromkeys(said_outside(Folder(status.folder))) if line not in status.reason]
@@ -312,7 +313,8 @@ class _Waiting:
 
     def tell(self, status: Status) -> None:
         text = ""
-        if status.state == "QUEUED" and not status.is_final:
+        has_begun = bool(status.tasks) and status.attempt >= 0  # of an array some task always waits
+        if status.state == "QUEUED" and not status.is_final and not has_begun:
             text = f"{status.name} waits in the queue"
             text += f": {status.reason}" if status.reason else ""
             text += f" ({status.hold}: {status.advice})" if status.advice else ""

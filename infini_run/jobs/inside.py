@@ -13,13 +13,13 @@ import os
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
+from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
 from infini_run.head import Head
 from infini_run.hostlist import Host
 from infini_run.jobs.array import whole_id
 from infini_run.jobs.deadline import NEVER, Alarm, Outside, slurm_id
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, TIMED_OUT, WARNED
+from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.jobs.folder import Order
-    from infini_run.jobs.scheduler import Scheduler
     from infini_run.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
@@ -257,12 +256,16 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
         why = wants_again(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
             if ending.state == PREEMPTED and job.request.restarts:
-                _keep_out(folder, job, environ)
+                from infini_run.jobs.requeue import keep_out
+
+                keep_out(folder, job, _with_programs(environ), say=_say)
             return _end(folder, ending)
         _say(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in _ENGINES:
-            problem = _requeue(folder, job, environ)
+            from infini_run.jobs.requeue import requeue
+
+            problem = requeue(folder, job, _with_programs(environ), say=_say)
             return ending.code if problem is None else _end(folder, _with(ending, problem))
 
 
@@ -314,48 +317,6 @@ def _unwanted(folder: Folder, number: int) -> Ending:
     earlier = folder.ending(number - 1)
     state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
     return Ending(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
-
-
-def _keep_out(folder: Folder, job: Order, environ: Mapping[str, str]) -> None:
-    """Preempted once more than it is to be run again: the scheduler must not queue it again by itself."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        _scheduler(folder, job, environ).cancel(folder.id)
-    except (UsageError, QueryError) as error:
-        _say(f"it may be queued again: {error}")  # then it ends when it begins
-
-
-def _scheduler(folder: Folder, job: Order, environ: Mapping[str, str]) -> Scheduler:
-    """Raises UsageError, QueryError."""
-    from infini_run.jobs.choice import find_scheduler
-
-    return find_scheduler(job.request.scheduler, folder.home, _with_programs(environ))
-
-
-def _requeue(folder: Folder, job: Order, environ: Mapping[str, str]) -> InfiniRunError | None:
-    """Have it run again: by its id, or as a new one of the same name. Why not, or None."""
-    # the TERM that a requeue sends us must not end the command that asks for it: then nobody would know
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        scheduler = _scheduler(folder, job, environ)
-        if not scheduler.requeue(folder.id):
-            from infini_run.jobs.submit import hand_over
-
-            if scheduler.name == "pbs" and isinstance(folder, Task):
-                from infini_run.jobs.script import render_task
-
-                with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
-                    folder.write_script(render_task(file.read(), folder.index))
-            folder.write_id(
-                hand_over(scheduler, folder.script, folder.name, say=_say, folder=folder, before=folder.id)
-            )
-    except SubmitError as error:
-        if error.kind != TIMED_OUT:
-            return error
-        _say(f"it may be queued again: {error}")  # the scheduler knows, and who asks for its state asks that one
-    except (UsageError, QueryError) as error:
-        return error
-    return None
 
 
 def main() -> None:

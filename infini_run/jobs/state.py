@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
-_WITHOUT = "its array is there without it: it was cancelled while it waited"
+_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
@@ -241,11 +241,9 @@ def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: flo
     if status.is_final or (asked_id and status.id != asked_id):
         return status
     answer = seen.get(folder.name)
-    if answer is None and status.attempt < 0 and isinstance(folder, Task) and folder.array.name in seen:
-        # its array is there without it: Slurm tells no more of a task that was cancelled while it waited
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=_WITHOUT), now_s)
     if answer is None:
-        return _missing(folder, status, now_s)
+        is_left_out = isinstance(folder, Task) and folder.array.name in seen and status.attempt < 0
+        return _missing(folder, status, now_s, is_left_out)
     if not answer.state:
         return replace(status, news=answer.reason)
     status = replace(status, id=answer.id)
@@ -289,12 +287,14 @@ def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
-def _missing(folder: Folder, status: Status, now_s: float) -> Status:
-    """The scheduler does not know it (any more)."""
+def _missing(folder: Folder, status: Status, now_s: float, is_left_out: bool) -> Status:
+    """The scheduler does not know it (any more). is_left_out: its array it knows: Slurm tells no more of a task that
+    was cancelled while it waited."""
     if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
         return _settle(folder, status, now_s, replaces=True)
-    if folder.is_cancelled:
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+    if folder.is_cancelled or is_left_out:
+        reason = "it was cancelled" if folder.is_cancelled else _LEFT_OUT
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=reason), now_s)
     has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
     if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
         return status

@@ -1,0 +1,59 @@
+"""A job that runs has itself queued again, or kept from it. Of an array that is one task.
+
+The one rule: the TERM that Slurm sends us then must not end the command that asks: what became of it nobody would
+know.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.scheduler import TIMED_OUT
+from infini_run.jobs.task import Task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.jobs.folder import Folder, Order
+    from infini_run.jobs.scheduler import Scheduler
+
+
+def keep_out(folder: Folder, job: Order, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+    """Preempted once more than it is to be run again: the scheduler must not queue it again by itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        find_scheduler(job.request.scheduler, folder.home, environ).cancel(folder.id)
+    except (UsageError, QueryError) as error:
+        say(f"it may be queued again: {error}")  # then it ends when it begins
+
+
+def requeue(
+    folder: Folder, job: Order, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> InfiniRunError | None:
+    """Have it run again: by its id, or as a new one of the same name. Why not, or None."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        scheduler = find_scheduler(job.request.scheduler, folder.home, environ)
+        if not scheduler.requeue(folder.id):
+            folder.write_id(_hand_over(folder, scheduler, say))
+    except SubmitError as error:
+        if error.kind != TIMED_OUT:
+            return error
+        say(f"it may be queued again: {error}")  # the scheduler knows, and who asks for its state asks that one
+    except (UsageError, QueryError) as error:
+        return error
+    return None
+
+
+def _hand_over(folder: Folder, scheduler: Scheduler, say: Callable[[str], None]) -> str:
+    """As a new job. Raises SubmitError."""
+    from infini_run.jobs.script import render_task
+    from infini_run.jobs.submit import hand_over
+
+    if scheduler.name == "pbs" and isinstance(folder, Task):
+        with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
+            folder.write_script(render_task(file.read(), folder.index))
+    return hand_over(scheduler, folder.script, folder.name, say=say, folder=folder, before=folder.id)
