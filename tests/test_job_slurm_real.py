@@ -428,11 +428,12 @@ def test_an_array_runs_so_many_tasks_at_a_time(queue, bell, turnstile):
     number = status["id"]
     assert [task["id"] for task in status["tasks"]] == [f"{number}_{k}" for k in range(0, 20, 2)]
     assert [task["state"] for task in status["tasks"][3:]] == ["QUEUED"] * 7
-    assert (status["tasks"][9]["reason"], status["tasks"][9]["hold"]) == ("JobArrayTaskLimit", "waiting")
+    until(lambda: queue.status(f"{name}.18")["headline"] == "QUEUED JobArrayTaskLimit")
+    assert queue.status(f"{name}.18")["hold"] == "waiting"
     assert queue.call("cancel", f"{name}.16").returncode == 0
-    assert queue.status(f"{name}.16")["headline"] == "CANCELLED"
     subprocess.run(["scancel", f"{number}_14"], env=queue.env, check=True)
-    until(lambda: queue.status(f"{name}.14")["headline"] == "CANCELLED")
+    for index in (14, 16):
+        assert queue.wait(f"{name}.{index}")["headline"] == "CANCELLED"
     for _ in range(8):
         turnstile.ring("")
     assert waiting.wait() == 7

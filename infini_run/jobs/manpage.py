@@ -22,12 +22,13 @@ nothing needs root: a job is a directory. On the nodes infini-run(1) starts, wat
 """
 _FILES = """\
 ~/.infini-run/jobs has a directory for each job, which its owner alone can read: request.json, job.sh, env, id, exit,
-and for each run 0/log, 0/phase, 0/first_failure and 0/report.json.
+and for each run 0/log, 0/phase, 0/first_failure and 0/report.json. Of an array each task has its own, in task/K.
 """
 _ENVIRONMENT = """\
 INFINI_JOB_SLOTS stands for --slots, and so on. Ranks find INFINI_JOB_NAME, INFINI_JOB_ATTEMPT (0, and one more
-for each restart) and INFINI_JOB_FOLDER. All variables of who submits go with a job, but for those of schedulers
-(SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
+for each restart) and INFINI_JOB_FOLDER; those of an array also INFINI_JOB_TASK and INFINI_JOB_TASKS, the index of
+their task and how many there are, and in INFINI_JOB_NAME that task. All variables of who submits go with a job, but
+for those of schedulers (SLURM_, SBATCH_, SRUN_, SALLOC_, PBS_) and those that name devices.
 """
 
 

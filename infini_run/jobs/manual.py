@@ -47,6 +47,7 @@ and its name in capitals. Variables INFINI_RUN_... of the job's environment are
 flags of infini-run, which runs its ranks.
 """
 STATES_TEXT = """\
+JOB is a name such as ir-7f3a91c2e4; ir-7f3a91c2e4.4 is task 4 of an array.
 States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
 WARNED (the limit is near), SUSPENDED, COMPLETED, FAILED (code, node and rank
 of the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
@@ -61,7 +62,9 @@ Examples:
   infini-job submit --slots=16 --slots_per_node=8 --time=4h -- python train.py
   infini-job submit --scheduler=local --slots=2 --wait -- python train.py
   infini-job submit --slots=16 --warn=5m --restarts=3 --print -- ./train
+  infini-job submit --array=0-9%3 -- sh -c './train --seed=$INFINI_JOB_TASK'
   infini-job logs -f ir-7f3a91c2e4
+  infini-job logs --task=4 --rank=0 ir-7f3a91c2e4
   infini-job status --json
 """
 
