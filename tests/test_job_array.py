@@ -10,6 +10,9 @@ import pytest
 from conftest import until
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.command import Said
+from infini_run.jobs.slurm import Slurm
+from infini_run.jobs.slurm_words import advised
 
 LISTS = [
     ("0-3", (0, 1, 2, 3), 0, "0-3"),
@@ -58,6 +61,36 @@ def test_a_task_is_known_by_our_name_and_by_theirs():
     assert members("n", "12[3].head") == [("n.3", "12[3].head")]
     assert members("n", "12[].head") == [("n", "12[].head")]
     assert members("n.3", "15.head") == [("n.3", "15.head")]
+
+
+def test_what_slurm_says_of_an_array_is_said_of_each_of_its_tasks(tmp_path):
+    """Slurm 22.05.8: squeue and sacct of an array of which some tasks wait, one of which was cancelled (16)."""
+    said = {
+        "squeue": "n|1_[8-14:2,20%2]|PENDING|JobArrayTaskLimit|\nn|1_4|RUNNING|None|node1\n"
+        "n|2_0|FAILED|NonZeroExitCode|node1",
+        "sacct": "n|1_6|CANCELLED by 0|0:0|node1\nn|1_[16,18%2]|CANCELLED by 0|0:0|None assigned",
+    }
+    for name, text in said.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho $SLURM_BITSTR_LEN $* >>{tmp_path}/asked\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = Slurm({**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    names = [f"n.{index}" for index in range(0, 22, 2)]
+    found = slurm.query(names, {name: f"1_{name[2:]}" for name in names})
+    assert {name: (found[name].id, found[name].state) for name in names if name in found} == {
+        "n.0": ("2_0", "FAILED"), "n.4": ("1_4", "RUNNING"), "n.6": ("1_6", "CANCELLED"), "n.8": ("1_8", "QUEUED"),
+        "n.10": ("1_10", "QUEUED"), "n.12": ("1_12", "QUEUED"), "n.14": ("1_14", "QUEUED"),
+        "n.16": ("1_16", "CANCELLED"), "n.18": ("1_18", "CANCELLED"), "n.20": ("1_20", "QUEUED"),
+    }  # fmt: skip
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert all(line.startswith("0 ") for line in asked)
+    assert "--name=n --format" in asked[0]
+    assert "--jobs=1 " in asked[1]
+
+
+def test_a_cluster_that_takes_fewer_tasks_says_where_that_stands():
+    said = Said(code=1, out="", error="sbatch: error: Batch job submission failed: Invalid job array specification\n")
+    assert advised(said).endswith("Invalid job array specification; the cluster has another MaxArraySize: "
+                                  "`scontrol show config` says up to which index")  # fmt: skip
 
 
 # ---- on this machine

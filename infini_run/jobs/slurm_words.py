@@ -85,6 +85,7 @@ _ADVICE = {
     "Requested time limit is invalid": "ask for less --time, or for another --pool",
     "Memory specification": "no node of the pool has so much memory",
     "Node count specification": "ask for fewer nodes, or for another --pool",
+    "Invalid job array": "the cluster has another MaxArraySize: `scontrol show config` says up to which index",
     "Invalid feature": "no node has what --constraint asks for; `sinfo -o '%P %f'` lists what they have",
     "Invalid node name": "`sinfo -N` lists the nodes",
     "reservation is invalid": "`scontrol show reservation` lists them",

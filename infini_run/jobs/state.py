@@ -127,19 +127,11 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
         one = max(tasks, key=lambda task: task.since_s)
     blamed = one.task if bad and one.state != CANCELLED else -1
     return replace(
-        one,
-        name=about.name,
-        id=about.id,
-        shape=about.shape,
-        folder=about.folder,
-        reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
-        attempt=max(task.attempt for task in tasks),
-        nodes=(),
+        one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=blamed,
+        tasks=tuple(tasks), reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
+        attempt=max(task.attempt for task in tasks), is_told=any(task.is_told for task in live),
         news=next((task.news for task in tasks if task.news), ""),
-        is_told=any(task.is_told for task in live),
-        task=blamed,
-        tasks=tuple(tasks),
-    )
+    )  # fmt: skip
 
 
 def look(
