@@ -53,6 +53,9 @@ VENDORS = (
 )
 
 
+_OF_WSL = "/dev/dxg"  # all that NVIDIA's driver has there
+
+
 @record
 class Found:
     """The accelerators of one vendor that we may use. variable: what shows a rank its own; `inherited` is what it
@@ -92,7 +95,7 @@ def find(environ: Mapping[str, str], root: str = "") -> Found:
 
 def may_have_gpus(root: str = "") -> bool:
     """Whether a driver's file is there: for those who need not know for sure, and would pay for importing pynvml."""
-    return any(os.path.exists(root + vendor.file) for vendor in VENDORS)
+    return any(os.path.exists(root + file) for file in (*(vendor.file for vendor in VENDORS), _OF_WSL))
 
 
 def module_of(vendor: Vendor) -> Any:

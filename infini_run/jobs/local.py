@@ -33,12 +33,12 @@ class Local:
 
     def facts(self) -> Facts:
         """This machine, as one node of one pool."""
-        from infini_run.devices import find
+        from infini_run.devices import find, may_have_gpus
         from infini_run.errors import DeviceError
         from infini_run.version import VERSION
 
         try:
-            gpus = len(find(self._environ).gpus)
+            gpus = len(find(self._environ).gpus) if may_have_gpus() else 0  # pynvml takes 20 ms to say so
         except DeviceError:
             gpus = 0
         memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
