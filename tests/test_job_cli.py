@@ -7,12 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import _cffi_backend
 import pytest
 from batch import COMMANDS
 from conftest import LIMIT_S
 from window import Window
 
+import infini_run
 from infini_run.jobs.change import is_others, kind_of
 from infini_run.jobs.deadline import NEVER, parse
 from infini_run.jobs.folder import Ending
@@ -218,6 +221,27 @@ def test_a_warning_before_no_limit_of_a_queue_is_told(local, pbs_queue):
     assert done.stderr == "infini-job: --warn has no effect: nothing limits a job of workq but --time\n"
     pbs_queue.set(pools={"workq": {"resources_default": {"walltime": "01:00:00"}}})
     assert local.call(*words, env=pbs_queue.env).stderr == ""
+
+
+SLOW = {"site", "enum", "signal", "re", "json", "subprocess", "socket", "shutil", "tempfile", "threading", "shlex",
+        "ctypes", "contextlib", "typing", "dataclasses", "pathlib"}  # fmt: skip
+SUBMIT = ("submit", "--scheduler=pbs", "--slot_type=cpu", "--print", "--", "true")
+
+
+@pytest.mark.parametrize("words", [
+    ("infini_run/jobs/start.py", "/no/such/job"),
+    ("-c", "from infini_run.jobs.cli import main; main()", *SUBMIT),
+], ids=["inside", "submit"])  # fmt: skip
+def test_what_starts_a_job_imports_nothing_that_is_slow(pbs_queue, tmp_path, words):
+    """Without site, as bin/infini-job and a job's script do it: they stand before a rank's first line."""
+    root = Path(infini_run.__file__).parent.parent
+    found = f"{root}:{Path(_cffi_backend.__file__).parent}"
+    env = {**pbs_queue.env, "PYTHONPATH": found, "INFINI_JOB_DIR": str(tmp_path)}
+    argv = [sys.executable, "-S", "-X", "importtime", *words]
+    done = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, check=False)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert {"infini_run.errors", "infini_run.shell"} <= loaded, done.stderr
+    assert not SLOW & loaded
 
 
 def test_all_that_is_wrong_is_told_at_once(slurm_queue, local):
