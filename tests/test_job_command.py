@@ -38,6 +38,29 @@ def test_it_gets_the_environment_that_was_given_and_no_stdin():
     assert said.out == "1\n"
 
 
+def test_it_gets_no_descriptor_of_its_caller():
+    """qsub leaves a daemon behind, which would hold a pipe of ours open."""
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    try:
+        assert sh("ls /proc/$$/fd").out.split() == ["0", "1", "2"]
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_it_is_answered_where_our_own_stdio_is_closed():
+    code = (
+        "import os\nfrom infini_run.jobs.command import ask\n"
+        "words = ['sh', '-c', 'read line; echo out $line; echo error >&2; ls /proc/$$/fd']\n"
+        "said = ask(words, os.environ, given='in')\n"
+        "open('/proc/self/fd/9', 'w').write(repr((said.code, said.out.split(), said.error)))"
+    )
+    words = ["sh", "-c", 'exec "$@" 9>&1 <&- >&- 2>&-', "sh", sys.executable, "-c", code]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout == "(0, ['out', 'in', '0', '1', '2'], 'error\\n')"
+
+
 def test_what_is_too_slow_is_killed_with_all_that_it_has_started(bell):
     said = sh(f"sleep 1000 & echo $! >{bell.path}; echo so far; wait", 0.5)
     (pid,) = map(int, bell.hear(1))

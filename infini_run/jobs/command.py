@@ -86,7 +86,7 @@ def above_stdio(fd: int) -> int:
 def _inherited() -> list[int]:
     """What our caller has left open for what it starts, and is nobody's business: qsub may leave a daemon behind."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else map(str, range(3, 256)):
         try:
             if os.get_inheritable(int(name)):
                 found.append(int(name))
