@@ -159,7 +159,7 @@ def test_process_limit_walked_one_by_one_starts_all_or_leaves_none(launch, every
     codes, most = [], launch.ranks + 8
     for n in range(1, most):
         under = (*unprivileged(40000 + os.getpid() % 20000), "prlimit", f"--nproc={n}:{n}")
-        command = launch("sleep", "0.01", under=under)
+        command = launch("sleep", "1", under=under)  # all of them at once, however slowly they start
         codes.append(command.wait())
         assert not marked()
         if codes[-1]:
