@@ -13,13 +13,14 @@ from _imp import extension_suffixes
 from posix import F_OK, access  # built in: `os` may not be there yet
 
 if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_suffixes()):
-    from infini_run.clone import give_way
+    from infini_run.source_checkout import give_way
 
     give_way(__path__[0])
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
+    from infini_run.api import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
     from infini_run.crews.handle import LaunchHandle
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from infini_run.group import Event
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.state import Status
-    from infini_run.launch import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.look import Look
     from infini_run.receiver import Receiver
     from infini_run.report import Exit, Report
@@ -114,7 +114,7 @@ __all__ = [
     "this_worker",
 ]
 
-_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "launch", "Report": "report", "Look": "look"}
+_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "api", "Report": "report", "Look": "look"}
 _HOMES |= {"Receiver": "receiver", "Sender": "sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
@@ -122,16 +122,16 @@ _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.state"}
-_HOMES |= {"launch_local": "launch", "launch_multi_node": "launch", "run": "launch"}
+_HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
 
 
 def __getattr__(name: str) -> object:
+    if name != "channel" and name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name == "channel":
         return import_module(f"{__name__}.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
 
 

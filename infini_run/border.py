@@ -10,7 +10,7 @@ import os
 
 from infini_run.errors import LinkError
 from infini_run.frame import unpack_json
-from infini_run.kind import MAX_INT, MOST_RANKS
+from infini_run.value_types import MAX_INT, MOST_RANKS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

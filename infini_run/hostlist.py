@@ -11,8 +11,8 @@ The grammar of node lists is Slurm's (`scontrol show hostnames`), leading zeros 
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.kind import MAX_INT, MOST_RANKS, number
 from infini_run.record import record, replace
+from infini_run.value_types import MAX_INT, MOST_RANKS, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost, UsageError
-from infini_run.kind import MAX_INT
 from infini_run.reach import complaint
+from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ what it is given and says what to use.
 
 from __future__ import annotations
 
-from infini_run import kind
+from infini_run import value_types
 from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
 
 TYPE_CHECKING = False
@@ -147,16 +147,16 @@ def _refused_switch(name: str, use: str) -> Flag:
 
 # fmt: off
 FLAGS = (
-    _row("job", "nnodes", kind.node_count, 1, "N", "how many nodes"),
-    _row("job", "nproc_per_node", kind.proc_count, 1, "N|auto|gpu|cpu",
+    _row("job", "nnodes", value_types.node_count, 1, "N", "how many nodes"),
+    _row("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
          "auto: gpu where there is one, else cpu"),
-    _row("job", "node_rank", kind.whole(0), 0, "N", "which node this is, from 0"),
-    _row("job", "rdzv_endpoint", kind.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
+    _row("job", "node_rank", value_types.whole(0), 0, "N", "which node this is, from 0"),
+    _row("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
          "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
          shown="127.0.0.1:29500"),
-    _row("job", "master_addr", kind.address, "127.0.0.1", "HOST", "the same host, on its own"),
-    _row("job", "master_port", kind.port, 29500, "PORT", "the same port, on its own"),
+    _row("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "the same host, on its own"),
+    _row("job", "master_port", value_types.port, 29500, "PORT", "the same port, on its own"),
     switch("standalone", "job", "one node and a free port"),
     _row("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
          shown="none", aliases=("rdzv_id",)),
@@ -177,18 +177,20 @@ FLAGS = (
     _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
     _row("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
          shown="the same path as here"),
-    _row("where", "link_port", kind.port, 0, "PORT",
+    _row("where", "link_port", value_types.port, 0, "PORT",
          "where the head listens, where nodes dial; by hand, with INFINI_RUN_TOKEN, the port after the rendezvous "
          "endpoint's", shown="a free one"),
     _row("where", "link_address", plain, "", "ADDR|INTERFACE",
          "the one address that the head listens on for the nodes, or the interface that has it", shown="all"),
-    _row("where", "join_timeout", kind.duration, 300.0, "TIME", "how long to wait for all nodes to come", shown="5m"),
-    _row("where", "node_timeout", kind.duration, 10.0, "TIME", "after so much silence a node is lost", shown="10s"),
+    _row("where", "join_timeout", value_types.duration, 300.0, "TIME",
+         "how long to wait for all nodes to come", shown="5m"),
+    _row("where", "node_timeout", value_types.duration, 10.0, "TIME",
+         "after so much silence a node is lost", shown="10s"),
     _row("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),
 
-    _row("devices", "gpus_per_proc", kind.whole(0), 0, "N",
+    _row("devices", "gpus_per_proc", value_types.whole(0), 0, "N",
          "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
          "ASCEND_RT_VISIBLE_DEVICES) alone"),
     _choice("devices", "bind", ("none", "numa", "socket", "cores"),
@@ -196,7 +198,7 @@ FLAGS = (
             "that node's socket, or whole cores of its own"),
     Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
          negated="off", help="look first who has memory on the GPUs of this job: tell it, or start nothing then"),
-    _row("devices", "omp_num_threads", kind.thread_count, 0, "N|auto",
+    _row("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
          "OMP_NUM_THREADS where it is not set; auto: cores / processes, or those that a process is bound to, "
          "with more than one process",
          shown="auto"),
@@ -209,37 +211,37 @@ FLAGS = (
             "how output is shown: inherit: each process writes itself; lines: whole lines as they are, which "
             "never mix; prefix: lines marked [rank 3]; auto: prefix with --log_dir, --tee and from other nodes, "
             "inherit for one process, a terminal and /dev/null, else lines", shown="auto"),
-    _row("output", "ranks_on_console", kind.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
-    _row("output", "stdin", kind.stdin_reader, 0, "rank0|all|none|N",
+    _row("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
+    _row("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
          "who reads this terminal's input; the others read /dev/null", shown="rank0"),
-    _row("output", "redirects", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
+    _row("output", "redirects", value_types.streams, value_types.StreamMap(), "0-3|RANK:0-3,...",
          "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only; "
          "--log_dir=/dev/null drops them",
          shown="0", aliases=("r",)),
-    _row("output", "tee", kind.streams, kind.StreamMap(), "0-3|RANK:0-3,...",
+    _row("output", "tee", value_types.streams, value_types.StreamMap(), "0-3|RANK:0-3,...",
          "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
-    _row("output", "local_ranks_filter", kind.ranks, None, "all|0,4-7",
+    _row("output", "local_ranks_filter", value_types.ranks, None, "all|0,4-7",
          "as torchrun: the local ranks whose output is shown", shown="all"),
 
-    _row("ending", "grace", kind.duration, None, "TIME",
+    _row("ending", "grace", value_types.duration, None, "TIME",
          "time from the stop signal to KILL: 10, 10s, 500ms, 2m; where it is given, on every path",
          shown="25s when a signal told us to stop, else 10s", aliases=("shutdown_timeout",)),
-    _row("ending", "stop_signal", kind.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
+    _row("ending", "stop_signal", value_types.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
          shown="TERM"),
     _choice("ending", "stop_scope", ("group", "leader", "mixed"),
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
-    _row("ending", "max_restarts", kind.whole(0), 0, "N",
+    _row("ending", "max_restarts", value_types.whole(0), 0, "N",
          "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
          "exit code is 126 or 127"),
-    _row("ending", "restart_delay", kind.duration, 1.0, "TIME",
+    _row("ending", "restart_delay", value_types.duration, 1.0, "TIME",
          "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
-    _row("ending", "restart_window", kind.timeout, 0.0, "TIME|off",
+    _row("ending", "restart_window", value_types.timeout, 0.0, "TIME|off",
          "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
-    _row("ending", "ready_timeout", kind.timeout, 0.0, "TIME|off",
+    _row("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
          "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
-    _row("ending", "hang_timeout", kind.timeout, 0.0, "TIME|off",
+    _row("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
          "a process hangs when it gives no sign of life for so long: no WATCHDOG=1, where it ever told its "
          "NOTIFY_SOCKET one; else no output that we carry and no use of the CPU, which is seen after once to "
          "twice that time",

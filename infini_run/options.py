@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.flags import COMMAND_LINE, parse
-from infini_run.kind import MAX_INT, NO_PORT, StreamMap
 from infini_run.option_table import DEFAULTS, GRACES_S, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
+from infini_run.value_types import MAX_INT, NO_PORT, StreamMap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ sees `base environment - names we set + plan.env (the same for all) + worker.env
 from __future__ import annotations
 
 from infini_run.errors import NO_MEMORY, StartError, UsageError
-from infini_run.kind import STDERR, STDOUT, streams_of
 from infini_run.record import record, replace
+from infini_run.value_types import STDERR, STDOUT, streams_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.hostlist import Host, expand, quoted, repeats
-from infini_run.kind import MAX_INT, number
 from infini_run.record import record
+from infini_run.value_types import MAX_INT, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import os
 
 from infini_run.error_file import read_error_file
 from infini_run.errors import UsageError, printable
-from infini_run.kind import number
 from infini_run.record import record, replace
+from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

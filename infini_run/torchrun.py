@@ -6,7 +6,7 @@ docs/torchrun.md is the table for people.
 
 from __future__ import annotations
 
-from infini_run import kind
+from infini_run import value_types
 from infini_run.errors import UsageError
 from infini_run.flags import quote
 from infini_run.record import replace
@@ -39,7 +39,7 @@ def _join_timeout(text: str) -> float | None:
         name, _, value = part.partition("=")
         if name.strip() == "join_timeout":
             try:
-                found = kind.duration(value.strip())
+                found = value_types.duration(value.strip())
             except ValueError as error:
                 raise ValueError(f"join_timeout: {error}") from None
     return found
@@ -50,7 +50,7 @@ def signals_to_handle(text: str) -> str:
     for name in text.split(","):
         if name.strip():
             try:
-                kind.stop_signal(name.strip())
+                value_types.stop_signal(name.strip())
             except ValueError:
                 raise ValueError(
                     f"{quote(name.strip())} is no signal that can be handled; TERM, INT and QUIT stop the job; "
@@ -60,8 +60,8 @@ def signals_to_handle(text: str) -> str:
 
 
 KINDS: dict[str, Callable[[str], object]] = {
-    "local_addr": kind.address,
-    "monitor_interval": kind.duration,
+    "local_addr": value_types.address,
+    "monitor_interval": value_types.duration,
     "rdzv_conf": rdzv_conf,
     "signals_to_handle": signals_to_handle,
 }

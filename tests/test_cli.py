@@ -293,7 +293,7 @@ PLAIN = {
             "errors",
             "flags",
             "group",
-            "kind",
+            "value_types",
             "node",
             "option_table",
             "options",

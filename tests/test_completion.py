@@ -13,8 +13,8 @@ from window import Window
 
 from infini_run.completion import SHELLS, kind, script, values
 from infini_run.flags import GRAMMAR, Flag
-from infini_run.kind import whole
 from infini_run.option_table import FLAGS
+from infini_run.value_types import whole
 
 ROOT = Path(__file__).parents[1]
 SHARE = ROOT / "share"

@@ -79,7 +79,7 @@ def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     allowed |= {"IndexError", "KeyError"}  # LaunchResult is looked into as Python's own sequences and mappings are
     allowed |= {"Forked", "Refused"}  # fork.py's and forked.py's own: no user sees them
     allowed |= {"Busy", "NotThere"}  # serve's own, each of them a problem+json
-    allowed |= {"ImportError"}  # a clone without its core cannot be imported: clone.py
+    allowed |= {"ImportError"}  # a clone without its core cannot be imported: source_checkout.py
     allowed |= {"NoGpus"}  # a vendor's module to devices.py, which asks the next vendor
     for path in Path(infini_run.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -392,7 +392,7 @@ WRITERS = {
         outlet.close()
     """,
     "what we say": """
-        from infini_run.launch import say
+        from infini_run.api import say
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)

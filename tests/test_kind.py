@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.kind import MAX_INT, STDERR, STDOUT, duration, streams_of
 from infini_run.options import resolve
+from infini_run.value_types import MAX_INT, STDERR, STDOUT, duration, streams_of
 
 
 def options(*argv, **environ):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import infini_run
 from infini_run.errors import UsageError
 from infini_run.flags import GRAMMAR
-from infini_run.kind import MAX_INT, StreamMap
 from infini_run.option_table import FLAGS, GROUPS, PREFIXES, TABLE
 from infini_run.options import Options, resolve
 from infini_run.record import fields, replace
+from infini_run.value_types import MAX_INT, StreamMap
 
 DESIGN = [
     *(
@@ -456,5 +456,5 @@ print(*sys.modules)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint(heavy)
     assert {name for name in loaded if name.startswith("infini_run.")} == {
-        f"infini_run.{name}" for name in ("errors", "flags", "kind", "option_table", "options", "record")
+        f"infini_run.{name}" for name in ("errors", "flags", "value_types", "option_table", "options", "record")
     }

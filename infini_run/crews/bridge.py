@@ -11,12 +11,12 @@ from _functools import partial
 from collections import deque
 from threading import Condition
 
+from infini_run.api import has_own_stderr, say
 from infini_run.crews.attempt import attempt
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.head import Head
-from infini_run.launch import has_own_stderr, say
 from infini_run.plain import record_of
 from infini_run.poller import READ, Poller
 from infini_run.report import Exit, describe_end

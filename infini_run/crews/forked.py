@@ -15,12 +15,12 @@ import time
 from _thread import RLock
 from warnings import warn
 
+from infini_run.api import read_flags
 from infini_run.crews.runner import ExecSpawner, Gang, python_command
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.forks import forget_in_children
 from infini_run.group import Event
-from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
 from infini_run.plan import make_plan

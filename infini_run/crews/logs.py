@@ -48,7 +48,7 @@ def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None 
     of `logger`."""
     _, error = attempt(_hand_over, body, rank, host, logger)
     if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
-        from infini_run.launch import say  # not in a worker, which has no use for it
+        from infini_run.api import say  # not in a worker, which has no use for it
 
         say(f"a logging handler raised {type(error).__name__}: {error}")
 

@@ -11,12 +11,12 @@ import os
 import sys
 from collections import deque
 
+from infini_run.api import read_flags
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
 from infini_run.forks import forget_in_children
 from infini_run.group import forking
 from infini_run.interpreter import inherited_flags, own_path
-from infini_run.launch import read_flags
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
 from infini_run.record import replace

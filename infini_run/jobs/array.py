@@ -5,8 +5,8 @@ The one rule: a task of the array NAME is NAME.K, whatever its scheduler calls i
 
 from __future__ import annotations
 
-from infini_run.kind import number
 from infini_run.record import record
+from infini_run.value_types import number
 
 MOST = 1000  # the last index that Slurm takes where nobody has set MaxArraySize (1001)
 _FORM = f"indices from 0 to {MOST} are allowed, such as 0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"

@@ -9,7 +9,7 @@ from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
 from infini_run.jobs.array import notation
 from infini_run.jobs.image import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
-from infini_run.kind import duration, stop_signal, timeout, whole
+from infini_run.value_types import duration, stop_signal, timeout, whole
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task

@@ -36,7 +36,7 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
-from infini_run.kind import number
+from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from infini_run.jobs.array import parse
 from infini_run.jobs.request import CPU, DETERMINED
 from infini_run.jobs.user_options import NONE, VALUE, Table, read, refusals
-from infini_run.kind import number
 from infini_run.record import record
+from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

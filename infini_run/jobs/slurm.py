@@ -39,8 +39,8 @@ from infini_run.jobs.slurm_words import (
     is_unsure,
     state_of,
 )
-from infini_run.kind import number
 from infini_run.record import replace
+from infini_run.value_types import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.hostlist import Host, quoted
-from infini_run.kind import MAX_INT, number
 from infini_run.site import BATCH, Site, Surroundings, derived_port
+from infini_run.value_types import MAX_INT, number
 
 
 def detect(around: Surroundings) -> Site | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from infini_run.errors import UsageError
 from infini_run.hostlist import Host
-from infini_run.kind import MAX_INT, number
 from infini_run.record import replace
 from infini_run.site import BATCH, Site, Surroundings, derived_port
 from infini_run.sites.mpi import Words, site_of
+from infini_run.value_types import MAX_INT, number
 
 _HOSTS = "LSB_MCPU_HOSTS"
 _JSM = "JSM_NAMESPACE_"
