@@ -21,10 +21,10 @@ from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageErro
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
 from infini_run.plain import record_of, to_plain
-from infini_run.poller import READ, WRITE, Poller
 from infini_run.record import replace
 from infini_run.roster import HEADS_OWN, options_of_agents
 from infini_run.streams import Stream
+from infini_run.system.poller import READ, WRITE, Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infini_run.plan import Plan
     from infini_run.relay import Relay
     from infini_run.survey import Command
-    from infini_run.told import CtrlZ
+    from infini_run.system.signal_pipe import CtrlZ
 
 VERSION_FIELD = "version"
 _PROVE_S = 10.0  # that a handshake may take
@@ -514,7 +514,7 @@ class Agent:
 
     def _watch_ctrl_z(self) -> None:
         """Until our ranks' group has the signals: whoever stops us now would have the head give us up."""
-        from infini_run.told import CtrlZ, stop_self
+        from infini_run.system.signal_pipe import CtrlZ, stop_self
 
         ctrl_z = self._ctrl_z = CtrlZ()
 

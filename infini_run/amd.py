@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
-from infini_run.cgroup import read_text
 from infini_run.gpu import Gpu, Holder, NoGpus
 from infini_run.record import replace
+from infini_run.system.cgroup import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
 from infini_run.flags import metavar
-from infini_run.forks import forget_in_children
 from infini_run.group import Quietly, forking, write
 from infini_run.node import NodeRun
 from infini_run.option_table import TABLE
@@ -26,6 +25,7 @@ from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
 from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
+from infini_run.system.fork_hooks import forget_in_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -181,7 +181,7 @@ def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
         return
-    from infini_run.reach import complaint, read_hosts
+    from infini_run.system.addresses import complaint, read_hosts
 
     why = complaint(options.master_addr, read_hosts())
     if why:
@@ -277,7 +277,7 @@ def _say_problem(problem: str) -> None:
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:
-    from infini_run.files import write_report
+    from infini_run.system.secure_files import write_report
 
     try:
         write_report(path, content)
@@ -305,14 +305,14 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
         )
     finally:
         if folder:
-            from infini_run.files import remove_folder
+            from infini_run.system.secure_files import remove_folder
 
             remove_folder(folder)
 
 
 def _same_command() -> list[str]:
     """Ours once more. -m would look into the working directory before our first line."""
-    from infini_run.interpreter import own_python
+    from infini_run.system.interpreter import own_python
 
     words = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
     if words[-2:] != ["-m", "infini_run"]:
@@ -370,7 +370,7 @@ def _tell(text: str, *, wait_s: float | None = None) -> None:
 
 
 def _stop_fd() -> int:
-    from infini_run.told import Signals
+    from infini_run.system.signal_pipe import Signals
 
     return Signals().fd
 

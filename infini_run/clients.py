@@ -14,17 +14,17 @@ from infini_run.errors import ProgramMissing, StartError
 from infini_run.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.link import Wire
 from infini_run.plan import MARK
-from infini_run.poller import READ
 from infini_run.record import record
-from infini_run.shell import find_program
-from infini_run.shortage import explain_command
+from infini_run.system.poller import READ
+from infini_run.system.resource_limits import explain_command
+from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.engines import Engine
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 _TRIES = 5
 _RETRY_S = (0.1, 0.5)  # doubled each time: many that were refused together must not come again together

@@ -11,11 +11,11 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run import frame
 from infini_run.outlet import Outlet
-from infini_run.poller import EDGE, READ, WRITE
+from infini_run.system.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 _HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
 _LONGEST = 1 << 18  # of a line that is held for its end; agents send pieces of 64 KiB and a label as lines, at most

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 
-from infini_run.cgroup import count_cpus
 from infini_run.errors import DeviceError
 from infini_run.gpu import Gpu, NoGpus
 from infini_run.record import record
+from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

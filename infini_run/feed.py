@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infini_run.fleet import Fleet
     from infini_run.peer import Peer
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 _HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
 

@@ -9,7 +9,7 @@ from _functools import partial
 from infini_run.console import is_readable
 from infini_run.errors import LinkError
 from infini_run.peer import NEW, Census, Peer
-from infini_run.poller import READ, WRITE
+from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from infini_run.hostlist import Host
     from infini_run.link import Wire
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 
 class Fleet:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 
 from infini_run.errors import LinkError
-from infini_run.notation import dump, load
+from infini_run.system.json_codec import dump, load
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

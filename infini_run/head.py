@@ -27,13 +27,13 @@ from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missi
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.plan import spans_of
-from infini_run.poller import READ, Poller
-from infini_run.reach import read_hosts
 from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report import Report, duration_text, signal_name
 from infini_run.roster import HAND, HEADS_OWN, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
+from infini_run.system.addresses import read_hosts
+from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -561,7 +561,7 @@ class Head:
     def suspend(self) -> None:
         """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
         from infini_run.stand_in import StandIn
-        from infini_run.told import stop_self
+        from infini_run.system.signal_pipe import stop_self
 
         self.signal(SIGTSTP)
         wires = [peer.wire for peer in self.peers if peer.wire is not None and not peer.wire.has_ended]

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.files import append_text
 from infini_run.look import Look
-from infini_run.process import pictures
 from infini_run.pyspy import Dumps, find_pyspy
 from infini_run.record import record, replace
+from infini_run.system.procfs import pictures
+from infini_run.system.secure_files import append_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.group import Entry, Group
-    from infini_run.process import Table
+    from infini_run.system.procfs import Table
 
 _RANKS = 256  # that are looked at, those that hang first
 _PYTHONS = 4  # processes of one rank that py-spy looks at

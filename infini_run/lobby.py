@@ -18,8 +18,8 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.frame import unpack_json
 from infini_run.group import forking
 from infini_run.link import Handshake
-from infini_run.poller import READ
-from infini_run.shortage import LIMITS
+from infini_run.system.poller import READ
+from infini_run.system.resource_limits import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infini_run.link import Wire
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 _PROVE_S = 10.0  # that a handshake may take
 _MOST = 256  # strangers beyond one for each node

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.process import Picture
+    from infini_run.system.procfs import Picture
 
 _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 

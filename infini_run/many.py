@@ -12,7 +12,7 @@ from infini_run.link import TOKEN, TOKEN_FILE
 from infini_run.outlet import write_all
 from infini_run.record import replace
 from infini_run.roster import HAND, Roster, options_of_agents
-from infini_run.told import STOPS, Signals
+from infini_run.system.signal_pipe import STOPS, Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     Raises UsageError before anything was started.
     """
     if options.report:
-        from infini_run.files import check_target
+        from infini_run.system.secure_files import check_target
 
         check_target("report", options.report)
     _fill_stdio()
@@ -69,7 +69,7 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
 
 
 def _write_report(path: str, report: Report, say: Callable[[str], None]) -> None:
-    from infini_run.files import write_report
+    from infini_run.system.secure_files import write_report
 
     try:
         write_report(os.path.abspath(path), report.to_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost, UsageError
-from infini_run.reach import complaint
+from infini_run.system.addresses import complaint
 from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False

@@ -131,7 +131,7 @@ class NodeRun:
                 self._say("infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves")
 
     def _explained(self, error: StartError) -> StartError:
-        from infini_run.shortage import explain
+        from infini_run.system.resource_limits import explain
 
         return explain(error)
 
@@ -248,7 +248,7 @@ class NodeRun:
         return group.wait(timeout_s, also)
 
     def _count_oom_kills(self) -> None:
-        from infini_run.cgroup import oom_kills
+        from infini_run.system.cgroup import oom_kills
 
         self._oom_kills = oom_kills()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from infini_run.cgroup import read_text
 from infini_run.devices import module_of
 from infini_run.errors import DeviceError, printable
+from infini_run.system.cgroup import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

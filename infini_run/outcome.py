@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.cgroup import oom_kills
 from infini_run.group import STEPS, Event
 from infini_run.record import replace
 from infini_run.report import Exit, Report, Stray, signal_name
+from infini_run.system.cgroup import oom_kills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

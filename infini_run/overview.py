@@ -363,10 +363,10 @@ def open_overview(
 ) -> tuple[Overview | None, Options]:
     """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
     there is no terminal for the table. Raises UsageError: rich is missing, or the trace cannot be written."""
-    from infini_run.files import check_target
     from infini_run.record import replace
     from infini_run.seeing import check_names, open_display
     from infini_run.survey import absolute
+    from infini_run.system.secure_files import check_target
 
     check_names(options)
     path = absolute("trace", options.trace) if options.trace else ""

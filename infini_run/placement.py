@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from infini_run.cgroup import count_cpus
 from infini_run.errors import UsageError
 from infini_run.record import record, replace
+from infini_run.system.cgroup import count_cpus
 from infini_run.topology import format_list, memory_allowed, pci_node, read_topology
 
 TYPE_CHECKING = False

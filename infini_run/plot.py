@@ -51,7 +51,7 @@ def plot(target: str, sources: Sequence[str]) -> None:
 
 
 def _write(target: str, data: bytes) -> None:
-    from infini_run.files import write_whole
+    from infini_run.system.secure_files import write_whole
 
     if os.path.exists(target) and not os.path.isfile(target):
         raise UsageError(f"--plot={printable(target)} is not a regular file")

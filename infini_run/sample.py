@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from infini_run.nvidia import cards_of, processes_on
-from infini_run.process import Table
 from infini_run.record import record
+from infini_run.system.procfs import Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

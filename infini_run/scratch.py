@@ -48,7 +48,7 @@ class Scratch:
     def make(self, plan: Plan, options: Options, heading: str) -> None:
         """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
         if options.report or options.log_dir:
-            from infini_run.files import check_target, open_logs
+            from infini_run.system.secure_files import check_target, open_logs
 
             check_target("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
@@ -94,7 +94,7 @@ class Scratch:
         try:
             os.rmdir(folder)
         except OSError:
-            from infini_run.files import remove_folder
+            from infini_run.system.secure_files import remove_folder
 
             remove_folder(folder)
 
@@ -111,7 +111,7 @@ def _remove_abandoned() -> None:
     except OSError:
         return  # it may be written, not listed
     if found:
-        from infini_run.files import remove_abandoned
+        from infini_run.system.secure_files import remove_abandoned
 
         remove_abandoned(found)
 

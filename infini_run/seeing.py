@@ -105,8 +105,8 @@ def open_seeing(
     check_names(options)
     trace = None
     if options.trace:
-        from infini_run.files import check_target
         from infini_run.survey import absolute
+        from infini_run.system.secure_files import check_target
         from infini_run.trace import Trace
 
         trace = Trace(absolute("trace", options.trace))

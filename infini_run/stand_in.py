@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from infini_run import frame
 from infini_run.frame import pack
-from infini_run.poller import poll_ms
+from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from infini_run import frame
 from infini_run.frame import pack
-from infini_run.poller import READ, WRITE
+from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.link import Wire
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 _PIECE = 1 << 18
 

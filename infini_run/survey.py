@@ -202,7 +202,7 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
     if wants_cpus:
         cpus = len(os.sched_getaffinity(0))
         if cpus >= 2 * nproc:  # else it is one thread each, whatever the cgroup's quota
-            from infini_run.cgroup import count_cpus
+            from infini_run.system.cgroup import count_cpus
 
             cpus = count_cpus()
     node = Node(index=options.node_rank, host=os.uname().nodename, nproc=nproc, cpus=cpus)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.cgroup import read_text
 from infini_run.record import record
+from infini_run.system.cgroup import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -332,7 +332,7 @@ def write_trace(path: str, content: dict[str, Any]) -> str:
     """The file, whole or not at all. Why that was not possible, or ""."""
     import json
 
-    from infini_run.files import write_whole
+    from infini_run.system.secure_files import write_whole
 
     try:
         write_whole(path, json.dumps(content, separators=(",", ":")).encode() + b"\n")

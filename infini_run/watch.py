@@ -12,9 +12,9 @@ import time
 from infini_run.group import Event
 from infini_run.hang import Vigil
 from infini_run.inquest import Inquest, Subject, write_looks
-from infini_run.process import Table
 from infini_run.record import record
 from infini_run.report import duration_text
+from infini_run.system.procfs import Table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

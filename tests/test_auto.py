@@ -317,7 +317,9 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
     loaded = ask_modules(sys.executable, "-m", "infini_run", "true")
     assert "infini_run.options" in loaded
     assert not {name for name in loaded if "site" in name and name.startswith("infini_run")}
-    assert loaded.isdisjoint({"infini_run.auto", "infini_run.hostlist", "infini_run.reach", "infini_run.step"})
+    assert loaded.isdisjoint(
+        {"infini_run.auto", "infini_run.hostlist", "infini_run.system.addresses", "infini_run.step"}
+    )
     assert {"infini_run.auto", "infini_run.sites.slurm"} <= ask_modules(
         sys.executable, "-m", "infini_run", "--engine=auto", "true"
     )

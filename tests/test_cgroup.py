@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.cgroup import oom_kills, own_folders
+from infini_run.system.cgroup import oom_kills, own_folders
 
 V1 = "4:memory:/job\n0::/\n"
 V2 = "0::/user.slice/job\n"

@@ -306,7 +306,8 @@ PLAIN = {
 }
 
 
-LONGER = "infini_run.cgroup"  # is imported once a launch takes more than 20 ms, as on a busy machine `true` may
+# is imported once a launch takes more than 20 ms, as on a busy machine `true` may
+LONGER = "infini_run.system.cgroup"
 
 
 @pytest.mark.parametrize("nproc", [1, 4])

@@ -516,7 +516,7 @@ def test_devices_bring_no_heavy_module_and_counting_cpus_not_pynvml() -> None:
         " resolve_nproc('cpu', {}, 0); print(*sorted(set(sys.modules) - before))"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], env=environment(), text=True).split()
-    ours = {f"infini_run.{name}" for name in ("cgroup", "devices", "errors", "gpu", "record")}
+    ours = {f"infini_run.{name}" for name in ("system", "system.cgroup", "devices", "errors", "gpu", "record")}
     assert set(loaded) <= {"__future__"} | ours
 
 

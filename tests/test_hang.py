@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run import process
 from infini_run.hang import Vigil
 from infini_run.pyspy import find_pyspy
+from infini_run.system import procfs
 
 PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not installed")
 HOST = os.uname().nodename
@@ -140,7 +140,7 @@ def test_the_tree_of_a_rank_has_its_group_and_its_descendants(infini_run):
     command = infini_run(*play(*kid, *stray, "say=up", "wait"))
     ((_, _, pid),) = command.read_lines(b"up")
     ((_, _, kid),) = command.read_lines(b"kid")
-    members = [member.pid for member in process.Table().tree(int(pid))]
+    members = [member.pid for member in procfs.Table().tree(int(pid))]
     assert members == [int(pid), int(kid)], "a daemon is nobody's child any more"
     command.signal(signal.SIGTERM)
     command.wait()
@@ -151,9 +151,9 @@ def test_a_look_at_what_is_gone_finds_nothing():
         launcher.launch()
         launcher.wait()
         pid = launcher.status()[0].pid
-    gone = process.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0, memory=0)
-    assert process.Table().tree(pid) == []
-    assert process.pictures([gone])[0].threads == ()
+    gone = procfs.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0, memory=0)
+    assert procfs.Table().tree(pid) == []
+    assert procfs.pictures([gone])[0].threads == ()
 
 
 # ---- what is told

@@ -240,7 +240,7 @@ def test_what_starts_a_job_imports_nothing_that_is_slow(pbs_queue, tmp_path, wor
     argv = [sys.executable, "-S", "-X", "importtime", *words]
     done = subprocess.run(argv, cwd=root, env=env, capture_output=True, text=True, check=False)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert {"infini_run.errors", "infini_run.shell"} <= loaded, done.stderr
+    assert {"infini_run.errors", "infini_run.system.shell"} <= loaded, done.stderr
     assert not SLOW & loaded
 
 

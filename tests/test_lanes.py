@@ -12,7 +12,7 @@ import pytest
 
 from infini_run.crews.lanes import LARGEST, WINDOW, Lanes
 from infini_run.errors import LinkError
-from infini_run.poller import Poller
+from infini_run.system.poller import Poller
 
 
 class Side:

@@ -20,8 +20,8 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.frame import pack, pack_json
 from infini_run.link import OPENING, Handshake, Unheard, Wire
 from infini_run.lobby import Lobby
-from infini_run.poller import Poller
 from infini_run.stand_in import StandIn
+from infini_run.system.poller import Poller
 
 
 @pytest.fixture

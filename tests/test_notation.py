@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_run import notation
+from infini_run.system import json_codec
 
 TEXT = st.text(st.characters(codec=None), max_size=20)  # lone surrogates too: bytes of file names
 PLAIN = st.recursive(
@@ -24,16 +24,16 @@ PLAIN = st.recursive(
 @given(PLAIN)
 @settings(deadline=None)
 def test_it_is_what_json_writes_and_comes_back(content):
-    data = notation.dump(content)
+    data = json_codec.dump(content)
     assert data == json.dumps(content, separators=(",", ":")).encode()
-    assert notation.load(data) == content
+    assert json_codec.load(data) == content
 
 
 @given(st.binary(max_size=30))
 @settings(deadline=None)
 def test_anything_else_is_a_value_error_or_what_json_reads(data):
     read = []
-    for load in (notation.load, lambda data: json.loads(data.decode())):
+    for load in (json_codec.load, lambda data: json.loads(data.decode())):
         try:
             read.append(repr(load(data)))
         except ValueError:
@@ -44,17 +44,17 @@ def test_anything_else_is_a_value_error_or_what_json_reads(data):
 
 def test_deep_nesting_is_a_recursion_error():
     with pytest.raises(RecursionError):
-        notation.load(b"[" * 200_000)
+        json_codec.load(b"[" * 200_000)
 
 
 def test_what_is_not_plain_is_a_type_error():
     with pytest.raises(TypeError, match="none of JSON's types"):
-        notation.dump({"a": object()})
+        json_codec.dump({"a": object()})
 
 
 def test_neither_json_nor_re_is_imported():
-    folder = os.path.dirname(os.path.dirname(notation.__file__))
-    code = f"import sys; sys.path[:1] = [{folder!r}]; from infini_run import notation as n"
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(json_codec.__file__)))
+    code = f"import sys; sys.path[:1] = [{folder!r}]; from infini_run.system import json_codec as n"
     code += "; n.load(n.dump([1, 'a'])); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert not {"json", "re", "enum"} & set(said.stdout.split())

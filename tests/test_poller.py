@@ -7,7 +7,7 @@ import select
 
 import pytest
 
-from infini_run.poller import READ, WRITE, Poller, poll_ms
+from infini_run.system.poller import READ, WRITE, Poller, poll_ms
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.reach import complaint
+from infini_run.system.addresses import complaint
 
 HOSTS = """127.0.0.1 localhost
 127.0.1.1 Node0.example node0   # Debian

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.look import Look
-from infini_run.process import Picture, Thread
 from infini_run.record import replace
 from infini_run.report import TEXT_LINES, Exit, Report, Stray, signal_name
+from infini_run.system.procfs import Picture, Thread
 
 
 def ended(rank=0, **fields):

@@ -11,8 +11,8 @@ from conftest import until
 from nvml import MIG, UUIDS, environment
 
 from infini_run.plan import Output, Worker
-from infini_run.process import Table
 from infini_run.sample import Card, Sampler, gpu_share
+from infini_run.system.procfs import Table
 
 OUTPUT = Output(console=False, log=False, piped=True)
 WORKER = Worker(

@@ -13,7 +13,7 @@ import pytest
 from cluster import free_ports
 from conftest import OURS
 
-from infini_run.interpreter import flags, own_python
+from infini_run.system.interpreter import flags, own_python
 
 SCRIPTS = Path(sys.executable).parent
 RUN, JOB = str(SCRIPTS / "infini-run"), str(SCRIPTS / "infini-job")

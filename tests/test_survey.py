@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from infini_run.cgroup import count_cpus
 from infini_run.options import resolve
 from infini_run.survey import error_folder, new_launch_id, survey
+from infini_run.system.cgroup import count_cpus
 
 
 def options(*flags):

@@ -15,10 +15,10 @@ from conftest import COMMAND
 from test_plan import plan_of
 
 from infini_run.errors import UsageError
-from infini_run.files import open_logs
 from infini_run.flags import Setting
 from infini_run.option_table import TABLE
 from infini_run.options import resolve
+from infini_run.system.secure_files import open_logs
 from infini_run.torchrun import translate
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "torchrun.md"

@@ -19,16 +19,16 @@ from infini_run.api import read_flags
 from infini_run.crews.runner import ExecSpawner, Gang, python_command
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.forks import forget_in_children
 from infini_run.group import Event
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
 from infini_run.plan import make_plan
-from infini_run.poller import poll_ms
 from infini_run.port import free_port, let_go
 from infini_run.record import replace
 from infini_run.report import describe_end
 from infini_run.survey import find_command, new_launch_id, survey
+from infini_run.system.fork_hooks import forget_in_children
+from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

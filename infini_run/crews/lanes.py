@@ -13,8 +13,8 @@ from collections import deque
 from struct import Struct
 
 from infini_run.errors import LinkError
-from infini_run.notation import dump, load
-from infini_run.poller import READ, WRITE
+from infini_run.system.json_codec import dump, load
+from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.parcel import Buffer
-    from infini_run.poller import Poller
+    from infini_run.system.poller import Poller
 
 WINDOW = 4 << 20  # bytes of one direction of a lane that are on their way
 LARGEST = 1 << 34  # bytes of a gift, as of a message of a channel

@@ -28,9 +28,9 @@ from infini_run.errors import (
     UsageError,
     WorkerDied,
 )
-from infini_run.poller import poll_ms
 from infini_run.record import record
 from infini_run.report import describe_end, duration_text
+from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

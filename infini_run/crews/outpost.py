@@ -17,9 +17,9 @@ from infini_run.crews.runner import ExecSpawner
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.plain import to_plain
 from infini_run.plan import Span
-from infini_run.poller import READ, WRITE, Poller
 from infini_run.port import free_port
-from infini_run.told import STOPS, Signals
+from infini_run.system.poller import READ, WRITE, Poller
+from infini_run.system.signal_pipe import STOPS, Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

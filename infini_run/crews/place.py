@@ -7,10 +7,10 @@ import os
 from infini_run.api import one_of_two, read_flags
 from infini_run.crews.runner import MEETING, python_command
 from infini_run.errors import UsageError
-from infini_run.interpreter import own_python
 from infini_run.record import replace
 from infini_run.roster import ENGINES
 from infini_run.site import BATCH
+from infini_run.system.interpreter import own_python
 from infini_run.value_types import proc_count
 
 TYPE_CHECKING = False

@@ -14,13 +14,13 @@ from collections import deque
 from infini_run.api import read_flags
 from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
-from infini_run.forks import forget_in_children
 from infini_run.group import forking
-from infini_run.interpreter import inherited_flags, own_path
 from infini_run.node import NodeRun
 from infini_run.plan import make_plan
 from infini_run.record import replace
 from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
+from infini_run.system.fork_hooks import forget_in_children
+from infini_run.system.interpreter import inherited_flags, own_path
 from infini_run.words import last_words
 
 TYPE_CHECKING = False

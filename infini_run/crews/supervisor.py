@@ -21,8 +21,8 @@ from infini_run.crews.messages import Done, Failed
 from infini_run.crews.news import CrewEvent, News
 from infini_run.crews.restart import Budget, affected
 from infini_run.errors import CrewFailed, InfiniRunError, WorkerDied
-from infini_run.poller import READ, Poller
 from infini_run.record import record, replace
+from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ def agent_words(
     """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
     has it. tell: variables whose values its hello is to have. host: the variable that has its name in the list of
     hosts (empty: as the node itself is called), where the engine may number the nodes in another order."""
-    from infini_run.interpreter import bare_python, own_python
+    from infini_run.system.interpreter import bare_python, own_python
 
     python = own_python(_AGENT, options.remote_python) if options.remote_python else bare_python(_AGENT)
     if not contact.target:

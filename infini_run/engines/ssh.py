@@ -8,7 +8,7 @@ MaxStartups, which refuses connections at random when many come at once.
 from __future__ import annotations
 
 from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
-from infini_run.shell import enclosed
+from infini_run.system.shell import enclosed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

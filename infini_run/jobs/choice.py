@@ -10,7 +10,7 @@ import os
 
 from infini_run.errors import QueryError, UsageError
 from infini_run.jobs.scheduler import Facts
-from infini_run.shell import find_program
+from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

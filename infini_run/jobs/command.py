@@ -14,7 +14,7 @@ import os
 import select
 
 from infini_run.record import record
-from infini_run.shell import find_program
+from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.files import write_whole
 from infini_run.jobs.array import parse
 from infini_run.jobs.image import Image
 from infini_run.jobs.request import LOG, SPOOL, Request
-from infini_run.notation import dump, load
 from infini_run.record import record, replace
+from infini_run.system.json_codec import dump, load
+from infini_run.system.secure_files import write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -100,6 +100,6 @@ def all_folders(above: str) -> Iterator[Folder]:
 
 def remove(folder: Folder) -> None:
     """With all that is in it: of a job that was never submitted."""
-    from infini_run.files import remove_folder
+    from infini_run.system.secure_files import remove_folder
 
     remove_folder(folder.path)

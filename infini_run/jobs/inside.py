@@ -28,7 +28,7 @@ from infini_run.record import replace
 from infini_run.report import signal_name
 from infini_run.roster import Roster
 from infini_run.site import BATCH
-from infini_run.told import Signals
+from infini_run.system.signal_pipe import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Attempt:
                 self._number,
                 {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()},
             )
-        from infini_run.files import write_report
+        from infini_run.system.secure_files import write_report
 
         write_report(self._folder.file(f"{self._number}/report.json"), content)
         is_termed = first is not None and first.signal == signal.SIGTERM

@@ -20,7 +20,7 @@ from infini_run.jobs.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
-from infini_run.shell import joined
+from infini_run.system.shell import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from infini_run.jobs.image import problems as image_problems
 from infini_run.jobs.layout import lay_out
 from infini_run.jobs.request import LOG, SPOOL
 from infini_run.record import replace
-from infini_run.shell import joined, quoted
+from infini_run.system.shell import joined, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

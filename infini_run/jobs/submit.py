@@ -20,7 +20,7 @@ from infini_run.jobs.script import plan as lay_out
 from infini_run.jobs.script import render, render_node, render_srun
 from infini_run.jobs.task import make_tasks
 from infini_run.record import replace
-from infini_run.shell import joined
+from infini_run.system.shell import joined
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

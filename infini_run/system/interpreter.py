@@ -65,7 +65,7 @@ def bare_python(call: str) -> list[str]:
     """The same for this interpreter, without site where we are found at the same place (`python -S`)."""
     import _cffi_backend
 
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     folders = [package, os.path.dirname(os.path.abspath(_cffi_backend.__file__))]
     module, _, function = call.rpartition(".")
     code = own_path(list(dict.fromkeys(folders))) + _BARE.format(module=module, function=function)

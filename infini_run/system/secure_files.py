@@ -12,7 +12,7 @@ import stat
 import time
 
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.shortage import LIMITS
+from infini_run.system.resource_limits import LIMITS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

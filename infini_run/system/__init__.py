@@ -1,0 +1,1 @@
+"""What the kernel offers: files, processes, cgroups, polling. Nothing here knows of a launch."""
