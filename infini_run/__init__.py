@@ -21,6 +21,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
     from infini_run.api import ProcessLauncher, launch_local, launch_multi_node, run
+    from infini_run.channel.receiver import Receiver
+    from infini_run.channel.sender import Sender
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
     from infini_run.crews.handle import LaunchHandle
@@ -57,9 +59,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.state import Status
     from infini_run.look import Look
-    from infini_run.receiver import Receiver
     from infini_run.report import Exit, Report
-    from infini_run.sender import Sender
 
 __all__ = [
     "Broken",
@@ -115,7 +115,7 @@ __all__ = [
 ]
 
 _HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "api", "Report": "report", "Look": "look"}
-_HOMES |= {"Receiver": "receiver", "Sender": "sender"}
+_HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}

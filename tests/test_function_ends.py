@@ -19,8 +19,8 @@ import pytest
 from conftest import LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
+from infini_run.channel.decoder import BYTES, HEAD, PICKLE
 from infini_run.crews import worker
-from infini_run.inbox import BYTES, HEAD, PICKLE
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE, WRITABLE
+from infini_run.channel.endpoint import Line
+from infini_run.channel.receiver import Receiver
 from infini_run.errors import Broken, CannotUnpickle, ChannelError, MessageTooLong
-from infini_run.half import Line
-from infini_run.inbox import BYTES, HEAD, PARTS, SIZE, WRITABLE
-from infini_run.receiver import Receiver
 
 LIMIT = 1 << 20
 NUMBERS = st.integers(0, 40) | st.sampled_from([1 << 16, 1 << 20, 1 << 31, (1 << 32) - 1])
@@ -119,9 +119,9 @@ def test_a_message_that_finds_no_memory_is_passed_over_and_the_channel_goes_on()
     code = """
 import resource, socket
 from infini_run.errors import MessageTooLong
-from infini_run.half import Line
-from infini_run.inbox import BYTES, HEAD, PARTS, SIZE
-from infini_run.receiver import Receiver
+from infini_run.channel.endpoint import Line
+from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE
+from infini_run.channel.receiver import Receiver
 import threading, time
 resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
 size = 500 << 20

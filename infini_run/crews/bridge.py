@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol
 
+    from infini_run.channel.serializer import Buffer
     from infini_run.options import Options
-    from infini_run.parcel import Buffer
     from infini_run.peer import Peer
     from infini_run.roster import Roster
 

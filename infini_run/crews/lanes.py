@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.parcel import Buffer
+    from infini_run.channel.serializer import Buffer
     from infini_run.system.poller import Poller
 
 WINDOW = 4 << 20  # bytes of one direction of a lane that are on their way

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, TypeAlias
 
-    from infini_run.parcel import Buffer
+    from infini_run.channel.serializer import Buffer
 
     Message: TypeAlias = (
         "Hello | Task | Cancel | Shutdown | Ready | Taken | Emit | Done | Failed | Cancelled | Log | Status"

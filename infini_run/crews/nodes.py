@@ -14,6 +14,7 @@ from _thread import RLock
 from itertools import accumulate
 from weakref import WeakSet
 
+from infini_run.channel.encoder import bytes_frame
 from infini_run.crews.bridge import Bridge
 from infini_run.crews.lanes import LARGEST
 from infini_run.crews.node_runner import NodeRunner
@@ -21,15 +22,14 @@ from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.group import forking
 from infini_run.muster import meeting
-from infini_run.outbox import bytes_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from infini_run.channel.serializer import Buffer
     from infini_run.crews.bridge import Outpost
     from infini_run.crews.runner import Runner
-    from infini_run.parcel import Buffer
 
 
 class NodeSpawner:

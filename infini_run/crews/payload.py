@@ -10,14 +10,14 @@ from __future__ import annotations
 import _pickle
 from importlib import import_module
 
+from infini_run.channel.endpoint import LIMIT
 from infini_run.crews.attempt import attempt
 from infini_run.crews.messages import Body
 from infini_run.errors import MessageTooLong, UsageError
-from infini_run.half import LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.parcel import Buffer
+    from infini_run.channel.serializer import Buffer
 
 _PROTOCOL = 5  # with buffers of their own, for what is large
 _HEAD = 1 << 16  # bytes of a message beside its body, at most

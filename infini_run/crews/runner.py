@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.channel import Receiver, Sender
+    from infini_run.channel.serializer import Buffer
     from infini_run.errors import InfiniRunError
     from infini_run.group import Event
     from infini_run.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.parcel import Buffer
     from infini_run.plan import Plan, Span
     from infini_run.report import Exit, Report
 

@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 
-from infini_run.inbox import BYTES, HEAD
+from infini_run.channel.decoder import BYTES, HEAD
 
 IDLE = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 

@@ -109,7 +109,7 @@ def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
     """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
         return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
-    from infini_run.culprit import find_culprit
+    from infini_run.channel.unpicklable import find_culprit
 
     path, culprit = find_culprit(thing, name, _fault_of)
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import socket
 
-from infini_run.half import LIMIT, Line
-from infini_run.receiver import Receiver
-from infini_run.sender import LINGER_S, Sender
+from infini_run.channel.endpoint import LIMIT, Line
+from infini_run.channel.receiver import Receiver
+from infini_run.channel.sender import LINGER_S, Sender
 
 __all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from infini_run.channel.decoder import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID, WRITABLE
 from infini_run.errors import MessageTooLong
-from infini_run.inbox import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID, WRITABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.parcel import Buffer, Parcel
+    from infini_run.channel.serializer import Buffer, Parcel
 
 _JOINED = 1 << 15  # bytes of a payload up to which one copy is cheaper than three pieces
 _pack_head, _OVERHEAD = HEAD.pack, HEAD.size + 1

@@ -5,17 +5,17 @@ from __future__ import annotations
 import select
 import socket
 
+from infini_run.channel.decoder import BYTES, END, PICKLE, Inbox
+from infini_run.channel.endpoint import LIMIT, Half
+from infini_run.channel.serializer import unpack
 from infini_run.errors import Broken, ChannelError, End
-from infini_run.half import LIMIT, Half
-from infini_run.inbox import BYTES, END, PICKLE, Inbox
-from infini_run.parcel import unpack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.half import Line
-    from infini_run.inbox import Message
+    from infini_run.channel.decoder import Message
+    from infini_run.channel.endpoint import Line
 
 _NOW, _ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
 

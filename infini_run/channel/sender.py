@@ -12,17 +12,17 @@ import time
 from collections import deque
 from threading import get_ident
 
+from infini_run.channel.encoder import Outgoing, bytes_frame, end_frame, parcel_frame
+from infini_run.channel.endpoint import LIMIT, Half
+from infini_run.channel.serializer import pack
 from infini_run.errors import Broken, ChannelError
-from infini_run.half import LIMIT, Half
-from infini_run.outbox import Outgoing, bytes_frame, end_frame, parcel_frame
-from infini_run.parcel import pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from infini_run.half import Line
-    from infini_run.parcel import Buffer
+    from infini_run.channel.endpoint import Line
+    from infini_run.channel.serializer import Buffer
 
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
 _QUIET = int(socket.MSG_NOSIGNAL)
