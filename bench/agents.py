@@ -18,7 +18,7 @@ from infini_run.dial import dial
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import TOKEN, Handshake, Wire
 from infini_run.plain import to_plain
-from infini_run.report import Exit, Report
+from infini_run.report.report import Exit, Report
 from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION
 

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from infini_run.group import Event
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.state import Status
-    from infini_run.look import Look
-    from infini_run.report import Exit, Report
+    from infini_run.report.hang_snapshot import Look
+    from infini_run.report.report import Exit, Report
 
 __all__ = [
     "Broken",
@@ -114,7 +114,13 @@ __all__ = [
     "this_worker",
 ]
 
-_HOMES = {"Event": "group", "Exit": "report", "ProcessLauncher": "api", "Report": "report", "Look": "look"}
+_HOMES = {
+    "Event": "group",
+    "Exit": "report.report",
+    "ProcessLauncher": "api",
+    "Report": "report.report",
+    "Look": "report.hang_snapshot",
+}
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
 _HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")

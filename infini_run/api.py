@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options, Request
     from infini_run.overview import Overview
     from infini_run.plan import Plan, Span
-    from infini_run.report import Exit, Report
+    from infini_run.report.report import Exit, Report
     from infini_run.roster import Roster
     from infini_run.seeing import Seeing
     from infini_run.site import Site

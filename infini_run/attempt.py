@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan
-    from infini_run.report import Exit, Report
+    from infini_run.report.report import Exit, Report
     from infini_run.restart import Decision, Tally
     from infini_run.seeing import Seeing
 
@@ -193,7 +193,7 @@ class Attempts:
         except StartError as error:
             self._over, self._why_not = True, str(error)
             return []
-        from infini_run.report import duration_text
+        from infini_run.report.report import duration_text
         from infini_run.restart import describe
 
         self._due_s = time.monotonic() + decision.delay_s
@@ -238,7 +238,7 @@ class Attempts:
         return event
 
     def _note_told(self, number: int) -> None:
-        from infini_run.report import signal_name
+        from infini_run.report.report import signal_name
 
         self._told = number
         self._tell(f"{signal_name(number)}: no restart")

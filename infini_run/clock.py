@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from infini_run.report import Report
+    from infini_run.report.report import Report
 
 _DRIFT = 2e-4  # seconds a second: how fast two clocks may part, one of them being corrected
 _ASKED = 3  # in a row at first: the first answer waits until the agent is through with its start
@@ -65,7 +65,7 @@ class ClockGap:
     def by_ours(self, report: Report) -> Report:
         """With its times by our clock, and by how much they were changed."""
         from infini_run.record import replace
-        from infini_run.report import Clock
+        from infini_run.report.report import Clock
 
         if not self.is_known:
             return report

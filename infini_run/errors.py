@@ -30,7 +30,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.report import Exit, Report
+    from infini_run.report.report import Exit, Report
 
 NO_MEMORY = "ulimit -v, the cgroup's limit, or all of the machine's"  # which one was hit, nobody tells
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.report import signal_name
+from infini_run.report.report import signal_name
 from infini_run.sample import Sample
 from infini_run.table import FAILED, HUNG, LIVE, OVER, Painter, Row, plain, up_text
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infini_run.group import Event
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan, Worker
-    from infini_run.report import Exit
+    from infini_run.report.report import Exit
     from infini_run.screen import Screen
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Sample]]

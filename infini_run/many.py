@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from infini_run.options import Options
     from infini_run.overview import Overview
-    from infini_run.report import Report
+    from infini_run.report.report import Report
 
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h
 _SHORT_TOKEN = 16  # characters

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
     from infini_run.relay import Relay
-    from infini_run.report import Report
+    from infini_run.report.report import Report
     from infini_run.seeing import Seeing
     from infini_run.watch import Watch
 

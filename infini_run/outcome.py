@@ -10,16 +10,16 @@ import time
 
 from infini_run.group import STEPS, Event
 from infini_run.record import replace
-from infini_run.report import Exit, Report, Stray, signal_name
+from infini_run.report.report import Exit, Report, Stray, signal_name
 from infini_run.system.cgroup import oom_kills
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.look import Look
     from infini_run.options import Options
     from infini_run.plan import Plan
+    from infini_run.report.hang_snapshot import Look
 
 _KILL = 9
 _INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it

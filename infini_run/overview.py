@@ -14,7 +14,7 @@ from infini_run.group import KINDS, Event
 from infini_run.outcome import Outcome
 from infini_run.plan import Output, Plan, Worker
 from infini_run.relay import MOST_LINES
-from infini_run.report import duration_text, signal_name
+from infini_run.report.report import duration_text, signal_name
 from infini_run.sample import Sample
 
 TYPE_CHECKING = False

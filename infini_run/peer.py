@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infini_run.hostlist import Host
     from infini_run.link import Wire
-    from infini_run.report import Report
+    from infini_run.report.report import Report
 
 
 STATES = ("starting", "greeted", "joined", "running", "done", "lost")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from infini_run.errors import LinkError
-from infini_run.look import Look
 from infini_run.options import Options
 from infini_run.record import fields
-from infini_run.report import Clock, Exit, Report, Stray
+from infini_run.report.hang_snapshot import Look
+from infini_run.report.report import Clock, Exit, Report, Stray
 from infini_run.system.procfs import Picture, Thread
 from infini_run.value_types import StreamMap
 

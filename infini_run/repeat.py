@@ -9,13 +9,13 @@ import os
 import time
 
 from infini_run.record import replace
-from infini_run.report import duration_text
+from infini_run.report.report import duration_text
 from infini_run.restart import Tally, decide, describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.options import Options
-    from infini_run.report import Exit, Report
+    from infini_run.report.report import Exit, Report
 
 _KEPT = 100  # first failures, the last of them
 _NEVER = float("inf")

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.plan import Plan, Worker
-    from infini_run.report import Report
+    from infini_run.report.report import Report
 
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is
 JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, that not all come back in one moment
@@ -46,7 +46,7 @@ def decide(report: Report, options: Options, tally: Tally, chance: float = 0.0) 
     if first is None or report.told or report.quiet:  # quiet: Ctrl-C was the lone rank's own
         return Decision(again=False, tally=tally)
     if first.shell_code - 128 in report.passed:  # killed by it, or says so
-        from infini_run.report import signal_name
+        from infini_run.report.report import signal_name
 
         return Decision(again=False, tally=tally, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
     if first.shell_code in _CANNOT_RUN:

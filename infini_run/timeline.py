@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 
-from infini_run.error_file import read_error_file
 from infini_run.errors import UsageError, printable
 from infini_run.record import record, replace
+from infini_run.report.error_file import read_error_file
 from infini_run.value_types import number
 
 TYPE_CHECKING = False

@@ -16,7 +16,7 @@ import time
 
 from infini_run.errors import printable
 from infini_run.record import record
-from infini_run.report import signal_name
+from infini_run.report.report import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

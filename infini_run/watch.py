@@ -13,7 +13,7 @@ from infini_run.group import Event
 from infini_run.hang import Vigil
 from infini_run.inquest import Inquest, Subject, write_looks
 from infini_run.record import record
-from infini_run.report import duration_text
+from infini_run.report.report import duration_text
 from infini_run.system.procfs import Table
 
 TYPE_CHECKING = False
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.group import Entry, Group
-    from infini_run.look import Look
     from infini_run.options import Options
     from infini_run.plan import Plan, Worker
+    from infini_run.report.hang_snapshot import Look
 
 _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are looked at together
 _CONT = 18

@@ -5,7 +5,7 @@ Read before the group is closed; any bytes give a text or none.
 
 from __future__ import annotations
 
-from infini_run.error_file import read_error_file
+from infini_run.report.error_file import read_error_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

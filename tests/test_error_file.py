@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.error_file import read_error_file
+from infini_run.report.error_file import read_error_file
 
 
 def read(tmp_path, content):

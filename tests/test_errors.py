@@ -11,7 +11,7 @@ import pytest
 import infini_run
 from infini_run import errors
 from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError, WorkerError
-from infini_run.report import Exit, Report
+from infini_run.report.report import Exit, Report
 
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
 LINE = re.compile(r"^([ │├└─]*)([A-Z]\w+) +(\d+)?")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.joint import join_reports
-from infini_run.report import Exit, Report
+from infini_run.report.merge import join_reports
+from infini_run.report.report import Exit, Report
 
 INF = float("inf")
 

@@ -17,7 +17,7 @@ from infini_run.errors import LinkError
 from infini_run.options import Options, resolve
 from infini_run.plain import _BOUNDS, _RECORDS, record_of, to_plain
 from infini_run.record import fields, replace
-from infini_run.report import Exit, Report
+from infini_run.report.report import Exit, Report
 
 _PARTS = re.compile(r"[A-Za-z_.]+|\[|\]|,|\|")
 _PLAIN = {"int": 7, "float": 2.5, "bool": True, "str": "a\udcff", "None": None, "Any": "any"}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.look import Look
 from infini_run.record import replace
-from infini_run.report import TEXT_LINES, Exit, Report, Stray, signal_name
+from infini_run.report.hang_snapshot import Look
+from infini_run.report.report import TEXT_LINES, Exit, Report, Stray, signal_name
 from infini_run.system.procfs import Picture, Thread
 
 

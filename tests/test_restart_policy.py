@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from infini_run.options import resolve
 from infini_run.plan import Node, make_plan
 from infini_run.record import replace
-from infini_run.report import Exit, Report, Stray
+from infini_run.report.report import Exit, Report, Stray
 from infini_run.restart import (
     JITTER,
     MOST_DELAY_S,

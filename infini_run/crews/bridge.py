@@ -18,7 +18,7 @@ from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.head import Head
 from infini_run.plain import record_of
-from infini_run.report import Exit, describe_end
+from infini_run.report.report import Exit, describe_end
 from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False

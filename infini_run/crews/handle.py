@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.launch import Launch
     from infini_run.crews.result import LaunchResult
-    from infini_run.report import Exit
+    from infini_run.report.report import Exit
 
 
 class LaunchHandle:

@@ -29,7 +29,7 @@ from infini_run.errors import (
     WorkerDied,
 )
 from infini_run.record import record
-from infini_run.report import describe_end, duration_text
+from infini_run.report.report import describe_end, duration_text
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infini_run.crews.messages import Body, Message
     from infini_run.crews.progress import Show
     from infini_run.crews.runner import Runner, Spawner
-    from infini_run.report import Exit
+    from infini_run.report.report import Exit
 
 _TASK = 0
 _AT_ONCE = 1 << 16  # bytes that a channel takes before its worker reads

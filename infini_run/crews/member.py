@@ -30,7 +30,7 @@ from infini_run.crews.messages import (
     encode,
 )
 from infini_run.errors import ChannelError, End, WorkerDied, printable
-from infini_run.report import Exit, describe_end, duration_text
+from infini_run.report.report import Exit, describe_end, duration_text
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False

@@ -10,7 +10,7 @@ import time
 from _functools import partial
 
 from infini_run.channel import connect
-from infini_run.report import Exit, Report
+from infini_run.report.report import Exit, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from infini_run.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan, Span
-    from infini_run.report import Exit, Report
+    from infini_run.report.report import Exit, Report
 
     class Runner(Protocol):
         """One life of one worker. Runners that were started together may be of one group: then `fds`, `poll`, `stop`

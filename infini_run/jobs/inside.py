@@ -25,7 +25,7 @@ from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
 from infini_run.options import resolve
 from infini_run.record import replace
-from infini_run.report import signal_name
+from infini_run.report.report import signal_name
 from infini_run.roster import Roster
 from infini_run.site import BATCH
 from infini_run.system.signal_pipe import Signals

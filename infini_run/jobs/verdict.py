@@ -6,12 +6,12 @@ from infini_run.errors import NodeLost
 from infini_run.jobs.folder import Ending
 from infini_run.jobs.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.slurm_words import is_out_of_memory
-from infini_run.report import signal_name
+from infini_run.report.report import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
-    from infini_run.report import Report
+    from infini_run.report.report import Report
 
 _TERM, _KILL = 15, 9
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.look import Look
+    from infini_run.report.hang_snapshot import Look
 
 TEXT_LINES = 10
 _WORDS = 5  # last lines of stderr that are shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.report import Exit, Report
+from infini_run.report.report import Exit, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
