@@ -218,8 +218,8 @@ class Agent:
 
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
+        from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
         from infini_run.options import Options
-        from infini_run.place import withhold_descriptors, withhold_place
         from infini_run.port import free_port
         from infini_run.survey import find_command, survey
         from infini_run.version import VERSION

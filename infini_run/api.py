@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.attempt import Attempts
+    from infini_run.environments.environment import Site
     from infini_run.group import Event
     from infini_run.head import Head
     from infini_run.options import Options, Request
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from infini_run.report.report import Exit, Report
     from infini_run.roster import Roster
     from infini_run.seeing import Seeing
-    from infini_run.site import Site
     from infini_run.survey import Command
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
@@ -558,7 +558,7 @@ def _settle_in(site: Site, options: Options, environ: Mapping[str, str]) -> dict
             f"engine='auto': with {site.source('tasks_per_node')} each task is one rank already, and no launcher is "
             "above it; start one task for each node, or give engine='local'"
         )
-    from infini_run.place import withhold_place
+    from infini_run.environments.launcher_variables import withhold_place
 
     if site.remark:
         warn(f"engine='auto': {printable(site.remark)}", RuntimeWarning, stacklevel=3)

@@ -7,20 +7,20 @@ known, is asked for.
 
 from __future__ import annotations
 
+from infini_run.environments.detect import detect
+from infini_run.environments.environment import BATCH, Site
+from infini_run.environments.hostlist import compress, quoted
 from infini_run.errors import UsageError, printable
 from infini_run.flags import COMMAND_LINE, Setting
-from infini_run.hostlist import compress, quoted
 from infini_run.option_table import DEFAULTS, PREFIXES
 from infini_run.record import replace
-from infini_run.site import BATCH, Site
-from infini_run.sites import detect
 from infini_run.value_types import address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.site import Reader
+    from infini_run.environments.environment import Reader
 
     Given = dict[str, Setting]
 

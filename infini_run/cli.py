@@ -12,12 +12,12 @@ from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.attempt import Attempts
+    from infini_run.environments.environment import Site
     from infini_run.group import Entry
     from infini_run.node import NodeRun
     from infini_run.options import Options, Request
     from infini_run.plan import Plan
     from infini_run.seeing import Seeing
-    from infini_run.site import Site
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
@@ -160,7 +160,7 @@ def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str])
 def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
     """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
     from infini_run.auto import NOTHING, describe
-    from infini_run.place import withhold_place
+    from infini_run.environments.launcher_variables import withhold_place
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
     if not is_quiet:

@@ -6,8 +6,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from infini_run.environments.environment import Site
     from infini_run.plan import Plan, Worker
-    from infini_run.site import Site
 
 
 def render_text(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
     from infini_run.link import Wire
     from infini_run.system.poller import Poller
 

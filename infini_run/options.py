@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypeAlias
 
+    from infini_run.environments.environment import Site
     from infini_run.flags import Setting
     from infini_run.roster import Roster
-    from infini_run.site import Site
 
     Given: TypeAlias = dict[str, Setting]
     Values: TypeAlias = dict[str, Any]

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
     from infini_run.link import Wire
     from infini_run.report.report import Report
 

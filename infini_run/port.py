@@ -18,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_OURS = range(16384, 29500)  # below the derived ports (site.py) and those that Kubernetes gives to services
+# below the derived ports (environments/environment.py) and those that Kubernetes gives to services
+_OURS = range(16384, 29500)
 _ENOUGH = 1000  # where less of them is left, the kernel's choice is the better one
 _EPHEMERAL = "32768 60999"  # where /proc does not say
 _TRIES = 100

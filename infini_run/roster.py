@@ -6,20 +6,20 @@ what a host has room for is a limit, and the number of ranks where nobody gave a
 
 from __future__ import annotations
 
+from infini_run.environments.environment import BATCH
+from infini_run.environments.hostlist import parse_hosts, read_hostfile
 from infini_run.errors import UsageError
 from infini_run.flags import COMMAND_LINE, Setting
-from infini_run.hostlist import parse_hosts, read_hostfile
 from infini_run.option_table import PREFIXES
 from infini_run.record import record, replace
-from infini_run.site import BATCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.hostlist import Host
+    from infini_run.environments.environment import Reader
+    from infini_run.environments.hostlist import Host
     from infini_run.options import Options
-    from infini_run.site import Reader
 
     Given = dict[str, Setting]
 
@@ -76,7 +76,7 @@ def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) 
 
 
 def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader) -> tuple[tuple[Host, ...], str]:
-    from infini_run.sites import detect
+    from infini_run.environments.detect import detect
 
     site = detect(environ, read)
     if site is None or (engine in _FROM_SITE and site.engine != engine):

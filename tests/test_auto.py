@@ -13,9 +13,9 @@ from test_site import BATCH_SCRIPT, FILES, HYDRA, JOB, KNOWN, LWS, OPENMPI, SRUN
 
 from infini_run import auto, plan
 from infini_run.auto import describe, facts
+from infini_run.environments.detect import detect
 from infini_run.errors import UsageError
 from infini_run.options import Request, resolve
-from infini_run.sites import detect
 
 ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
 TASKS = SRUN | {
@@ -318,9 +318,9 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
     assert "infini_run.options" in loaded
     assert not {name for name in loaded if "site" in name and name.startswith("infini_run")}
     assert loaded.isdisjoint(
-        {"infini_run.auto", "infini_run.hostlist", "infini_run.system.addresses", "infini_run.step"}
+        {"infini_run.auto", "infini_run.environments.hostlist", "infini_run.system.addresses", "infini_run.step"}
     )
-    assert {"infini_run.auto", "infini_run.sites.slurm"} <= ask_modules(
+    assert {"infini_run.auto", "infini_run.environments.slurm"} <= ask_modules(
         sys.executable, "-m", "infini_run", "--engine=auto", "true"
     )
 

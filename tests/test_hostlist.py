@@ -6,9 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run import hostlist
+from infini_run.environments import hostlist
+from infini_run.environments.hostlist import (
+    Host,
+    compress,
+    expand,
+    machines,
+    parse_hostfile,
+    parse_hosts,
+    read_hostfile,
+    repeats,
+)
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, compress, expand, machines, parse_hostfile, parse_hosts, read_hostfile, repeats
 
 
 def names(text):

@@ -14,8 +14,8 @@ from conftest import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from infini_run.environments.hostlist import expand
 from infini_run.errors import QueryError, SubmitError, UsageError
-from infini_run.hostlist import expand
 from infini_run.jobs import command, sbatch, scheduler, slurm_words
 from infini_run.jobs.layout import lay_out
 from infini_run.jobs.request import Request

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from conftest import COMMAND
 
-from infini_run.place import withhold_descriptors, withhold_place
+from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
 
 
 @pytest.fixture

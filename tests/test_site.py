@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run
+from infini_run.environments.detect import DETECTORS, detect
+from infini_run.environments.environment import Site, derived_port, without_place
+from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host
-from infini_run.site import Site, derived_port, without_place
-from infini_run.sites import DETECTORS, detect
 
 BATCH_SCRIPT = {
     "SLURM_JOB_ID": "8",

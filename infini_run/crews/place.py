@@ -6,10 +6,10 @@ import os
 
 from infini_run.api import one_of_two, read_flags
 from infini_run.crews.runner import MEETING, python_command
+from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.record import replace
 from infini_run.roster import ENGINES
-from infini_run.site import BATCH
 from infini_run.system.interpreter import own_python
 from infini_run.value_types import proc_count
 
@@ -35,7 +35,7 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
         return ()
     if hosts == "auto":
         from infini_run.auto import read_file
-        from infini_run.sites import detect
+        from infini_run.environments.detect import detect
 
         site = detect(os.environ, read_file)
         return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
@@ -93,8 +93,8 @@ def _engine(reach: Mapping[str, Any]) -> str:
     if asked != "auto":
         return asked
     from infini_run.auto import read_file
-    from infini_run.hostlist import parse_hosts
-    from infini_run.sites import detect
+    from infini_run.environments.detect import detect
+    from infini_run.environments.hostlist import parse_hosts
 
     site = detect(os.environ, read_file)
     if site is None or site.engine not in ENGINES or site.form != BATCH:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, Protocol
 
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
     from infini_run.options import Options
 
     Told = tuple[Host, int, Mapping[str, Any]]  # a node, its index, what its agent said of itself

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.engines import Told
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
     from infini_run.options import Options
 
 WINDOW = 1

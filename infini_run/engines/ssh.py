@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.engines import Told
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
     from infini_run.options import Options
 
 WINDOW = 64

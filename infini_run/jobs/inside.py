@@ -13,9 +13,10 @@ import os
 import sys
 import time
 
+from infini_run.environments.environment import BATCH
+from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
 from infini_run.head import Head
-from infini_run.hostlist import Host
 from infini_run.jobs.array import whole_id
 from infini_run.jobs.deadline import NEVER, Alarm, Outside, slurm_id
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
@@ -27,7 +28,6 @@ from infini_run.options import resolve
 from infini_run.record import replace
 from infini_run.report.report import signal_name
 from infini_run.roster import Roster
-from infini_run.site import BATCH
 from infini_run.system.signal_pipe import Signals
 
 TYPE_CHECKING = False
@@ -136,7 +136,7 @@ class Attempt:
         """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
         Raises UsageError."""
         from infini_run.auto import read_file
-        from infini_run.sites import detect
+        from infini_run.environments.detect import detect
 
         site = detect(self._site, read_file)
         if site is None or site.form != BATCH or not site.hosts:

@@ -5,7 +5,7 @@ What it knows, its server tells to a PMIx client; we are none, so the flags must
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings, derived_port
+from infini_run.environments.environment import Site, Surroundings, derived_port
 
 
 def detect(around: Surroundings) -> Site | None:

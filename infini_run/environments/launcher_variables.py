@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from infini_run.site import without_place
+from infini_run.environments.environment import without_place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.hostlist import Host, quoted
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, quoted
-from infini_run.site import Site, Surroundings
 
 FILE = "/opt/ml/input/config/resourceconfig.json"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
-from infini_run.sites.mpi import Words, site_of
+from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.mpi import Words, site_of
 
 _WORDS = Words(
     rank="PMI_RANK", size="PMI_SIZE", local_rank="PMI_LOCAL_RANK", local_size="PMI_LOCAL_SIZE", job="PALS_APID"

@@ -7,7 +7,7 @@ of several Jobs the index counts within one of them only, so there it does not s
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
+from infini_run.environments.environment import Site, Surroundings
 from infini_run.value_types import number
 
 _INDEX = "JOB_COMPLETION_INDEX"

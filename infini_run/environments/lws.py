@@ -5,7 +5,7 @@ A pod has a network of its own, so the port is the default one.
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
+from infini_run.environments.environment import Site, Surroundings
 
 
 def detect(around: Surroundings) -> Site | None:

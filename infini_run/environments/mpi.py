@@ -8,9 +8,9 @@ most; without that word by one whose rank is where no even world has it.
 
 from __future__ import annotations
 
+from infini_run.environments.environment import Site, Surroundings, derived_port
 from infini_run.errors import UsageError
 from infini_run.record import record
-from infini_run.site import Site, Surroundings, derived_port
 
 
 @record

@@ -6,12 +6,12 @@ srun ran, which may be no node of the job: never the address where ranks meet.
 
 from __future__ import annotations
 
+from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
 from infini_run.record import replace
-from infini_run.site import BATCH, Site, Surroundings, derived_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.hostlist import Host
+    from infini_run.environments.hostlist import Host
 
 # slurm/slurm.h: steps that are no srun's. A shell of salloc may be one (LaunchParameters=use_interactive_step).
 _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")

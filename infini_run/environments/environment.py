@@ -6,8 +6,8 @@ variables is in sites/, one engine a file. Nobody else looks at an engine's vari
 
 from __future__ import annotations
 
+from infini_run.environments.hostlist import Host, expand, quoted, repeats
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, expand, quoted, repeats
 from infini_run.record import record
 from infini_run.value_types import MAX_INT, number
 

@@ -6,7 +6,7 @@ and therefore always said.
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
+from infini_run.environments.environment import Site, Surroundings
 
 _NODES = ("NNODES", "NUM_NODES", "AZUREML_NODE_COUNT")
 

@@ -6,8 +6,8 @@ OMPI_MCA_orte_hnp_uri is its own, and it need not run on any node of the job.
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
-from infini_run.sites.mpi import Words, site_of
+from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.mpi import Words, site_of
 
 
 def detect(around: Surroundings) -> Site | None:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from infini_run.site import Site, Surroundings
-from infini_run.sites.mpi import Words, site_of
+from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.mpi import Words, site_of
 
 _MV2 = "MV2_COMM_WORLD_"
 _ALL = (

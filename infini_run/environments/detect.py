@@ -6,9 +6,7 @@ script is ours alone come after everything that may run inside of one, container
 
 from __future__ import annotations
 
-from infini_run.record import replace
-from infini_run.site import BATCH, STEP, Site, Surroundings, checked
-from infini_run.sites import (
+from infini_run.environments import (
     flux,
     gridengine,
     hydra,
@@ -23,12 +21,14 @@ from infini_run.sites import (
     sagemaker,
     slurm,
 )
+from infini_run.environments.environment import BATCH, STEP, Site, Surroundings, checked
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.site import Reader
+    from infini_run.environments.environment import Reader
 
     Detector = Callable[[Surroundings], Site | None]
 

@@ -6,9 +6,9 @@ The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has an envi
 
 from __future__ import annotations
 
+from infini_run.environments.environment import BATCH, STEP, Site, Surroundings, derived_port
+from infini_run.environments.hostlist import Host, machines, quoted
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, machines, quoted
-from infini_run.site import BATCH, STEP, Site, Surroundings, derived_port
 
 _AUX = "/var/spool/pbs/aux/"
 

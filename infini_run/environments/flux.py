@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from infini_run.environments.environment import Site, Surroundings, derived_port
 from infini_run.errors import UsageError
-from infini_run.site import Site, Surroundings, derived_port
 
 
 def detect(around: Surroundings) -> Site | None:

@@ -6,11 +6,11 @@ nothing on the first of them, the launch node.
 
 from __future__ import annotations
 
+from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
+from infini_run.environments.hostlist import Host
+from infini_run.environments.mpi import Words, site_of
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host
 from infini_run.record import replace
-from infini_run.site import BATCH, Site, Surroundings, derived_port
-from infini_run.sites.mpi import Words, site_of
 from infini_run.value_types import MAX_INT, number
 
 _HOSTS = "LSB_MCPU_HOSTS"

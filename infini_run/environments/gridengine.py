@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
+from infini_run.environments.hostlist import Host, quoted
 from infini_run.errors import UsageError
-from infini_run.hostlist import Host, quoted
-from infini_run.site import BATCH, Site, Surroundings, derived_port
 from infini_run.value_types import MAX_INT, number
 
 
