@@ -106,7 +106,7 @@ def launch_local(
     flags: as for `run`; gpus_per_proc=0 leaves CUDA_VISIBLE_DEVICES alone.
     """
     if "gpus_per_proc" not in flags:
-        from infini_run.devices import find
+        from infini_run.devices.visible import find
         from infini_run.errors import DeviceError
 
         try:

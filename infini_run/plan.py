@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from infini_run.devices.cpu_binding import Place
     from infini_run.options import Options
-    from infini_run.placement import Place
     from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"

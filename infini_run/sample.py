@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.nvidia import cards_of, processes_on
+from infini_run.devices.nvidia import cards_of, processes_on
 from infini_run.record import record
 from infini_run.system.procfs import Table
 

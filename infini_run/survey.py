@@ -20,8 +20,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from infini_run.devices import Found
-    from infini_run.gpu import Gpu
+    from infini_run.devices.gpu import Gpu
+    from infini_run.devices.visible import Found
     from infini_run.options import Options
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -196,7 +196,7 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
     nproc, cpus = options.nproc_per_node, 0
     wants_cpus = options.omp_num_threads == 0 and nproc != 1 and "OMP_NUM_THREADS" not in environ
     if isinstance(nproc, str):
-        from infini_run.devices import resolve_nproc
+        from infini_run.devices.visible import resolve_nproc
 
         nproc = resolve_nproc(nproc, environ, options.gpus_per_proc)
     if wants_cpus:
@@ -215,7 +215,7 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
     """Which GPUs each worker gets, and what it is bound to beside them."""
     shares: tuple[tuple[Gpu, ...], ...] = ()
     if options.gpus_per_proc or options.check_gpus != "off":
-        from infini_run.devices import find, likely_shares, share
+        from infini_run.devices.visible import find, likely_shares, share
 
         try:
             found = find(environ)
@@ -231,7 +231,7 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
     elif options.bind != "none":
         shares = _shares_if_any(node.nproc, environ)
     if options.bind != "none":
-        from infini_run.placement import find_places
+        from infini_run.devices.cpu_binding import find_places
 
         buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
         node = replace(node, places=find_places(options.bind, node.nproc, buses))
@@ -247,7 +247,7 @@ def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
     notice = f"--check_gpus: nothing was checked: {error}"
     if options.bind == "none":
         return replace(node, notices=(notice,))
-    from infini_run.placement import find_places
+    from infini_run.devices.cpu_binding import find_places
 
     return replace(node, notices=(notice,), places=find_places(options.bind, node.nproc, ()))
 
@@ -258,7 +258,7 @@ def _uuids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
 
 
 def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:
-    from infini_run.occupancy import check_gpus
+    from infini_run.devices.in_use import check_gpus
 
     notice = check_gpus(found, [gpu for gpus in shares for gpu in gpus] or found.gpus, mode)
     return (notice,) if notice else ()
@@ -266,7 +266,7 @@ def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[
 
 def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], ...]:
     """For a job that has not asked for GPUs: what its ranks will probably use, where that can be known."""
-    from infini_run.devices import find, likely_shares, may_have_gpus
+    from infini_run.devices.visible import find, likely_shares, may_have_gpus
 
     try:
         return likely_shares(find(environ), nproc) if may_have_gpus() else ()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.topology import format_list
+from infini_run.devices.topology import format_list
 
 
 class Machine:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run import amd
-from infini_run.devices import find, resolve_nproc
+from infini_run.devices import amd
+from infini_run.devices.gpu import Gpu, NoGpus
+from infini_run.devices.topology import pci_node
+from infini_run.devices.visible import find, resolve_nproc
 from infini_run.errors import DeviceError
-from infini_run.gpu import Gpu, NoGpus
-from infini_run.topology import pci_node
 
 CPU = {"cpu_cores_count": 64, "simd_count": 0}
 
@@ -117,7 +117,7 @@ def test_files_that_make_no_sense_are_no_gpu(machine):
 def test_a_closed_kfd_names_the_group_that_opens_it(four, tmp_path):
     kfd = Path(four.root) / "dev/kfd"
     kfd.chmod(0)
-    code = "import sys; from infini_run import amd; amd.survey(sys.argv[1])"
+    code = "import sys; from infini_run.devices import amd; amd.survey(sys.argv[1])"
     under = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     done = subprocess.run(
         [*under, sys.executable, "-c", code, four.root], capture_output=True, text=True, check=False

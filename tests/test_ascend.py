@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from infini_run import ascend
-from infini_run.devices import find, resolve_nproc
+from infini_run.devices import ascend
+from infini_run.devices.gpu import NoGpus
+from infini_run.devices.in_use import check_gpus
+from infini_run.devices.visible import find, resolve_nproc
 from infini_run.errors import DeviceError
-from infini_run.gpu import NoGpus
-from infini_run.occupancy import check_gpus
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from live import Live, spec
 from native import build
 
 import infini_run as ir
-from infini_run.topology import format_list, memory_allowed, parse_list, read_topology
+from infini_run.devices.topology import format_list, memory_allowed, parse_list, read_topology
 
 OURS = os.sched_getaffinity(0)
 CORES = len(read_topology(OURS).cores)

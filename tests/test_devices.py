@@ -1,4 +1,4 @@
-"""devices.py against a stand-in driver that the real pynvml loads, and cgroup trees of plain files."""
+"""devices/visible.py against a stand-in driver that the real pynvml loads, and cgroup trees of plain files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
-from infini_run.devices import VENDORS, Found, count_cpus, resolve_nproc, share
+from infini_run.devices.gpu import Gpu
+from infini_run.devices.nvidia import Card, visible
+from infini_run.devices.visible import VENDORS, Found, count_cpus, resolve_nproc, share
 from infini_run.errors import DeviceError
-from infini_run.gpu import Gpu
-from infini_run.nvidia import Card, visible
 
 ENTRY_POINTS = (
     "nvmlInitWithFlags",
@@ -503,7 +503,7 @@ def test_machine_without_proc_has_the_cpus_of_the_affinity_mask(tmp_path: Path) 
 
 def test_affinity_mask_is_honoured_on_this_machine() -> None:
     program = (
-        "import os; from infini_run.devices import count_cpus;"
+        "import os; from infini_run.devices.visible import count_cpus;"
         " os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(count_cpus())"
     )
     command = [sys.executable, "-c", program]
@@ -512,11 +512,14 @@ def test_affinity_mask_is_honoured_on_this_machine() -> None:
 
 def test_devices_bring_no_heavy_module_and_counting_cpus_not_pynvml() -> None:
     program = (
-        "import sys, infini_run; before = set(sys.modules); from infini_run.devices import *;"
+        "import sys, infini_run; before = set(sys.modules); from infini_run.devices.visible import *;"
         " resolve_nproc('cpu', {}, 0); print(*sorted(set(sys.modules) - before))"
     )
     loaded = subprocess.check_output([sys.executable, "-c", program], env=environment(), text=True).split()
-    ours = {f"infini_run.{name}" for name in ("system", "system.cgroup", "devices", "errors", "gpu", "record")}
+    ours = {
+        f"infini_run.{name}"
+        for name in ("system", "system.cgroup", "devices", "devices.visible", "errors", "devices.gpu", "record")
+    }
     assert set(loaded) <= {"__future__"} | ours
 
 

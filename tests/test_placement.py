@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_run.devices.cpu_binding import Place, find_places, place
+from infini_run.devices.topology import Core, Topology, read_topology
 from infini_run.errors import UsageError
-from infini_run.placement import Place, find_places, place
-from infini_run.topology import Core, Topology, read_topology
 
 
 def machine_of(*nodes, smt=2, memory=None, sockets=None):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.topology import Core, format_list, memory_allowed, parse_list, pci_node, read_topology
+from infini_run.devices.topology import Core, format_list, memory_allowed, parse_list, pci_node, read_topology
 
 
 def shown(topology):

@@ -33,7 +33,7 @@ class Local:
 
     def facts(self) -> Facts:
         """This machine, as one node of one pool."""
-        from infini_run.devices import find, may_have_gpus
+        from infini_run.devices.visible import find, may_have_gpus
         from infini_run.errors import DeviceError
         from infini_run.version import VERSION
 

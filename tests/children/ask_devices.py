@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from infini_run import devices, nvidia
+from infini_run.devices import nvidia, visible
 from infini_run.errors import DeviceError
 
 
@@ -19,7 +19,7 @@ def fields(record):
 for line in sys.stdin:
     question = json.loads(line)
     os.environ.update(question["set"])
-    call = getattr(nvidia, question["call"], None) or getattr(devices, question["call"])
+    call = getattr(nvidia, question["call"], None) or getattr(visible, question["call"])
     try:
         answer = {"is": call(*question["args"])}
     except DeviceError as error:

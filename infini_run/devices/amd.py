@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.gpu import Gpu, Holder, NoGpus
+from infini_run.devices.gpu import Gpu, Holder, NoGpus
 from infini_run.record import replace
 from infini_run.system.cgroup import read_text
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
+from infini_run.devices.gpu import Gpu, Holder, NoGpus
 from infini_run.errors import DeviceError
-from infini_run.gpu import Gpu, Holder, NoGpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
+from infini_run.devices.gpu import Gpu, NoGpus
 from infini_run.errors import DeviceError
-from infini_run.gpu import Gpu, NoGpus
 from infini_run.record import record
 from infini_run.system.cgroup import count_cpus
 
@@ -102,7 +102,7 @@ def module_of(vendor: Vendor) -> Any:
     """Where its find_gpus(environ, root) and find_holders(gpus, root) are; imported when it is asked for."""
     from importlib import import_module
 
-    return import_module(f"infini_run.{vendor.module}")
+    return import_module(f"infini_run.devices.{vendor.module}")
 
 
 def _found(vendor: Vendor, environ: Mapping[str, str], gpus: tuple[Gpu, ...]) -> Found:

@@ -7,8 +7,8 @@ entries, spelled as the caller spelled them. NVML is asked, never CUDA: counting
 
 from __future__ import annotations
 
+from infini_run.devices.gpu import Gpu, Holder, NoGpus
 from infini_run.errors import DeviceError
-from infini_run.gpu import Gpu, Holder, NoGpus
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False

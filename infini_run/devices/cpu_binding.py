@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 
+from infini_run.devices.topology import format_list, memory_allowed, pci_node, read_topology
 from infini_run.errors import UsageError
 from infini_run.record import record, replace
 from infini_run.system.cgroup import count_cpus
-from infini_run.topology import format_list, memory_allowed, pci_node, read_topology
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from infini_run.topology import Core, Topology
+    from infini_run.devices.topology import Core, Topology
 
 
 @record

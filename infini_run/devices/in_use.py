@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.devices import module_of
+from infini_run.devices.visible import module_of
 from infini_run.errors import DeviceError, printable
 from infini_run.system.cgroup import read_text
 
@@ -12,8 +12,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.devices import Found
-    from infini_run.gpu import Gpu, Holder
+    from infini_run.devices.gpu import Gpu, Holder
+    from infini_run.devices.visible import Found
 
 _TOLD = 8  # holders; more are counted
 
