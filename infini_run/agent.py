@@ -20,9 +20,9 @@ from infini_run.clock import answer
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
+from infini_run.options.nodes import HEADS_OWN, options_of_agents
 from infini_run.plain import record_of, to_plain
 from infini_run.record import replace
-from infini_run.roster import HEADS_OWN, options_of_agents
 from infini_run.streams import Stream
 from infini_run.system.poller import READ, WRITE, Poller
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Entry, Event
     from infini_run.node import NodeRun
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan
     from infini_run.relay import Relay
     from infini_run.survey import Command
@@ -219,7 +219,7 @@ class Agent:
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
-        from infini_run.options import Options
+        from infini_run.options.options import Options
         from infini_run.port import free_port
         from infini_run.survey import find_command, survey
         from infini_run.version import VERSION

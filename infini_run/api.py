@@ -16,11 +16,11 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
-from infini_run.flags import metavar
 from infini_run.group import Quietly, forking, write
 from infini_run.node import NodeRun
-from infini_run.option_table import TABLE
-from infini_run.options import resolve
+from infini_run.options.grammar import metavar
+from infini_run.options.options import resolve
+from infini_run.options.table import TABLE
 from infini_run.plan import MARK, make_plan, spans_of
 from infini_run.ready import all_ready
 from infini_run.record import replace
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import Site
     from infini_run.group import Event
     from infini_run.head import Head
-    from infini_run.options import Options, Request
+    from infini_run.options.nodes import Roster
+    from infini_run.options.options import Options, Request
     from infini_run.overview import Overview
     from infini_run.plan import Plan, Span
     from infini_run.report.report import Exit, Report
-    from infini_run.roster import Roster
     from infini_run.seeing import Seeing
     from infini_run.survey import Command
 

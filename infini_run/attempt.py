@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.group import Entry
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan
     from infini_run.report.report import Exit, Report

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import Site
     from infini_run.group import Entry
     from infini_run.node import NodeRun
-    from infini_run.options import Options, Request
+    from infini_run.options.options import Options, Request
     from infini_run.plan import Plan
     from infini_run.seeing import Seeing
 
@@ -58,7 +58,7 @@ def _block() -> set[int]:
 
 
 def _run(argv: list[str], before: set[int] | None) -> int:
-    from infini_run.options import resolve
+    from infini_run.options.options import resolve
 
     environ = dict(os.environ)
     request = resolve(argv, environ)
@@ -136,7 +136,7 @@ def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
     ours = {other.lstrip("-").partition("=")[0].replace("-", "_") for other in argv[:at]}
     if argv[at - 1 : at] == ["--"] or name in ours or any(other.rpartition("/")[2] in LAUNCHERS for other in program):
         return
-    from infini_run.hint import of_late_flag
+    from infini_run.options.hints import of_late_flag
 
     _say(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
 
@@ -150,7 +150,7 @@ def _take_entry(before: set[int] | None) -> Entry:
 
 def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str]) -> bool:
     """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
-    from infini_run.options import TOKENS
+    from infini_run.options.options import TOKENS
 
     is_task = site is not None and site.is_task
     has_token = any(environ.get(name) for name in TOKENS)
@@ -159,8 +159,8 @@ def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str])
 
 def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
     """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
-    from infini_run.auto import NOTHING, describe
     from infini_run.environments.launcher_variables import withhold_place
+    from infini_run.options.from_environment import NOTHING, describe
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
     if not is_quiet:
@@ -329,14 +329,14 @@ def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> i
         plot(words[0], words[1:])
         return 0
     if question == "completion":
-        from infini_run.completion import script
+        from infini_run.options.completion import script
 
         return _print(1, script(words[0]).rstrip("\n"))
     if question == "version":
         from importlib.metadata import version
 
         return _print(1, f"infini-run {version('infini-run')}")
-    from infini_run.manual import help_text
+    from infini_run.options.help import help_text
 
     return _print(1, help_text(full=question == "helpfull"))
 

@@ -21,7 +21,7 @@ def render_text(plan: Plan, site: Site | None = None, later: Mapping[str, str] |
         f"every rank: {_assignments(env)}",
     ]
     if site is not None:
-        from infini_run.auto import describe
+        from infini_run.options.from_environment import describe
 
         found, *values = describe(site)
         lines += [f"found: {found}", *values]
@@ -98,7 +98,7 @@ def render_json(plan: Plan, site: Site | None = None, later: Mapping[str, str] |
 def _found(site: Site | None) -> dict[str, object]:
     if site is None:
         return {}
-    from infini_run.auto import facts
+    from infini_run.options.from_environment import facts
 
     values = [{"name": name, "value": value, "from": source or None} for name, value, source in facts(site)]
     return {"site": {"engine": site.engine, "form": site.form, "job_id": site.job_id or None, "values": values}}

@@ -23,6 +23,7 @@ from infini_run.frame import pack, pack_json, unpack_json
 from infini_run.group import forking
 from infini_run.link import TOKEN
 from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
+from infini_run.options.nodes import HAND, HEADS_OWN, Roster, exported, options_of_agents
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
 from infini_run.plan import spans_of
@@ -30,7 +31,6 @@ from infini_run.record import replace
 from infini_run.repeat import Repeats
 from infini_run.report.merge import join_reports, lost_report
 from infini_run.report.report import Report, duration_text, signal_name
-from infini_run.roster import HAND, HEADS_OWN, Roster, exported, options_of_agents
 from infini_run.survey import new_launch_id
 from infini_run.system.addresses import read_hosts
 from infini_run.system.poller import READ, Poller
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from infini_run.clients import Ended
     from infini_run.link import Wire
     from infini_run.lobby import Lobby
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.overview import Overview
     from infini_run.peer import Peer
 

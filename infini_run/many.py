@@ -9,16 +9,16 @@ from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError, printable
 from infini_run.head import Head
 from infini_run.link import TOKEN, TOKEN_FILE
+from infini_run.options.nodes import HAND, Roster, options_of_agents
 from infini_run.outlet import write_all
 from infini_run.record import replace
-from infini_run.roster import HAND, Roster, options_of_agents
 from infini_run.system.signal_pipe import STOPS, Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.overview import Overview
     from infini_run.report.report import Report
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.errors import InfiniRunError
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.peer import Peer
 
 _NAMED = 8  # nodes that a message names

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.group import Entry, Event
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Output, Plan, Worker
     from infini_run.relay import Relay

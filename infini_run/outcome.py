@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan
     from infini_run.report.hang_snapshot import Look
 

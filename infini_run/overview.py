@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.live import Display
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.peer import Peer
     from infini_run.trace import Trace
 

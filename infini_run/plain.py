@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import LinkError
-from infini_run.options import Options
+from infini_run.options.options import Options
 from infini_run.record import fields
 from infini_run.report.hang_snapshot import Look
 from infini_run.report.report import Clock, Exit, Report, Stray

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from infini_run.devices.cpu_binding import Place
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.survey import Command
 
 MARK = "INFINI_RUN_ID"
@@ -357,7 +357,7 @@ def _files(
     """The log, stderr's own log, the error file; empty: none. Only the error file's path must be absolute: its
     program may go elsewhere."""
     if options.log_dir and options.log_layout == "torchrun":
-        from infini_run.torchrun import log_folder
+        from infini_run.options.torchrun import log_folder
 
         of_node = node if options.nnodes > 1 else None
         folder = log_folder(_run_id(options, launch_id), launch_id, of_node, 0, local_rank)

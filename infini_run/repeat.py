@@ -14,7 +14,7 @@ from infini_run.restart import Tally, decide, describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.report.report import Exit, Report
 
 _KEPT = 100  # first failures, the last of them

@@ -11,7 +11,7 @@ from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan, Worker
     from infini_run.report.report import Report
 
@@ -117,6 +117,6 @@ def _files(worker: Worker, restarts: int) -> tuple[str, str, str]:
     files = worker.log, worker.error_log, worker.error_file
     if not worker.error_log:
         return files
-    from infini_run.torchrun import in_attempt
+    from infini_run.options.torchrun import in_attempt
 
     return in_attempt(files[0], restarts), in_attempt(files[1], restarts), in_attempt(files[2], restarts)

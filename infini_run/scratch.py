@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan, Worker
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Event, Group
     from infini_run.live import Display, Scene
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan
     from infini_run.sample import Sampler

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from infini_run.devices.gpu import Gpu
     from infini_run.devices.visible import Found
-    from infini_run.options import Options
+    from infini_run.options.options import Options
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _NULL = os.makedev(1, 3)  # null(4)
@@ -88,7 +88,7 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
 
 
 def _missing(name: str, where: str, environ: Mapping[str, str], cwd: str) -> ProgramMissing:
-    from infini_run.hint import of_program
+    from infini_run.options.hints import of_program
 
     hint = of_program(name, environ, cwd)
     return ProgramMissing(f"{name} {where}" + (f"; {hint}" if hint else ""), name)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.group import Entry, Group
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan, Worker
     from infini_run.report.hang_snapshot import Look
 

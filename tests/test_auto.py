@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_site import BATCH_SCRIPT, FILES, HYDRA, JOB, KNOWN, LWS, OPENMPI, SRUN, VALUES, VECTORS, reader
 
-from infini_run import auto, plan
-from infini_run.auto import describe, facts
+from infini_run import plan
 from infini_run.environments.detect import detect
 from infini_run.errors import UsageError
-from infini_run.options import Request, resolve
+from infini_run.options import from_environment
+from infini_run.options.from_environment import describe, facts
+from infini_run.options.options import Request, resolve
 
 ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
 TASKS = SRUN | {
@@ -217,7 +218,7 @@ def test_a_flag_at_its_default_needs_no_launcher():
 
 
 def test_the_mark_of_a_rank_is_the_plans():
-    assert auto.MARK == plan.MARK
+    assert from_environment.MARK == plan.MARK
 
 
 surroundings = st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(VALUES) | st.text(), max_size=25)
@@ -315,12 +316,17 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
     loaded = ask_modules(sys.executable, "-m", "infini_run", "true")
-    assert "infini_run.options" in loaded
+    assert "infini_run.options.options" in loaded
     assert not {name for name in loaded if "site" in name and name.startswith("infini_run")}
     assert loaded.isdisjoint(
-        {"infini_run.auto", "infini_run.environments.hostlist", "infini_run.system.addresses", "infini_run.step"}
+        {
+            "infini_run.options.from_environment",
+            "infini_run.environments.hostlist",
+            "infini_run.system.addresses",
+            "infini_run.step",
+        }
     )
-    assert {"infini_run.auto", "infini_run.environments.slurm"} <= ask_modules(
+    assert {"infini_run.options.from_environment", "infini_run.environments.slurm"} <= ask_modules(
         sys.executable, "-m", "infini_run", "--engine=auto", "true"
     )
 

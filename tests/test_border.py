@@ -23,9 +23,9 @@ from infini_run.dial import dial
 from infini_run.errors import LinkError
 from infini_run.frame import pack, pack_json
 from infini_run.link import Handshake, Wire
-from infini_run.options import resolve
+from infini_run.options.nodes import options_of_agents
+from infini_run.options.options import resolve
 from infini_run.plain import to_plain
-from infini_run.roster import options_of_agents
 from infini_run.version import VERSION
 
 HELLO = {"version": VERSION, "host": "h", "pid": 1, "begun": "1", "nproc": 1, "port": 1, "address": "", "told": []}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from window import Window
 
-from infini_run.completion import SHELLS, kind, script, values
-from infini_run.flags import GRAMMAR, Flag
-from infini_run.option_table import FLAGS
+from infini_run.options.completion import SHELLS, kind, script, values
+from infini_run.options.grammar import GRAMMAR, Flag
+from infini_run.options.table import FLAGS
 from infini_run.value_types import whole
 
 ROOT = Path(__file__).parents[1]

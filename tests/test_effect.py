@@ -8,8 +8,8 @@ import pytest
 from test_by_hand import node, port  # noqa: F401  fixtures
 
 import infini_run as ir
-from infini_run.effect import NAMES
-from infini_run.options import _ABOUT_NODES, resolve
+from infini_run.options.ineffective_flags import NAMES
+from infini_run.options.options import _ABOUT_NODES, resolve
 
 TOKEN = {"INFINI_RUN_TOKEN": "x"}
 TWO = ("--nnodes=2", "--rdzv_endpoint=h:1", "--node_rank=0")

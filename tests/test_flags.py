@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.flags import Flag, Prefix, boolean, index, parse, plain, switch
-from infini_run.spelling import nearest
+from infini_run.options.grammar import Flag, Prefix, boolean, index, parse, plain, switch
+from infini_run.options.spelling import nearest
 
 
 def whole(text):

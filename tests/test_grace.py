@@ -12,7 +12,7 @@ from native import build
 
 import infini_run as ir
 from infini_run.node import NodeRun
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import subprocess
 import pytest
 from conftest import COMMAND
 
-from infini_run import hint
-from infini_run.flags import GRAMMAR
-from infini_run.option_table import FLAGS, TABLE
+from infini_run.options import hints
+from infini_run.options.grammar import GRAMMAR
+from infini_run.options.table import FLAGS, TABLE
 
 
 @pytest.fixture
@@ -49,9 +49,9 @@ def test_a_flag_of_another_launcher_names_ours(told, words, names):
 
 
 def test_no_hint_is_for_a_flag_of_ours_and_each_names_one():
-    assert hint._FLAGS.keys().isdisjoint(TABLE)
+    assert hints._FLAGS.keys().isdisjoint(TABLE)
     ours = {f"--{flag.name}" for flag in (*FLAGS, *GRAMMAR)}
-    for name, text in hint._FLAGS.items():
+    for name, text in hints._FLAGS.items():
         said = {word.partition("=")[0].rstrip(",;") for word in text.split() if word.startswith("--")}
         assert said <= ours, name
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 from infini_run.value_types import MAX_INT, STDERR, STDOUT, duration, streams_of
 
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.flags import GRAMMAR
-from infini_run.manpage import escape, man_page
-from infini_run.manual import EXAMPLES, explain, usage
-from infini_run.option_table import FLAGS
+from infini_run.options.grammar import GRAMMAR
+from infini_run.options.help import EXAMPLES, explain, usage
+from infini_run.options.manpage import escape, man_page
+from infini_run.options.table import FLAGS
 
 PAGE = Path(__file__).parents[1] / "share/man/man1/infini-run.1"
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")

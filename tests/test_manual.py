@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from infini_run.flags import GRAMMAR, metavar
-from infini_run.manual import help_text
-from infini_run.option_table import FLAGS
-from infini_run.options import resolve
+from infini_run.options.grammar import GRAMMAR, metavar
+from infini_run.options.help import help_text
+from infini_run.options.options import resolve
+from infini_run.options.table import FLAGS
 
 
 @pytest.mark.parametrize("full", [False, True])

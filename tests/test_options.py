@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.errors import UsageError
-from infini_run.flags import GRAMMAR
-from infini_run.option_table import FLAGS, GROUPS, PREFIXES, TABLE
-from infini_run.options import Options, resolve
+from infini_run.options.grammar import GRAMMAR
+from infini_run.options.options import Options, resolve
+from infini_run.options.table import FLAGS, GROUPS, PREFIXES, TABLE
 from infini_run.record import fields, replace
 from infini_run.value_types import MAX_INT, StreamMap
 
@@ -447,7 +447,7 @@ def test_reading_a_command_line_imports_nothing_heavy():
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 resolve(["--nnodes=2", "--log-dir=x", "program", "--x"], {"PET_NODE_RANK": "1"})
 print(*sys.modules)
 """
@@ -456,5 +456,14 @@ print(*sys.modules)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint(heavy)
     assert {name for name in loaded if name.startswith("infini_run.")} == {
-        f"infini_run.{name}" for name in ("errors", "flags", "value_types", "option_table", "options", "record")
+        f"infini_run.{name}"
+        for name in (
+            "errors",
+            "options",
+            "options.grammar",
+            "value_types",
+            "options.table",
+            "options.options",
+            "record",
+        )
     }

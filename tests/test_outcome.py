@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.group import KINDS, STEPS, Event
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 from infini_run.outcome import Outcome
 from infini_run.plan import Node, make_plan
 from infini_run.survey import Command

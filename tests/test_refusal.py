@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 
 
 def refused(*argv, **environ):

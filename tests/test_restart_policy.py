@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.options import resolve
+from infini_run.options.options import resolve
 from infini_run.plan import Node, make_plan
 from infini_run.record import replace
 from infini_run.report.report import Exit, Report, Stray

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import UsageError
-from infini_run.options import resolve
-from infini_run.roster import exported, options_of_agents
+from infini_run.options.nodes import exported, options_of_agents
+from infini_run.options.options import resolve
 
 
 def roster_of(*flags, environ=None):

@@ -15,7 +15,7 @@ import pytest
 from conftest import CHILDREN
 from test_torchrun import DOCUMENTED
 
-from infini_run.option_table import TABLE
+from infini_run.options.table import TABLE
 
 pytestmark = pytest.mark.torch
 EXAMPLE = str(Path(__file__).parent.parent / "examples" / "ddp.py")

@@ -15,11 +15,11 @@ from conftest import COMMAND
 from test_plan import plan_of
 
 from infini_run.errors import UsageError
-from infini_run.flags import Setting
-from infini_run.option_table import TABLE
-from infini_run.options import resolve
+from infini_run.options.grammar import Setting
+from infini_run.options.options import resolve
+from infini_run.options.table import TABLE
+from infini_run.options.torchrun import translate
 from infini_run.system.secure_files import open_logs
-from infini_run.torchrun import translate
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "torchrun.md"
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.options import Options
+    from infini_run.options.nodes import Roster
+    from infini_run.options.options import Options
     from infini_run.peer import Peer
-    from infini_run.roster import Roster
 
     class Life(Protocol):
         """A worker, as the bridge knows it. What is told comes from the bridge's thread."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.group import Spec
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan, Worker
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9

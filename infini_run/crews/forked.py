@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.runner import Run
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.plan import Plan
     from infini_run.report.report import Report
 

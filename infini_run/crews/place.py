@@ -8,8 +8,8 @@ from infini_run.api import one_of_two, read_flags
 from infini_run.crews.runner import MEETING, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
+from infini_run.options.nodes import ENGINES
 from infini_run.record import replace
-from infini_run.roster import ENGINES
 from infini_run.system.interpreter import own_python
 from infini_run.value_types import proc_count
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.options import Options
-    from infini_run.roster import Roster
+    from infini_run.options.nodes import Roster
+    from infini_run.options.options import Options
 
 # What is said to the head; all other flags are the workers'.
 _REACH = (
@@ -34,8 +34,8 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
     if hosts is None or hosts == "":
         return ()
     if hosts == "auto":
-        from infini_run.auto import read_file
         from infini_run.environments.detect import detect
+        from infini_run.options.from_environment import read_file
 
         site = detect(os.environ, read_file)
         return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
@@ -92,9 +92,9 @@ def _engine(reach: Mapping[str, Any]) -> str:
     asked = str(reach.get("engine") or "auto")
     if asked != "auto":
         return asked
-    from infini_run.auto import read_file
     from infini_run.environments.detect import detect
     from infini_run.environments.hostlist import parse_hosts
+    from infini_run.options.from_environment import read_file
 
     site = detect(os.environ, read_file)
     if site is None or site.engine not in ENGINES or site.form != BATCH:

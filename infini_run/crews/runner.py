@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
     from infini_run.errors import InfiniRunError
     from infini_run.group import Event
-    from infini_run.options import Options
+    from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan import Plan, Span
     from infini_run.report.report import Exit, Report

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.environments.hostlist import Host
-    from infini_run.options import Options
+    from infini_run.options.options import Options
 
     Told = tuple[Host, int, Mapping[str, Any]]  # a node, its index, what its agent said of itself
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
-    from infini_run.options import Options
+    from infini_run.options.options import Options
 
 WINDOW = 1
 OVER_STDIO = False

@@ -8,8 +8,8 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.flags import parse, quote
 from infini_run.jobs.option_table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
+from infini_run.options.grammar import parse, quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return _print(f"infini-job {version('infini-run')}")
     if verb not in VERBS:
-        from infini_run.spelling import nearest
+        from infini_run.options.spelling import nearest
 
         near = nearest(verb, VERBS)
         hint = f"the nearest is {near}" if near else f"there are {', '.join(VERBS)}"

@@ -3,10 +3,10 @@ names of jobs. Out of the tables of flags; the scripts stand alone."""
 
 from __future__ import annotations
 
-from infini_run.completion import values, zsh_specs
-from infini_run.flags import GRAMMAR
 from infini_run.jobs.manual import SHORT
 from infini_run.jobs.option_table import VERBS
+from infini_run.options.completion import values, zsh_specs
+from infini_run.options.grammar import GRAMMAR
 
 _OF_JOBS = ("status", "logs", "cancel", "forget")
 

@@ -24,10 +24,10 @@ from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, R
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.verdict import judge, wants_again
 from infini_run.many import make_room, obey
-from infini_run.options import resolve
+from infini_run.options.nodes import Roster
+from infini_run.options.options import resolve
 from infini_run.record import replace
 from infini_run.report.report import signal_name
-from infini_run.roster import Roster
 from infini_run.system.signal_pipe import Signals
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.jobs.folder import Order
-    from infini_run.options import Options
+    from infini_run.options.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
@@ -135,8 +135,8 @@ class Attempt:
     def _hosts(self) -> list[str]:
         """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
         Raises UsageError."""
-        from infini_run.auto import read_file
         from infini_run.environments.detect import detect
+        from infini_run.options.from_environment import read_file
 
         site = detect(self._site, read_file)
         if site is None or site.form != BATCH or not site.hosts:

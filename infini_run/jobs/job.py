@@ -66,7 +66,7 @@ def submit(
 
 def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Any]:
     """Python's names and values, by the command's own grammar. Raises UsageError."""
-    from infini_run.flags import parse
+    from infini_run.options.grammar import parse
 
     words = []
     for name, value in flags.items():

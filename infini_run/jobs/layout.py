@@ -74,7 +74,7 @@ def _unknown_pool(request: Request, facts: Facts, pool: Pool | None) -> list[str
         return []
     if not request.pool:
         return [f"there is no default pool: give --pool={'|'.join(pool.name for pool in facts.pools)}"]
-    from infini_run.spelling import nearest
+    from infini_run.options.spelling import nearest
 
     names = [pool.name for pool in facts.pools]
     near = nearest(request.pool, names)

@@ -13,7 +13,7 @@ from infini_run.jobs.manual import (
     flags_of,
 )
 from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
-from infini_run.manpage import entry, escape, paragraph
+from infini_run.options.manpage import entry, escape, paragraph
 
 _DESCRIPTION = """\
 Describes a distributed training job by its slots, writes a script for Slurm or PBS, submits it once, and knows what

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.flags import GRAMMAR
 from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
-from infini_run.manual import WIDTH, entry
+from infini_run.options.grammar import GRAMMAR
+from infini_run.options.help import WIDTH, entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.flags import Flag
+    from infini_run.options.grammar import Flag
 
 SHORT = {
     "submit": "write a job down, hand it to a batch scheduler once, and say what it is called",

@@ -1,14 +1,15 @@
 """Every flag of infini-job, verb by verb, in the order of --help: the one place for names, defaults and help texts.
 
-The grammar is infini-run's (flags.py). A variable INFINI_JOB_NAME of the environment stands for the flag NAME.
+The grammar is infini-run's (options/grammar.py). A variable INFINI_JOB_NAME of the environment stands for the flag
+NAME.
 """
 
 from __future__ import annotations
 
-from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
 from infini_run.jobs.array import notation
 from infini_run.jobs.image import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
+from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
 from infini_run.value_types import duration, stop_signal, timeout, whole
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)

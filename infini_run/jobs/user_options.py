@@ -6,7 +6,7 @@ abbreviated, so that what is ours is refused however it is spelled. All that is 
 
 from __future__ import annotations
 
-from infini_run.flags import quote
+from infini_run.options.grammar import quote
 from infini_run.record import record
 
 TYPE_CHECKING = False

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.flags import GRAMMAR, Flag, metavar
-from infini_run.option_table import FLAGS, GROUPS
-from infini_run.options import USAGE
+from infini_run.options.grammar import GRAMMAR, Flag, metavar
+from infini_run.options.options import USAGE
+from infini_run.options.table import FLAGS, GROUPS
 
 WIDTH = 79
 COLUMN = 28

@@ -7,8 +7,8 @@ contradicts itself is refused where one authority said both; otherwise the highe
 from __future__ import annotations
 
 from infini_run.errors import UsageError
-from infini_run.flags import COMMAND_LINE, parse
-from infini_run.option_table import DEFAULTS, GRACES_S, PREFIXES, TABLE
+from infini_run.options.grammar import COMMAND_LINE, parse
+from infini_run.options.table import DEFAULTS, GRACES_S, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
 from infini_run.value_types import MAX_INT, NO_PORT, StreamMap
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from infini_run.environments.environment import Site
-    from infini_run.flags import Setting
-    from infini_run.roster import Roster
+    from infini_run.options.grammar import Setting
+    from infini_run.options.nodes import Roster
 
     Given: TypeAlias = dict[str, Setting]
     Values: TypeAlias = dict[str, Any]
@@ -32,7 +32,7 @@ _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backe
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
-                "console")  # effect.py  # fmt: skip
+                "console")  # ineffective_flags.py  # fmt: skip
 _SECONDS = (
     "restart_delay",
     "restart_window",
@@ -135,7 +135,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         if asked is not None and asked.value and asked.level == COMMAND_LINE:
             return Request(question=question, options=None, words=(asked.value, *parsed.program))
     if not given.keys().isdisjoint(_TORCHRUN):
-        from infini_run.torchrun import translate
+        from infini_run.options.torchrun import translate
 
         translate(given)
     _settle_endpoint(given)
@@ -168,7 +168,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
 def _idle_flags(given: Given, values: Values, roster: Roster | None, environ: Mapping[str, str]) -> str:
     """What there is to say of flags that do nothing here."""
-    from infini_run.effect import HAND, HERE, idle_flags
+    from infini_run.options.ineffective_flags import HAND, HERE, idle_flags
 
     is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
     place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
@@ -176,7 +176,7 @@ def _idle_flags(given: Given, values: Values, roster: Roster | None, environ: Ma
 
 
 def _hint_of_flag(name: str) -> str:
-    from infini_run.hint import of_flag
+    from infini_run.options.hints import of_flag
 
     return of_flag(name)
 
@@ -189,7 +189,7 @@ def _said(given: Given, name: str) -> str:
 def _find_site(given: Given, environ: Mapping[str, str]) -> Site | None:
     if "engine" not in given or given["engine"].value != "auto":
         return None
-    from infini_run.auto import adopt
+    from infini_run.options.from_environment import adopt
 
     return adopt(given, environ)
 
@@ -200,8 +200,8 @@ def _find_roster(given: Given, environ: Mapping[str, str]) -> Roster | None:
     ]
     if not asked or (asked == ["engine"] and given["engine"].value == "auto"):
         return None
-    from infini_run.auto import read_file
-    from infini_run.roster import call_roll
+    from infini_run.options.from_environment import read_file
+    from infini_run.options.nodes import call_roll
 
     return call_roll(given, environ, read_file)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import parse_hosts, read_hostfile
 from infini_run.errors import UsageError
-from infini_run.flags import COMMAND_LINE, Setting
-from infini_run.option_table import PREFIXES
+from infini_run.options.grammar import COMMAND_LINE, Setting
+from infini_run.options.table import PREFIXES
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.environment import Reader
     from infini_run.environments.hostlist import Host
-    from infini_run.options import Options
+    from infini_run.options.options import Options
 
     Given = dict[str, Setting]
 

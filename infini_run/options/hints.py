@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.spelling import nearest
+from infini_run.options.spelling import nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

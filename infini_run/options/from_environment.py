@@ -11,8 +11,8 @@ from infini_run.environments.detect import detect
 from infini_run.environments.environment import BATCH, Site
 from infini_run.environments.hostlist import compress, quoted
 from infini_run.errors import UsageError, printable
-from infini_run.flags import COMMAND_LINE, Setting
-from infini_run.option_table import DEFAULTS, PREFIXES
+from infini_run.options.grammar import COMMAND_LINE, Setting
+from infini_run.options.table import DEFAULTS, PREFIXES
 from infini_run.record import replace
 from infini_run.value_types import address
 

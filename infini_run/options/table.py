@@ -7,7 +7,7 @@ what it is given and says what to use.
 from __future__ import annotations
 
 from infini_run import value_types
-from infini_run.flags import Flag, Prefix, boolean, index, plain, switch
+from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _foreign(name: str) -> Callable[[str], object]:
     """A kind that is imported only when somebody gives the flag."""
 
     def read(text: str) -> object:
-        from infini_run.torchrun import KINDS
+        from infini_run.options.torchrun import KINDS
 
         return KINDS[name](text)
 

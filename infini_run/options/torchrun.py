@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from infini_run import value_types
 from infini_run.errors import UsageError
-from infini_run.flags import quote
+from infini_run.options.grammar import quote
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from infini_run.flags import Setting
+    from infini_run.options.grammar import Setting
 
 # torch/numa/binding.py. A core complex is one L3 cache for each rank: a share of its own comes nearest.
 BINDS = {"node": "numa", "socket": "socket", "exclusive": "cores", "core-complex": "cores"}

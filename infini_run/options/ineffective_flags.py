@@ -7,14 +7,14 @@ variable or a file of flags may be meant for other launches. A host program, whi
 
 from __future__ import annotations
 
-from infini_run.flags import COMMAND_LINE
-from infini_run.option_table import DEFAULTS
+from infini_run.options.grammar import COMMAND_LINE
+from infini_run.options.table import DEFAULTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.flags import Setting
+    from infini_run.options.grammar import Setting
 
 HERE, HAND = "here", "hand"  # one launcher for itself; one of several that a token joins
 _MANY = ("ssh", "slurm", "pbs", "mpi")

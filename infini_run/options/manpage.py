@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.flags import GRAMMAR, Flag
-from infini_run.manual import EXAMPLES, EXIT_CODES, GRAMMAR_TEXT, TITLES, explain, usage
-from infini_run.option_table import FLAGS, GROUPS
-from infini_run.options import USAGE
+from infini_run.options.grammar import GRAMMAR, Flag
+from infini_run.options.help import EXAMPLES, EXIT_CODES, GRAMMAR_TEXT, TITLES, explain, usage
+from infini_run.options.options import USAGE
+from infini_run.options.table import FLAGS, GROUPS
 
 _WIDTH = 64  # of the source, before anything is escaped
 

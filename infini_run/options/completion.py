@@ -6,8 +6,8 @@ asked for; from the program on, whatever the shell would complete without us.
 
 from __future__ import annotations
 
-from infini_run.flags import GRAMMAR, Flag, metavar
-from infini_run.option_table import FLAGS
+from infini_run.options.grammar import GRAMMAR, Flag, metavar
+from infini_run.options.table import FLAGS
 
 SHELLS = ("bash", "zsh")
 _KINDS = {"FILE": "file", "FILE.png": "file", "DIR": "folder", "NAME,...": "variables", "SIGNAL": "signal"}
