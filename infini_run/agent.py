@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from infini_run.group import Entry, Event
     from infini_run.node import NodeRun
     from infini_run.options.options import Options
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
+    from infini_run.plan.program import Command
     from infini_run.relay import Relay
-    from infini_run.survey import Command
     from infini_run.system.signal_pipe import CtrlZ
 
 VERSION_FIELD = "version"
@@ -220,8 +220,8 @@ class Agent:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
         from infini_run.options.options import Options
+        from infini_run.plan.program import find_command, survey
         from infini_run.port import free_port
-        from infini_run.survey import find_command, survey
         from infini_run.version import VERSION
 
         self._cwd = spec["cwd"] if self._own is None else os.getcwd()
@@ -358,8 +358,8 @@ class Agent:
     def _plan(
         self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]
     ) -> tuple[Plan, Options]:
-        from infini_run.plan import Span, make_plan
-        from infini_run.survey import error_folder, survey
+        from infini_run.plan.model import Span, make_plan
+        from infini_run.plan.program import error_folder, survey
 
         options = replace(
             options,
@@ -384,7 +384,7 @@ class Agent:
             span=Span(first=go["first"], world_size=go["world_size"], most=go["most"]),
         )
         if go["restarts"]:
-            from infini_run.restart import renewed
+            from infini_run.plan.restart_policy import renewed
 
             plan = renewed(plan, launch_id=launch_id, master_port=options.master_port, restarts=go["restarts"])
         return plan, options

@@ -21,10 +21,10 @@ from infini_run.node import NodeRun
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
-from infini_run.plan import MARK, make_plan, spans_of
+from infini_run.plan.model import MARK, make_plan, spans_of
+from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.ready import all_ready
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.system.fork_hooks import forget_in_children
 
 TYPE_CHECKING = False
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options, Request
     from infini_run.overview import Overview
-    from infini_run.plan import Plan, Span
+    from infini_run.plan.model import Plan, Span
+    from infini_run.plan.program import Command
     from infini_run.report.report import Exit, Report
     from infini_run.seeing import Seeing
-    from infini_run.survey import Command
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _PATHS = ("DIR", "FILE", "FILE.png")

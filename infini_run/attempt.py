@@ -15,8 +15,8 @@ from _thread import RLock
 from infini_run.errors import InfiniRunError, StartError, printable
 from infini_run.group import Event, Group, debug_flags
 from infini_run.node import NodeRun
+from infini_run.plan.program import absolute
 from infini_run.record import replace
-from infini_run.survey import absolute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from infini_run.group import Entry
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
+    from infini_run.plan.restart_policy import Decision, Tally
     from infini_run.report.report import Exit, Report
-    from infini_run.restart import Decision, Tally
     from infini_run.seeing import Seeing
 
 _KEPT = 100  # first failures, the last of them: a window may allow restarts without end
@@ -176,7 +176,7 @@ class Attempts:
             self._over = True
             return []
         self._run.close()
-        from infini_run.restart import Tally, decide
+        from infini_run.plan.restart_policy import Tally, decide
 
         report = self._run.report()
         decision = decide(report, self._options, self._tally or Tally(), _chance())
@@ -193,8 +193,8 @@ class Attempts:
         except StartError as error:
             self._over, self._why_not = True, str(error)
             return []
+        from infini_run.plan.restart_policy import describe
         from infini_run.report.report import duration_text
-        from infini_run.restart import describe
 
         self._due_s = time.monotonic() + decision.delay_s
         self._tally = decision.tally
@@ -245,7 +245,7 @@ class Attempts:
 
     def _begin(self) -> list[Event]:
         """The next attempt. One that cannot be started for want of something counts as one that failed."""
-        from infini_run.restart import Tally, renewed, spend
+        from infini_run.plan.restart_policy import Tally, renewed, spend
 
         self._end_pause()
         tally, before = self._tally or Tally(), self._run

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infini_run.group import Entry
     from infini_run.node import NodeRun
     from infini_run.options.options import Options, Request
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
     from infini_run.seeing import Seeing
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
@@ -189,8 +189,8 @@ def _warn_of_address(options: Options) -> None:
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: Site | None) -> Plan:
-    from infini_run.plan import Task, make_plan, spans_of
-    from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
+    from infini_run.plan.model import Task, make_plan, spans_of
+    from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     task = None
@@ -227,8 +227,8 @@ def _launch(
     asks_fd: int,
     seeing: Seeing | None,
 ) -> int:
+    from infini_run.plan.program import absolute
     from infini_run.record import replace
-    from infini_run.survey import absolute
 
     entry = replace(_take_entry(before), asks_fd=asks_fd)
     report_path = absolute("report", options.report) if options.report else ""
@@ -291,7 +291,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
     from infini_run.isolate import open_asking, run_isolated
-    from infini_run.survey import error_folder, new_launch_id
+    from infini_run.plan.program import error_folder, new_launch_id
 
     entry = _take_entry(before)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
@@ -342,7 +342,7 @@ def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> i
 
 
 def _show(plan: Plan, options: Options, before: set[int] | None, site: Site | None) -> int:
-    from infini_run.dry_run import render_json, render_text
+    from infini_run.plan.dry_run import render_json, render_text
 
     _unblock(before)
     return _print(1, render_json(plan, site) if options.dry_run == "json" else render_text(plan, site))

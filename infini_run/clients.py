@@ -13,7 +13,7 @@ from infini_run.engines import Client
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.link import Wire
-from infini_run.plan import MARK
+from infini_run.plan.model import MARK
 from infini_run.record import record
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command

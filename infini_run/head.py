@@ -26,12 +26,12 @@ from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missi
 from infini_run.options.nodes import HAND, HEADS_OWN, Roster, exported, options_of_agents
 from infini_run.peer import NEW, OVER, STATES
 from infini_run.plain import record_of, to_plain
-from infini_run.plan import spans_of
+from infini_run.plan.model import spans_of
+from infini_run.plan.program import new_launch_id
+from infini_run.plan.restart_state import Repeats
 from infini_run.record import replace
-from infini_run.repeat import Repeats
 from infini_run.report.merge import join_reports, lost_report
 from infini_run.report.report import Report, duration_text, signal_name
-from infini_run.survey import new_launch_id
 from infini_run.system.addresses import read_hosts
 from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION

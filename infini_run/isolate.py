@@ -10,7 +10,7 @@ import os
 
 from infini_run.errors import StartError
 from infini_run.group import GUARD, STEPS, Group, Spec, debug_flags, settle_entry
-from infini_run.plan import MARK
+from infini_run.plan.model import MARK
 from infini_run.record import replace
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Event
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit
     from infini_run.screen import Screen
 

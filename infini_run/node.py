@@ -24,7 +24,7 @@ from infini_run.group import (
     forking,
     is_main_thread,
 )
-from infini_run.plan import MARK, inheriting
+from infini_run.plan.model import MARK, inheriting
 from infini_run.scratch import Scratch, has_descriptors
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.group import Entry, Event
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.plan import Output, Plan, Worker
+    from infini_run.plan.model import Output, Plan, Worker
     from infini_run.relay import Relay
     from infini_run.report.report import Report
     from infini_run.seeing import Seeing

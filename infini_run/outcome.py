@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.options.options import Options
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import Look
 
 _KILL = 9
@@ -246,7 +246,7 @@ class Outcome:
         first, port = self.first_failure(), self._plan.master_port
         if first is None or first.rank != 0 or not first.code or first.verdict:
             return 0
-        from infini_run.survey import is_taken
+        from infini_run.plan.program import is_taken
 
         return port if is_taken(port) else 0
 

@@ -12,7 +12,7 @@ import time
 from infini_run.errors import LinkError, printable
 from infini_run.group import KINDS, Event
 from infini_run.outcome import Outcome
-from infini_run.plan import Output, Plan, Worker
+from infini_run.plan.model import Output, Plan, Worker
 from infini_run.relay import MOST_LINES
 from infini_run.report.report import duration_text, signal_name
 from infini_run.sample import Sample
@@ -363,9 +363,9 @@ def open_overview(
 ) -> tuple[Overview | None, Options]:
     """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
     there is no terminal for the table. Raises UsageError: rich is missing, or the trace cannot be written."""
+    from infini_run.plan.program import absolute
     from infini_run.record import replace
     from infini_run.seeing import check_names, open_display
-    from infini_run.survey import absolute
     from infini_run.system.secure_files import check_target
 
     check_names(options)

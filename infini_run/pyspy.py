@@ -11,7 +11,7 @@ import sys
 
 from infini_run.errors import StartError
 from infini_run.group import STEPS, Group, Spec, debug_flags
-from infini_run.plan import MARK
+from infini_run.plan.model import MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.plan import Worker
+    from infini_run.plan.model import Worker
 
 
 @record

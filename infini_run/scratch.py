@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.options.options import Options
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
 
 
 MEMORY = "/dev/shm"

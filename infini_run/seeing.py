@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.live import Display, Scene
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
     from infini_run.sample import Sampler
     from infini_run.trace import Trace
 
@@ -105,7 +105,7 @@ def open_seeing(
     check_names(options)
     trace = None
     if options.trace:
-        from infini_run.survey import absolute
+        from infini_run.plan.program import absolute
         from infini_run.system.secure_files import check_target
         from infini_run.trace import Trace
 
@@ -124,7 +124,7 @@ def check_names(options: Options) -> None:
 
 def _place(flag: str, path: str) -> tuple[str, str]:
     """The folder and the name that a file is renamed to: links lead to a folder, a link itself is replaced."""
-    from infini_run.survey import absolute
+    from infini_run.plan.program import absolute
 
     folder, name = os.path.split(absolute(flag, path))
     return os.path.realpath(folder), name

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import NoReturn
 
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
 
 
 def become_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.group import Event
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
 
     class Volumes(Protocol):
         """What a group knows of how much its workers have written, by index."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Entry, Group
     from infini_run.options.options import Options
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import Look
 
 _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are looked at together

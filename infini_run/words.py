@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Group
     from infini_run.outcome import Outcome
-    from infini_run.plan import Worker
+    from infini_run.plan.model import Worker
 
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_site import BATCH_SCRIPT, FILES, HYDRA, JOB, KNOWN, LWS, OPENMPI, SRUN, VALUES, VECTORS, reader
 
-from infini_run import plan
 from infini_run.environments.detect import detect
 from infini_run.errors import UsageError
 from infini_run.options import from_environment
 from infini_run.options.from_environment import describe, facts
 from infini_run.options.options import Request, resolve
+from infini_run.plan import model
 
 ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
 TASKS = SRUN | {
@@ -218,7 +218,7 @@ def test_a_flag_at_its_default_needs_no_launcher():
 
 
 def test_the_mark_of_a_rank_is_the_plans():
-    assert from_environment.MARK == plan.MARK
+    assert from_environment.MARK == model.MARK
 
 
 surroundings = st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(VALUES) | st.text(), max_size=25)

@@ -299,9 +299,10 @@ PLAIN = {
             "options.table",
             "options.options",
             "plan",
+            "plan.model",
             "record",
             "scratch",
-            "survey",
+            "plan.program",
         )
     ),
 }

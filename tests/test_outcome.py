@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from infini_run.group import KINDS, STEPS, Event
 from infini_run.options.options import resolve
 from infini_run.outcome import Outcome
-from infini_run.plan import Node, make_plan
-from infini_run.survey import Command
+from infini_run.plan.model import Node, make_plan
+from infini_run.plan.program import Command
 
 
 def outcome_of(*flags, has_terminal=False, oom_kills=-1):

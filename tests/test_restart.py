@@ -476,4 +476,6 @@ def test_nothing_of_it_is_imported_before_there_is_a_need(words, loaded):
     argv = [sys.executable, "-X", "importtime", "-m", "infini_run", *words]
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stderr.splitlines()
     names = {line.rpartition("|")[2].strip() for line in lines}
-    assert names & {"infini_run.attempt", "infini_run.restart"} == {f"infini_run.{name}" for name in loaded}
+    assert names & {"infini_run.attempt", "infini_run.plan.restart_policy"} == {
+        f"infini_run.{name}" for name in loaded
+    }

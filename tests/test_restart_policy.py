@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.options.options import resolve
-from infini_run.plan import Node, make_plan
-from infini_run.record import replace
-from infini_run.report.report import Exit, Report, Stray
-from infini_run.restart import (
+from infini_run.plan.model import Node, make_plan
+from infini_run.plan.program import Command
+from infini_run.plan.restart_policy import (
     JITTER,
     MOST_DELAY_S,
     Decision,
@@ -22,7 +21,8 @@ from infini_run.restart import (
     renewed,
     spend,
 )
-from infini_run.survey import Command
+from infini_run.record import replace
+from infini_run.report.report import Exit, Report, Stray
 
 
 def options(*flags):

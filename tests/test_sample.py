@@ -10,7 +10,7 @@ import time
 from conftest import until
 from nvml import MIG, UUIDS, environment
 
-from infini_run.plan import Output, Worker
+from infini_run.plan.model import Output, Worker
 from infini_run.sample import Card, Sampler, gpu_share
 from infini_run.system.procfs import Table
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from infini_run.options.options import resolve
-from infini_run.survey import error_folder, new_launch_id, survey
+from infini_run.plan.program import error_folder, new_launch_id, survey
 from infini_run.system.cgroup import count_cpus
 
 

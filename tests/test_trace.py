@@ -14,7 +14,7 @@ from conftest import play, processes, until
 
 import infini_run as ir
 from infini_run.group import Event
-from infini_run.plan import Output, Plan, Worker
+from infini_run.plan.model import Output, Plan, Worker
 from infini_run.trace import Trace
 
 PHASES = {"X": {"dur"}, "i": {"s"}, "C": {"args"}, "M": {"args"}}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infini_run.group import Spec
     from infini_run.options.options import Options
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
 
 _PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _libc = ctypes.CDLL(None, use_errno=True)

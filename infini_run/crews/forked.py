@@ -22,11 +22,11 @@ from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.group import Event
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
-from infini_run.plan import make_plan
+from infini_run.plan.model import make_plan
+from infini_run.plan.program import find_command, new_launch_id, survey
 from infini_run.port import free_port, let_go
 from infini_run.record import replace
 from infini_run.report.report import describe_end
-from infini_run.survey import find_command, new_launch_id, survey
 from infini_run.system.fork_hooks import forget_in_children
 from infini_run.system.poller import poll_ms
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.runner import Run
     from infini_run.options.options import Options
-    from infini_run.plan import Plan
+    from infini_run.plan.model import Plan
     from infini_run.report.report import Report
 
 _END_S = 15.0  # how long a zygote may take to end a run by SIGKILL; the core gives up after 5

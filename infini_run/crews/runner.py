@@ -16,9 +16,9 @@ from infini_run.channel import connect
 from infini_run.errors import ChannelError, UsageError
 from infini_run.group import forking
 from infini_run.node import NodeRun
-from infini_run.plan import make_plan
+from infini_run.plan.model import make_plan
+from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.record import replace
-from infini_run.survey import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.system.fork_hooks import forget_in_children
 from infini_run.system.interpreter import inherited_flags, own_path
 from infini_run.words import last_words
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.group import Event
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
-    from infini_run.plan import Plan, Span
+    from infini_run.plan.model import Plan, Span
     from infini_run.report.report import Exit, Report
 
     class Runner(Protocol):

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infini_run.environments.environment import Site
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
 
 
 def render_text(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:

@@ -6,13 +6,13 @@ has the report of several.
 
 from __future__ import annotations
 
-from infini_run.plan import MARK, notify_address
+from infini_run.plan.model import MARK, notify_address
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.options.options import Options
-    from infini_run.plan import Plan, Worker
+    from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Report
 
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from infini_run.devices.cpu_binding import Place
     from infini_run.options.options import Options
-    from infini_run.survey import Command
+    from infini_run.plan.program import Command
 
 MARK = "INFINI_RUN_ID"
 _WORLD_LIMIT = 2**31 - 1

@@ -12,7 +12,7 @@ import stat
 import sys
 
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
-from infini_run.plan import Node
+from infini_run.plan.model import Node
 from infini_run.record import record, replace
 from infini_run.scratch import MEMORY, PREFIX
 

@@ -1,6 +1,6 @@
 """Whether and when the head starts all ranks of all nodes again: the count, the delay, what there is to tell.
 
-The policy is restart.py's, as on one node; this is its memory between two attempts.
+The policy is restart_policy.py's, as on one node; this is its memory between two attempts.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import time
 
+from infini_run.plan.restart_policy import Tally, decide, describe
 from infini_run.record import replace
 from infini_run.report.report import duration_text
-from infini_run.restart import Tally, decide, describe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

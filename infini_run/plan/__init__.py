@@ -1,0 +1,1 @@
+"""What will run: commands, ranks and their environment. Pure, but for what is looked up on this machine."""
