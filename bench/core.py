@@ -1,4 +1,4 @@
-"""(b) Core: spawn and reap through `infini_run.group`, in one process that is already up, against floor.c.
+"""(b) Core: spawn and reap through `infini_run.core.group`, in one process that is already up, against floor.c.
 
 The floor gets the same memory, the same count and the same environment. Both take turns; each turn is a few
 rounds in a fresh process. The functions up to `time_exec` are all that know the interface of the group.
@@ -28,7 +28,7 @@ INSIDE = "--inside"
 
 def make_group(n: int) -> tuple[Any, list[Any]]:
     """A group as a library makes it, and what its workers are."""
-    from infini_run import group
+    from infini_run.core import group
 
     made = group.Group(n, mark=b"INFINI_RUN_ID=bench", grace_s=10.0, stop_signal=15, stop_scope="group")
     program = TRUE.encode()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infini_run.api import ProcessLauncher, launch_local, launch_multi_node, run
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
+    from infini_run.core.group import Event
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
     from infini_run.crews.handle import LaunchHandle
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
         WorkerDied,
         WorkerError,
     )
-    from infini_run.group import Event
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.state import Status
     from infini_run.report.hang_snapshot import Look
@@ -115,7 +115,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Event": "group",
+    "Event": "core.group",
     "Exit": "report.report",
     "ProcessLauncher": "api",
     "Report": "report.report",

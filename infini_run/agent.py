@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.group import Entry, Event
+    from infini_run.core.group import Entry, Event
     from infini_run.node import NodeRun
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -285,7 +285,7 @@ class Agent:
     # ---- a launch
 
     def _launch(self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]) -> None:
-        from infini_run.group import settle_entry
+        from infini_run.core.group import settle_entry
         from infini_run.node import NodeRun
 
         if self._entry is None:
@@ -606,7 +606,7 @@ def _take_process() -> Entry:
     """As the command does: signals are the group's to read from here on."""
     import _signal
 
-    from infini_run.group import take_entry
+    from infini_run.core.group import take_entry
 
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
     return take_entry(sum(1 << (number - 1) for number in before))
@@ -620,7 +620,7 @@ def _begun() -> str:
 
 def _say(text: str) -> None:
     """On our own stderr, which nobody may read."""
-    from infini_run.outlet import write_all
+    from infini_run.core.nonblocking_writer import write_all
 
     write_all(2, os.fsencode(text + "\n"), _READER_S)
 

@@ -15,8 +15,8 @@ from _thread import RLock
 from warnings import warn
 from weakref import WeakSet
 
+from infini_run.core.group import Quietly, forking, write
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
-from infini_run.group import Quietly, forking, write
 from infini_run.node import NodeRun
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.attempt import Attempts
+    from infini_run.core.group import Event
     from infini_run.environments.environment import Site
-    from infini_run.group import Event
     from infini_run.head import Head
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options, Request

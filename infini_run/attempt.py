@@ -12,8 +12,8 @@ import stat
 import time
 from _thread import RLock
 
+from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.group import Event, Group, debug_flags
 from infini_run.node import NodeRun
 from infini_run.plan.program import absolute
 from infini_run.record import replace
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.group import Entry
+    from infini_run.core.group import Entry
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan

@@ -12,8 +12,8 @@ from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.attempt import Attempts
+    from infini_run.core.group import Entry
     from infini_run.environments.environment import Site
-    from infini_run.group import Entry
     from infini_run.node import NodeRun
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
@@ -142,7 +142,7 @@ def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
 
 
 def _take_entry(before: set[int] | None) -> Entry:
-    from infini_run.group import take_entry
+    from infini_run.core.group import take_entry
 
     blocked = _block() if before is None else before
     return take_entry(sum(1 << (number - 1) for number in blocked))
@@ -262,7 +262,7 @@ def _start(
         run = Attempts(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
         run.start()
         return run
-    from infini_run.group import settle_entry
+    from infini_run.core.group import settle_entry
     from infini_run.node import NodeRun
 
     run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
@@ -364,7 +364,7 @@ def _tell(text: str, *, wait_s: float | None = None) -> None:
     if "infini_run._irun" not in sys.modules:
         _print(2, text)
         return
-    from infini_run.outlet import write_all
+    from infini_run.core.nonblocking_writer import write_all
 
     write_all(2, os.fsencode(text + "\n"), wait_s, _stop_fd if wait_s is None else None)
 

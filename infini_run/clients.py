@@ -9,9 +9,9 @@ import time
 from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
+from infini_run.core.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.engines import Client
 from infini_run.errors import ProgramMissing, StartError
-from infini_run.group import PIPE, Group, Spec, debug_flags, is_main_thread
 from infini_run.link import Wire
 from infini_run.plan.model import MARK
 from infini_run.record import record

@@ -1,4 +1,5 @@
-"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader (outlet.py).
+"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader
+(core/nonblocking_writer.py).
 
 The caller reads no more from the nodes until `waiting` is small again.
 """
@@ -10,7 +11,7 @@ import stat
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run import frame
-from infini_run.outlet import Outlet
+from infini_run.core.nonblocking_writer import Outlet
 from infini_run.system.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False

@@ -15,12 +15,12 @@ from infini_run import border, frame
 from infini_run.clients import Clients
 from infini_run.clock import Absence, ask
 from infini_run.console import Outlets
+from infini_run.core.group import forking
 from infini_run.engines import Contact, find_engine
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.feed import Feed
 from infini_run.fleet import Fleet
 from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.group import forking
 from infini_run.link import TOKEN
 from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
 from infini_run.options.nodes import HAND, HEADS_OWN, Roster, exported, options_of_agents

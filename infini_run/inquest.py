@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.group import Entry, Group
+    from infini_run.core.group import Entry, Group
     from infini_run.system.procfs import Table
 
 _RANKS = 256  # that are looked at, those that hang first

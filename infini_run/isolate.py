@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from infini_run.core.group import GUARD, STEPS, Group, Spec, debug_flags, settle_entry
 from infini_run.errors import StartError
-from infini_run.group import GUARD, STEPS, Group, Spec, debug_flags, settle_entry
 from infini_run.plan.model import MARK
 from infini_run.record import replace
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.group import Entry, Event
+    from infini_run.core.group import Entry, Event
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
 _INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 
+from infini_run.core.group import write
 from infini_run.errors import LinkError
 from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack, sealed
-from infini_run.group import write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Protocol
 
-    from infini_run.group import Event
+    from infini_run.core.group import Event
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit

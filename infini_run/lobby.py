@@ -13,10 +13,10 @@ import time
 from _functools import partial
 
 from infini_run import frame
+from infini_run.core.group import forking
 from infini_run.dial import accept, find_address, listen, own_addresses
 from infini_run.errors import LinkError, UsageError
 from infini_run.frame import unpack_json
-from infini_run.group import forking
 from infini_run.link import Handshake
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import LIMITS

@@ -10,8 +10,7 @@ import os
 import time
 from _thread import RLock
 
-from infini_run.errors import StartError, UsageError, printable
-from infini_run.group import (
+from infini_run.core.group import (
     GUARD,
     INHERIT,
     PIPE,
@@ -24,6 +23,7 @@ from infini_run.group import (
     forking,
     is_main_thread,
 )
+from infini_run.errors import StartError, UsageError, printable
 from infini_run.plan.model import MARK, inheriting
 from infini_run.scratch import Scratch, has_descriptors
 
@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.group import Entry, Event
+    from infini_run.core.group import Entry, Event
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Output, Plan, Worker

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.group import STEPS, Event
+from infini_run.core.group import STEPS, Event
 from infini_run.record import replace
 from infini_run.report.report import Exit, Report, Stray, signal_name
 from infini_run.system.cgroup import oom_kills

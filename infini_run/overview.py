@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from infini_run.core.group import KINDS, Event
 from infini_run.errors import LinkError, printable
-from infini_run.group import KINDS, Event
 from infini_run.outcome import Outcome
 from infini_run.plan.model import Output, Plan, Worker
 from infini_run.relay import MOST_LINES

@@ -12,7 +12,7 @@ import errno
 import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
-from infini_run.group import forking
+from infini_run.core.group import forking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

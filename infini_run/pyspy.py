@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import sys
 
+from infini_run.core.group import STEPS, Group, Spec, debug_flags
 from infini_run.errors import StartError
-from infini_run.group import STEPS, Group, Spec, debug_flags
 from infini_run.plan.model import MARK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.group import Entry
+    from infini_run.core.group import Entry
 
 LIMIT_S = 10.0  # for all of them
 _AT_ONCE = 4

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from infini_run.group import Event, Group
+    from infini_run.core.group import Event, Group
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
     from infini_run.sample import Sampler

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.outlet import Outlet, wait
+from infini_run.core.nonblocking_writer import Outlet, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.group import Event, Group
+    from infini_run.core.group import Event, Group
     from infini_run.live import Display, Scene
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome

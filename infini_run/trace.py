@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Protocol
 
-    from infini_run.group import Event
+    from infini_run.core.group import Event
     from infini_run.plan.model import Plan, Worker
 
     class Volumes(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.group import Event
+from infini_run.core.group import Event
 from infini_run.hang import Vigil
 from infini_run.inquest import Inquest, Subject, write_looks
 from infini_run.record import record
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.group import Entry, Group
+    from infini_run.core.group import Entry, Group
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import Look

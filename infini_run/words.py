@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.group import Group
+    from infini_run.core.group import Group
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Worker
 

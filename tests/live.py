@@ -10,7 +10,7 @@ import time
 
 from conftest import LIMIT_S, OURS
 
-from infini_run.group import INHERIT, Group, Spec
+from infini_run.core.group import INHERIT, Group, Spec
 
 _serial = itertools.count()
 

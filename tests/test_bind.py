@@ -216,13 +216,13 @@ def test_a_node_that_is_not_there_leaves_the_memory_to_the_kernel(every_path):
 
 
 def debug_of(path):
-    from infini_run.group import debug_flags
+    from infini_run.core.group import debug_flags
 
     return debug_flags({"INFINI_RUN_DEBUG": path})
 
 
 def step_of(words):
-    from infini_run.group import STEPS
+    from infini_run.core.group import STEPS
 
     return next(number for number, said in STEPS.items() if said == words)
 

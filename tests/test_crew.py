@@ -475,7 +475,15 @@ def test_a_crew_in_a_worker_works_and_goes_with_it():
 
 def test_a_worker_imports_little(crew):
     modules = crew.ask("modules").result()
-    for heavy in ("argparse", "asyncio", "typing", "cloudpickle", "dataclasses", "subprocess", "infini_run.group"):
+    for heavy in (
+        "argparse",
+        "asyncio",
+        "typing",
+        "cloudpickle",
+        "dataclasses",
+        "subprocess",
+        "infini_run.core.group",
+    ):
         assert heavy not in modules
 
 

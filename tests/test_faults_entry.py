@@ -149,7 +149,7 @@ def test_we_sit_in_the_root_directory_and_our_ranks_where_we_were_started(launch
 
 def needed_descriptors():
     """How many Python itself needs to come as far as us: below that nobody can speak."""
-    words = [sys.executable, "-c", "import infini_run.cli, infini_run.options.options, infini_run.group"]
+    words = [sys.executable, "-c", "import infini_run.cli, infini_run.options.options, infini_run.core.group"]
     for n in range(3, 60):
         limit = (resource.RLIMIT_NOFILE, (n, n))
         done = subprocess.run(words, preexec_fn=lambda limit=limit: resource.setrlimit(*limit), capture_output=True)

@@ -17,8 +17,8 @@ from conftest import LIMIT_S, children, descriptors, is_full, processes, until
 from infini_run._irun import ffi, lib
 from live import Live, spec, wait_for_line
 
+from infini_run.core.group import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG, debug_flags
 from infini_run.errors import StartError
-from infini_run.group import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG, debug_flags
 
 PATHS = ["", "fork", "nopidfd", "fork,nopidfd"]
 
@@ -176,7 +176,7 @@ import errno, os, resource, sys
 sys.path[:0] = sys.argv[2:]
 from live import Live, spec
 from infini_run.errors import StartError
-from infini_run.group import PIPE
+from infini_run.core.group import PIPE
 for fd in range(3, 64):
     try: os.close(fd)
     except OSError: pass

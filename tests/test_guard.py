@@ -14,7 +14,7 @@ from conftest import COMMAND, GUARD, is_alive, marked, play, processes, state_of
 from live import Live, spec
 
 import infini_run
-from infini_run.group import debug_flags
+from infini_run.core.group import debug_flags
 
 STUBBORN = ["daemon", "ignore=TERM", "ignore=HUP", "name=left-behind", "say=stray", "wait", "done"]
 MEEK = [*STUBBORN, "say=ready", "wait"]

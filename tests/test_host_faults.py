@@ -435,7 +435,7 @@ def test_a_reader_that_has_gone_does_not_end_a_host_with_sigpipe(writer, host, f
 def test_a_sigpipe_that_was_pending_before_is_not_taken(host):
     text = """
         import os, signal, threading
-        from infini_run.group import write
+        from infini_run.core.group import write
         reader, writer = os.pipe()
         os.close(reader)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})

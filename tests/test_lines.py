@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from live import Live, spec
 
-from infini_run.group import INHERIT, PIPE, PLAIN, TO_CONSOLE
+from infini_run.core.group import INHERIT, PIPE, PLAIN, TO_CONSOLE
 
 # A rank's every byte says whose it is: its pieces of a line, however long the machine lets one wait for the next.
 PIECES = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.group import KINDS, STEPS, Event
+from infini_run.core.group import KINDS, STEPS, Event
 from infini_run.options.options import resolve
 from infini_run.outcome import Outcome
 from infini_run.plan.model import Node, make_plan

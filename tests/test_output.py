@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from live import Live, read_all, spec, wait_for_line
 
 import infini_run as ir
-from infini_run.group import PIPE, TO_CONSOLE, TO_LOG
+from infini_run.core.group import PIPE, TO_CONSOLE, TO_LOG
 
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # fcntl(2); the module has them from Python 3.10 on, on some builds
 BUFFER = 65536  # STREAM_BUFFER of csrc/group/group.h: the longest line that stays in one piece

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from live import Live, spec
 
 import infini_run as ir
+from infini_run.core.group import PIPE, TO_CONSOLE, debug_flags
 from infini_run.errors import StartError
-from infini_run.group import PIPE, TO_CONSOLE, debug_flags
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 SYSTEMD_NOTIFY = pytest.mark.skipif(shutil.which("systemd-notify") is None, reason="systemd-notify is not installed")

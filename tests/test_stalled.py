@@ -16,7 +16,7 @@ import pytest
 from cluster import free_ports
 from conftest import LIMIT_S, until
 
-from infini_run.outlet import Outlet, write_all
+from infini_run.core.nonblocking_writer import Outlet, write_all
 
 # Another user's pipe or terminal cannot be opened anew, also by a root without this capability.
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
@@ -160,7 +160,7 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
     """SIGPIPE would end a host program that has it at its default."""
     code = (
         "import os, signal, socket\n"
-        "from infini_run.outlet import write_all\n"
+        "from infini_run.core.nonblocking_writer import write_all\n"
         "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\n"
         "ours, theirs = socket.socketpair()\n"
         "ours.close()\n"

@@ -145,7 +145,7 @@ def walk_descriptors(infini_run, *flags):
 
 def first_that_starts_an_interpreter():
     """How many descriptors Python itself needs to come as far as us: below that nobody can speak."""
-    words = [sys.executable, "-c", "import infini_run.cli, infini_run.options.options, infini_run.group"]
+    words = [sys.executable, "-c", "import infini_run.cli, infini_run.options.options, infini_run.core.group"]
     for n in range(3, 60):
         done = subprocess.run(words, preexec_fn=limit(resource.RLIMIT_NOFILE, n, n), capture_output=True, check=False)
         if done.returncode == 0:

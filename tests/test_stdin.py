@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live import Live, spec, wait_for_line
 
-from infini_run.group import PIPE, TO_CONSOLE
+from infini_run.core.group import PIPE, TO_CONSOLE
 
 COUNT = (sys.executable, "-ISE", CHILDREN / "count_bytes.py")
 BIG = os.urandom(5_000_000)

@@ -13,7 +13,7 @@ import pytest
 from conftest import play, processes, until
 
 import infini_run as ir
-from infini_run.group import Event
+from infini_run.core.group import Event
 from infini_run.plan.model import Output, Plan, Worker
 from infini_run.trace import Trace
 

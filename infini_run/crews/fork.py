@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+from infini_run.core.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
 from infini_run.errors import StartError
-from infini_run.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
 from infini_run.node import NodeRun
 from infini_run.record import record
 
@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.group import Spec
+    from infini_run.core.group import Spec
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
 

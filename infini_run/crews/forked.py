@@ -16,10 +16,10 @@ from _thread import RLock
 from warnings import warn
 
 from infini_run.api import read_flags
+from infini_run.core.group import Event
 from infini_run.crews.runner import ExecSpawner, Gang, python_command
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.group import Event
 from infini_run.node import NodeRun
 from infini_run.outcome import Outcome
 from infini_run.plan.model import make_plan

@@ -15,12 +15,12 @@ from itertools import accumulate
 from weakref import WeakSet
 
 from infini_run.channel.encoder import bytes_frame
+from infini_run.core.group import forking
 from infini_run.crews.bridge import Bridge
 from infini_run.crews.lanes import LARGEST
 from infini_run.crews.node_runner import NodeRunner
 from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.group import forking
 from infini_run.muster import meeting
 
 TYPE_CHECKING = False

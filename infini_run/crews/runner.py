@@ -13,8 +13,8 @@ from collections import deque
 
 from infini_run.api import read_flags
 from infini_run.channel import connect
+from infini_run.core.group import forking
 from infini_run.errors import ChannelError, UsageError
-from infini_run.group import forking
 from infini_run.node import NodeRun
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from infini_run.channel import Receiver, Sender
     from infini_run.channel.serializer import Buffer
+    from infini_run.core.group import Event
     from infini_run.errors import InfiniRunError
-    from infini_run.group import Event
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan, Span

@@ -1,4 +1,5 @@
-"""The live workers of one node: with outlet.py the only door to the C core (csrc/include/irun.h says what calls do).
+"""The live workers of one node: with nonblocking_writer.py the only door to the C core (csrc/include/irun.h says what
+calls do).
 
 Rules: every byte string that goes down is kept by us until the call returns, the core copies what it
 keeps; calls are serialised by one lock, except the one that blocks, which touches a descriptor only.
@@ -49,7 +50,7 @@ KINDS = {
     lib.IR_ENDED: "ended",
 }
 
-GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.abspath(__file__)), "irun-guard"))
+GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "irun-guard"))
 _DEBUG = {
     "fork": lib.IR_USE_FORK,
     "nopidfd": lib.IR_NO_PIDFD,

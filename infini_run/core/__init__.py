@@ -1,0 +1,1 @@
+"""The only door to the C extension."""
