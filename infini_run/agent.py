@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Entry, Event
+    from infini_run.display.relay import Relay
     from infini_run.node import NodeRun
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.plan.program import Command
-    from infini_run.relay import Relay
     from infini_run.system.signal_pipe import CtrlZ
 
 VERSION_FIELD = "version"
@@ -341,7 +341,7 @@ class Agent:
     def _open_relay(self) -> Relay | None:
         if not self._watched:
             return None
-        from infini_run.relay import Relay
+        from infini_run.display.relay import Relay
 
         self._relay = Relay(
             lambda what: self._wire.send(pack_json(frame.VIEW, what)),

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from infini_run.attempt import Attempts
     from infini_run.core.group import Event
+    from infini_run.display.observers import Seeing
     from infini_run.environments.environment import Site
     from infini_run.head import Head
     from infini_run.options.nodes import Roster
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Span
     from infini_run.plan.program import Command
     from infini_run.report.report import Exit, Report
-    from infini_run.seeing import Seeing
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _PATHS = ("DIR", "FILE", "FILE.png")
@@ -301,7 +301,7 @@ class ProcessLauncher:
             options = replace(options, live="off")
         if options.live == "off" and not options.trace:
             return None, options
-        from infini_run.seeing import open_seeing
+        from infini_run.display.observers import open_seeing
 
         return open_seeing(options, os.environ, say=None)
 

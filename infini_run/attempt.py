@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.core.group import Entry
+    from infini_run.display.observers import Seeing
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
     from infini_run.plan.restart_policy import Decision, Tally
     from infini_run.report.report import Exit, Report
-    from infini_run.seeing import Seeing
 
 _KEPT = 100  # first failures, the last of them: a window may allow restarts without end
 

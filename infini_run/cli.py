@@ -13,11 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.attempt import Attempts
     from infini_run.core.group import Entry
+    from infini_run.display.observers import Seeing
     from infini_run.environments.environment import Site
     from infini_run.node import NodeRun
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
-    from infini_run.seeing import Seeing
 
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
@@ -93,7 +93,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     seeing: Seeing | None = None
     is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
     if is_seen and not options.dry_run:
-        from infini_run.seeing import open_seeing
+        from infini_run.display.observers import open_seeing
 
         seeing, options = open_seeing(options, environ, say=_say)
     plan = _make_plan(options, environ, launch_id, request.site)
@@ -324,7 +324,7 @@ def _same_command() -> list[str]:
 def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> int:
     _unblock(before)
     if question == "plot":
-        from infini_run.plot import plot
+        from infini_run.display.plot import plot
 
         plot(words[0], words[1:])
         return 0

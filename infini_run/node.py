@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.core.group import Entry, Event
+    from infini_run.display.observers import Seeing
+    from infini_run.display.relay import Relay
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Output, Plan, Worker
-    from infini_run.relay import Relay
     from infini_run.report.report import Report
-    from infini_run.seeing import Seeing
     from infini_run.watch import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer

@@ -1,7 +1,7 @@
-"""The head's side of --live and --trace: what all nodes tell (relay.py), as one table and one trace.
+"""The head's side of --live and --trace: what all nodes tell (display/relay.py), as one table and one trace.
 
-It is for many nodes what seeing.py is for one, and is imported only where one of the two was asked for. Times of a
-node become ours as they come in, by what is known of its clocks then (clock.py).
+It is for many nodes what display/observers.py is for one, and is imported only where one of the two was asked for.
+Times of a node become ours as they come in, by what is known of its clocks then (clock.py).
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 import time
 
 from infini_run.core.group import KINDS, Event
+from infini_run.display.relay import MOST_LINES
+from infini_run.display.resource_usage import Sample
 from infini_run.errors import LinkError, printable
 from infini_run.outcome import Outcome
 from infini_run.plan.model import Output, Plan, Worker
-from infini_run.relay import MOST_LINES
 from infini_run.report.report import duration_text, signal_name
-from infini_run.sample import Sample
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.live import Display
+    from infini_run.display.chrome_trace import Trace
+    from infini_run.display.live_table import Display
     from infini_run.options.options import Options
     from infini_run.peer import Peer
-    from infini_run.trace import Trace
 
 _TOLD = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # which is no news of a rank
 _CONT, _TSTP = 18, 20
@@ -236,14 +236,14 @@ class Overview:
                 node.trace.renew(self._restarts)
             node.trace.begin(plan, node.far, now_ns=node.ours_ns(now_ns))
         if self._display is not None:
-            from infini_run.live import Scene
+            from infini_run.display.live_table import Scene
 
             far = node.far
             scene = Scene(plan, far, lambda: outcome, lambda ranks, now_s: far.samples, peer.name)
             self._display.begin(scene, peer.index)
 
     def _open_trace(self, node: _Node, begin_ns: int) -> Trace:
-        from infini_run.trace import MOST_SAMPLES, Home, Trace
+        from infini_run.display.chrome_trace import MOST_SAMPLES, Home, Trace
 
         count = len(self._nodes)
         home = Home(
@@ -326,7 +326,7 @@ class Overview:
 
     def content(self) -> dict[str, Any]:
         """The whole trace so far: ourselves, and every node's launcher and ranks."""
-        from infini_run.trace import process_names, whole
+        from infini_run.display.chrome_trace import process_names, whole
 
         name = f"infini-run, head of {len(self._nodes)} nodes, on {os.uname().nodename}"
         names = process_names(os.getpid(), name, -1 - len(self._nodes))
@@ -353,7 +353,7 @@ class Overview:
             self._display.close()
         if not self._path or not self._nodes:
             return ""
-        from infini_run.trace import write_trace
+        from infini_run.display.chrome_trace import write_trace
 
         return write_trace(self._path, self.content())
 
@@ -363,9 +363,9 @@ def open_overview(
 ) -> tuple[Overview | None, Options]:
     """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
     there is no terminal for the table. Raises UsageError: rich is missing, or the trace cannot be written."""
+    from infini_run.display.observers import check_names, open_display
     from infini_run.plan.program import absolute
     from infini_run.record import replace
-    from infini_run.seeing import check_names, open_display
     from infini_run.system.secure_files import check_target
 
     check_names(options)

@@ -469,12 +469,17 @@ cli.main()
     exit_code, waits, modules = json.loads(done.stdout)
     assert exit_code == 0
     assert set(waits) == {None}
-    assert not {"infini_run.seeing", "infini_run.live", "infini_run.trace", "rich"} & set(modules)
+    assert not {
+        "infini_run.display.observers",
+        "infini_run.display.live_table",
+        "infini_run.display.chrome_trace",
+        "rich",
+    } & set(modules)
     trace = [sys.executable, "-c", code, f"--trace={tmp_path}/t.json", "sleep", "0.1"]
     exit_code, waits, modules = json.loads(subprocess.run(trace, capture_output=True, text=True, check=True).stdout)
     assert exit_code == 0
-    assert "infini_run.trace" in modules
-    assert "infini_run.live" not in modules
+    assert "infini_run.display.chrome_trace" in modules
+    assert "infini_run.display.live_table" not in modules
 
 
 @pytest.mark.root

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
+from infini_run.display.plot import COLOURS, draw, plot
+from infini_run.display.timeline import Bar, Timeline, read_timeline
 from infini_run.errors import UsageError
-from infini_run.plot import COLOURS, draw, plot
-from infini_run.timeline import Bar, Timeline, read_timeline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -282,7 +282,7 @@ def test_of_many_files_only_the_newest_report_is_read(write, tmp_path):
         os.utime(write(report(rank(number)), f"{number}.json"), (number, number))
     os.utime(write("{}", "config.json"), (9, 9))
     code = (
-        "import sys; from infini_run.timeline import read_timeline\n"
+        "import sys; from infini_run.display.timeline import read_timeline\n"
         "def told(event, args): event == 'open' and str(args[0]).endswith('.json') and print(args[0])\n"
         "sys.addaudithook(told)\n"
         "print([bar.rank for bar in read_timeline(['.']).bars])"

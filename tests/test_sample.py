@@ -10,8 +10,8 @@ import time
 from conftest import until
 from nvml import MIG, UUIDS, environment
 
+from infini_run.display.resource_usage import Card, Sampler, gpu_share
 from infini_run.plan.model import Output, Worker
-from infini_run.sample import Card, Sampler, gpu_share
 from infini_run.system.procfs import Table
 
 OUTPUT = Output(console=False, log=False, piped=True)
@@ -71,7 +71,8 @@ def test_the_gpus_of_a_rank_are_those_given_to_it_or_those_it_holds():
 
 
 def test_each_mig_instance_is_a_gpu_of_its_own_and_a_board_that_is_closed_to_us_is_none(driver):
-    code = "from infini_run.sample import open_meter; m = open_meter(); print(*m.read(), sep='\\n'); m.close()"
+    code = "from infini_run.display.resource_usage import open_meter; "
+    code += "m = open_meter(); print(*m.read(), sep='\\n'); m.close()"
     boards = [*MIG, f"{UUIDS[3]}|NVIDIA H100|81559|off|4"]
     held = {"NVML_STUB_HELD": f"MIG-bbbb|12|30\n{UUIDS[0]}|13|-\n{UUIDS[1]}|14|7"}
     environ = environment(LD_LIBRARY_PATH=str(driver.folder), **driver.settings(boards), **held)

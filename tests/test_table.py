@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from infini_run.errors import printable
-from infini_run.table import (
+from infini_run.display.table_rendering import (
     FAILED,
     HUNG,
     LIVE,
@@ -24,6 +23,7 @@ from infini_run.table import (
     size_text,
     up_text,
 )
+from infini_run.errors import printable
 
 PAINTER = Painter({"TERM": "xterm", "NO_COLOR": "1"})
 

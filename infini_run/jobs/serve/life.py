@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from infini_run.display.timeline import Bar, read_timeline
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.record import record
-from infini_run.timeline import Bar, read_timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

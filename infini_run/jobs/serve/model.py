@@ -9,12 +9,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from infini_run.display.timeline import Bar
 from infini_run.jobs.option_table import VERBS
 from infini_run.jobs.scheduler import Facts
 from infini_run.jobs.serve.life import Life
 from infini_run.jobs.state import COMMON, Status
 from infini_run.record import fields
-from infini_run.timeline import Bar
 
 THE_COMMANDS_OWN = ("dir", "wait", "print", "check", "json", "flagfile", "fromenv", "tryfromenv", "undefok")
 Value = bool | int | float | str | list[str] | None

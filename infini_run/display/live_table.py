@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
+from infini_run.display.resource_usage import Sample
+from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Painter, Row, plain, up_text
 from infini_run.report.report import signal_name
-from infini_run.sample import Sample
-from infini_run.table import FAILED, HUNG, LIVE, OVER, Painter, Row, plain, up_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.core.group import Event
+    from infini_run.display.terminal import Screen
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit
-    from infini_run.screen import Screen
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Sample]]
 

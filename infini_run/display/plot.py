@@ -9,15 +9,15 @@ import io
 import os
 import warnings
 
+from infini_run.display.timeline import read_timeline
 from infini_run.errors import UsageError, printable
-from infini_run.timeline import read_timeline
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.timeline import Bar, Timeline
+    from infini_run.display.timeline import Bar, Timeline
 
 _EXTRA = "--plot needs matplotlib, which is not installed: pip install 'infini-run[plot]'"
 COLOURS = {"done": "#2a9d5c", "failed": "#d62828", "stopped": "#9aa0a6", "unknown": "#4a7fb5"}

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import Event, Group
-    from infini_run.live import Display, Scene
+    from infini_run.display.chrome_trace import Trace
+    from infini_run.display.live_table import Display, Scene
+    from infini_run.display.resource_usage import Sampler
     from infini_run.options.options import Options
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
-    from infini_run.sample import Sampler
-    from infini_run.trace import Trace
 
 _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"
 _NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on; going on without it"
@@ -42,8 +42,8 @@ class Seeing:
             self._display.begin(self._scene(plan, group, outcome))
 
     def _scene(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
-        from infini_run.live import Scene
-        from infini_run.sample import Sampler
+        from infini_run.display.live_table import Scene
+        from infini_run.display.resource_usage import Sampler
 
         self._sampler = self._sampler or Sampler()
         return Scene(plan, group, outcome, self._sampler.take)
@@ -105,9 +105,9 @@ def open_seeing(
     check_names(options)
     trace = None
     if options.trace:
+        from infini_run.display.chrome_trace import Trace
         from infini_run.plan.program import absolute
         from infini_run.system.secure_files import check_target
-        from infini_run.trace import Trace
 
         trace = Trace(absolute("trace", options.trace))
         check_target("trace", options.trace, options.log_dir)
@@ -150,8 +150,8 @@ def open_display(
         if is_asked:
             raise UsageError(_EXTRA) from None
         return None
-    from infini_run.live import Display
-    from infini_run.screen import Screen
+    from infini_run.display.live_table import Display
+    from infini_run.display.terminal import Screen
 
     return Display(Screen(2), environ, footer)
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, Group
+    from infini_run.display.resource_usage import Sampler
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
-    from infini_run.sample import Sampler
 
 _GAP_NS = 100_000_000  # at least, between two counts of what ranks have written
 _LINE = 1000  # bytes of a last line
@@ -119,8 +119,8 @@ class Relay:
             self._tell("look", [], [])
             self._flush()
             return
-        from infini_run.live import living
-        from infini_run.sample import Sampler
+        from infini_run.display.live_table import living
+        from infini_run.display.resource_usage import Sampler
 
         now_s = time.monotonic()
         self._sampler = self._sampler or Sampler()
