@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from infini_run.outcome import Outcome
     from infini_run.plan.model import Output, Plan, Worker
     from infini_run.report.report import Report
-    from infini_run.watch import Watch
+    from infini_run.watchdog.watchdog import Watch
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
@@ -324,7 +324,7 @@ class NodeRun:
 
     def _make_watch(self) -> Watch:
         """Late, for a rank that says itself that it hangs, it hears of those that run already."""
-        from infini_run.watch import Watch
+        from infini_run.watchdog.watchdog import Watch
 
         watch = Watch(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
         for event in self.outcome.running() if self._outcome or self._history else ():

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.hang import Vigil
-from infini_run.pyspy import find_pyspy
 from infini_run.system import procfs
+from infini_run.watchdog.hang_detector import Vigil
+from infini_run.watchdog.pyspy import find_pyspy
 
 PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not installed")
 HOST = os.uname().nodename

@@ -10,11 +10,11 @@ import os
 import time
 
 from infini_run.core.group import Event
-from infini_run.hang import Vigil
-from infini_run.inquest import Inquest, Subject, write_looks
 from infini_run.record import record
 from infini_run.report.report import duration_text
 from infini_run.system.procfs import Table
+from infini_run.watchdog.hang_detector import Vigil
+from infini_run.watchdog.snapshot_collector import Inquest, Subject, write_looks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

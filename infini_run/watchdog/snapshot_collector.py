@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.pyspy import Dumps, find_pyspy
 from infini_run.record import record, replace
 from infini_run.report.hang_snapshot import Look
 from infini_run.system.procfs import pictures
 from infini_run.system.secure_files import append_text
+from infini_run.watchdog.pyspy import Dumps, find_pyspy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
