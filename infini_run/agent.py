@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Entry, Event
     from infini_run.display.relay import Relay
-    from infini_run.node import NodeRun
+    from infini_run.node.launch import NodeRun
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.plan.program import Command
@@ -219,9 +219,9 @@ class Agent:
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
         from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
+        from infini_run.node.ports import free_port
         from infini_run.options.options import Options
         from infini_run.plan.program import find_command, survey
-        from infini_run.port import free_port
         from infini_run.version import VERSION
 
         self._cwd = spec["cwd"] if self._own is None else os.getcwd()
@@ -267,7 +267,7 @@ class Agent:
                 },
             )
         )
-        import infini_run.node  # noqa: F401  it will be needed, and others are still on their way
+        import infini_run.node.launch  # noqa: F401  it will be needed, and others are still on their way
 
         self._heard_s = time.monotonic()  # we did not listen, and until it knows us the head says nothing
 
@@ -286,7 +286,7 @@ class Agent:
 
     def _launch(self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]) -> None:
         from infini_run.core.group import settle_entry
-        from infini_run.node import NodeRun
+        from infini_run.node.launch import NodeRun
 
         if self._entry is None:
             self._entry = _take_process()
@@ -333,7 +333,7 @@ class Agent:
             self._stream.finish()
         if self._lost:
             raise LinkError(self._loss)
-        from infini_run.port import free_port
+        from infini_run.node.ports import free_port
 
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
         self._wire.send(pack_json(frame.DONE, done))

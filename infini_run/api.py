@@ -17,13 +17,13 @@ from weakref import WeakSet
 
 from infini_run.core.group import Quietly, forking, write
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
-from infini_run.node import NodeRun
+from infini_run.node.launch import NodeRun
+from infini_run.node.readiness import all_ready
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
 from infini_run.plan.model import MARK, make_plan, spans_of
 from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
-from infini_run.ready import all_ready
 from infini_run.record import replace
 from infini_run.system.fork_hooks import forget_in_children
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.attempt import Attempts
     from infini_run.core.group import Event
     from infini_run.display.observers import Seeing
     from infini_run.environments.environment import Site
     from infini_run.head import Head
+    from infini_run.node.restarting_launch import Attempts
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options, Request
     from infini_run.overview import Overview
@@ -290,7 +290,7 @@ class ProcessLauncher:
     def _make_run(self, plan: Plan, options: Options, seeing: Seeing | None) -> NodeRun | Attempts:
         if not options.max_restarts:
             return NodeRun(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
-        from infini_run.attempt import Attempts
+        from infini_run.node.restarting_launch import Attempts
 
         return Attempts(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
 
@@ -322,7 +322,7 @@ class ProcessLauncher:
         )
 
     def _free_port(self) -> int:
-        from infini_run.port import free_port
+        from infini_run.node.ports import free_port
 
         self._port = free_port()
         return self._port
@@ -458,7 +458,7 @@ class ProcessLauncher:
                 self._run.close()
                 self._wake()
             if self._port:
-                from infini_run.port import let_go
+                from infini_run.node.ports import let_go
 
                 let_go(self._run.plan.master_port if self._run is not None else self._port)
                 self._port = 0

@@ -11,11 +11,11 @@ from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.attempt import Attempts
     from infini_run.core.group import Entry
     from infini_run.display.observers import Seeing
     from infini_run.environments.environment import Site
-    from infini_run.node import NodeRun
+    from infini_run.node.launch import NodeRun
+    from infini_run.node.restarting_launch import Attempts
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
 
@@ -105,7 +105,7 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         _warn_of_address(options)
         _warn_of_restarts(options)
     if request.site is not None and request.site.is_task:
-        from infini_run.step import become_rank
+        from infini_run.node.exec_rank import become_rank
 
         _unblock(before)
         become_rank(plan, environ)
@@ -214,7 +214,7 @@ def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: 
 
 
 def _free_port() -> int:
-    from infini_run.port import free_port
+    from infini_run.node.ports import free_port
 
     return free_port()
 
@@ -257,13 +257,13 @@ def _start(
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeRun | Attempts
     if options.max_restarts:
-        from infini_run.attempt import Attempts
+        from infini_run.node.restarting_launch import Attempts
 
         run = Attempts(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
         run.start()
         return run
     from infini_run.core.group import settle_entry
-    from infini_run.node import NodeRun
+    from infini_run.node.launch import NodeRun
 
     run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
     run.start()
@@ -290,7 +290,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
-    from infini_run.isolate import open_asking, run_isolated
+    from infini_run.node.pid_namespace import open_asking, run_isolated
     from infini_run.plan.program import error_folder, new_launch_id
 
     entry = _take_entry(before)

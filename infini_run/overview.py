@@ -13,7 +13,7 @@ from infini_run.core.group import KINDS, Event
 from infini_run.display.relay import MOST_LINES
 from infini_run.display.resource_usage import Sample
 from infini_run.errors import LinkError, printable
-from infini_run.outcome import Outcome
+from infini_run.node.outcome import Outcome
 from infini_run.plan.model import Output, Plan, Worker
 from infini_run.report.report import duration_text, signal_name
 

@@ -323,7 +323,7 @@ def test_a_plain_launch_in_a_step_loads_nothing_of_this(monkeypatch):
             "infini_run.options.from_environment",
             "infini_run.environments.hostlist",
             "infini_run.system.addresses",
-            "infini_run.step",
+            "infini_run.node.exec_rank",
         }
     )
     assert {"infini_run.options.from_environment", "infini_run.environments.slurm"} <= ask_modules(

@@ -14,7 +14,7 @@ from conftest import lead_group, marked, play, state_of, until
 from hosts import agents
 from test_site import SRUN
 
-from infini_run.port import _is_free, _lock, free_port, let_go
+from infini_run.node.ports import _is_free, _lock, free_port, let_go
 
 TOKEN = "a-secret-that-nobody-guesses"
 

@@ -11,7 +11,7 @@ from conftest import LIMIT_S, play
 from native import build
 
 import infini_run as ir
-from infini_run.node import NodeRun
+from infini_run.node.launch import NodeRun
 from infini_run.options.options import resolve
 
 

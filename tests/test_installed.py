@@ -109,7 +109,7 @@ def test_where_an_installer_puts_us_nothing_but_us_is_imported(place, tmp_path):
     for flags in ((), ("--live",)):
         done = call(tmp_path / "bin" / "infini-run", *flags, "sh", "-c", "echo $RANK", env=IMPORTS)
         assert (done.returncode, done.stdout) == (0, "0\n")
-        assert {"infini_run.cli", "infini_run.node"} <= imported(done)
+        assert {"infini_run.cli", "infini_run.node.launch"} <= imported(done)
         assert not {"site", "this"} & imported(done)
 
 

@@ -450,12 +450,13 @@ def test_a_rank_is_shown_the_gpus_that_it_was_given_or_none(window, busy_gpus, t
 def test_nothing_is_imported_and_no_clock_runs_without_it(tmp_path):
     code = """
 import json, sys
-from infini_run import cli, node
+from infini_run import cli
+from infini_run.node import launch
 def told(self, group, timeout_s, also):
     seen.append(timeout_s)
     return real(self, group, timeout_s, also)
-seen, real = [], node.NodeRun._wait
-node.NodeRun._wait = told
+seen, real = [], launch.NodeRun._wait
+launch.NodeRun._wait = told
 import os
 def leave(code):
     ours = sorted(m for m in sys.modules if m.split(".")[0] in ("infini_run", "rich"))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.core.group import KINDS, STEPS, Event
+from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
-from infini_run.outcome import Outcome
 from infini_run.plan.model import Node, make_plan
 from infini_run.plan.program import Command
 
@@ -94,7 +94,7 @@ def test_what_an_event_calls_a_failure_is_what_the_report_calls_one(fields, is_f
 
 @pytest.mark.parametrize(("before", "is_told"), [(-1, False), (0, True), (10**9, False)])
 def test_a_kill_is_the_kernels_for_memory_where_its_count_went_up(before, is_told, monkeypatch):
-    monkeypatch.setattr("infini_run.outcome.oom_kills", lambda: 1)
+    monkeypatch.setattr("infini_run.node.outcome.oom_kills", lambda: 1)
     outcome = outcome_of(oom_kills=before)
     outcome.note(event("exited", 0, signal=9))
     assert outcome.first_failure().out_of_memory == is_told

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import infini_run as ir
-from infini_run import port as ports
-from infini_run.port import free_port, let_go
+from infini_run.node import ports as ports
+from infini_run.node.ports import free_port, let_go
 
-TAKE = "from infini_run.port import free_port as take; print(*(take() for _ in range(25)), flush=True); input()"
+TAKE = "from infini_run.node.ports import free_port as take; print(*(take() for _ in range(25)), flush=True); input()"
 
 
 @pytest.fixture

@@ -470,12 +470,14 @@ def test_ctrl_z_stops_us_in_the_delay_and_fg_goes_on(terminal):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("words", "loaded"), [(["true"], set()), (["--max_restarts=1", "true"], {"attempt"})], ids=["unasked", "unneeded"]
+    ("words", "loaded"),
+    [(["true"], set()), (["--max_restarts=1", "true"], {"node.restarting_launch"})],
+    ids=["unasked", "unneeded"],
 )
 def test_nothing_of_it_is_imported_before_there_is_a_need(words, loaded):
     argv = [sys.executable, "-X", "importtime", "-m", "infini_run", *words]
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stderr.splitlines()
     names = {line.rpartition("|")[2].strip() for line in lines}
-    assert names & {"infini_run.attempt", "infini_run.plan.restart_policy"} == {
+    assert names & {"infini_run.node.restarting_launch", "infini_run.plan.restart_policy"} == {
         f"infini_run.{name}" for name in loaded
     }

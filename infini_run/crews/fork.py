@@ -12,7 +12,7 @@ import os
 
 from infini_run.core.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
 from infini_run.errors import StartError
-from infini_run.node import NodeRun
+from infini_run.node.launch import NodeRun
 from infini_run.record import record
 
 TYPE_CHECKING = False

@@ -20,11 +20,11 @@ from infini_run.core.group import Event
 from infini_run.crews.runner import ExecSpawner, Gang, python_command
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.node import NodeRun
-from infini_run.outcome import Outcome
+from infini_run.node.launch import NodeRun
+from infini_run.node.outcome import Outcome
+from infini_run.node.ports import free_port, let_go
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, new_launch_id, survey
-from infini_run.port import free_port, let_go
 from infini_run.record import replace
 from infini_run.report.report import describe_end
 from infini_run.system.fork_hooks import forget_in_children

@@ -15,9 +15,9 @@ import time
 from infini_run.crews.lanes import Lanes
 from infini_run.crews.runner import ExecSpawner
 from infini_run.errors import InfiniRunError, StartError, UsageError
+from infini_run.node.ports import free_port
 from infini_run.plain import to_plain
 from infini_run.plan.model import Span
-from infini_run.port import free_port
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_pipe import STOPS, Signals
 

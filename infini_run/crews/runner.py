@@ -15,13 +15,13 @@ from infini_run.api import read_flags
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.errors import ChannelError, UsageError
-from infini_run.node import NodeRun
+from infini_run.node.last_output import last_words
+from infini_run.node.launch import NodeRun
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.record import replace
 from infini_run.system.fork_hooks import forget_in_children
 from infini_run.system.interpreter import inherited_flags, own_path
-from infini_run.words import last_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
     from infini_run.core.group import Event
     from infini_run.errors import InfiniRunError
+    from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan, Span
     from infini_run.report.report import Exit, Report
 
@@ -208,7 +208,7 @@ class ExecSpawner:
         return runners
 
     def _choose_port(self) -> None:
-        from infini_run.port import free_port
+        from infini_run.node.ports import free_port
 
         self._port = free_port()
         self._ports.append(self._port)
@@ -246,7 +246,7 @@ class ExecSpawner:
     def close(self) -> None:
         """Others may have our ports. Nothing else of its own is open."""
         if self._ports:
-            from infini_run.port import let_go
+            from infini_run.node.ports import let_go
 
             while self._ports:
                 let_go(self._ports.pop())

@@ -20,9 +20,9 @@ from infini_run.crews.fork import Birth, Forked, ForkRun
 from infini_run.crews.payload import import_for_worker
 from infini_run.crews.wire import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
+from infini_run.node.last_output import last_words
 from infini_run.plan.model import MARK
 from infini_run.system.poller import READ, WRITE, Poller
-from infini_run.words import last_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event
     from infini_run.display.terminal import Screen
-    from infini_run.outcome import Outcome
+    from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from infini_run.display.chrome_trace import Trace
     from infini_run.display.live_table import Display, Scene
     from infini_run.display.resource_usage import Sampler
+    from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
 
 _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[live]'"

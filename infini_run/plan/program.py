@@ -12,9 +12,9 @@ import stat
 import sys
 
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
+from infini_run.node.resources import MEMORY, PREFIX
 from infini_run.plan.model import Node
 from infini_run.record import record, replace
-from infini_run.scratch import MEMORY, PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

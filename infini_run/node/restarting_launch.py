@@ -14,7 +14,7 @@ from _thread import RLock
 
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.node import NodeRun
+from infini_run.node.launch import NodeRun
 from infini_run.plan.program import absolute
 from infini_run.record import replace
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Entry
     from infini_run.display.observers import Seeing
+    from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.outcome import Outcome
     from infini_run.plan.model import Plan
     from infini_run.plan.restart_policy import Decision, Tally
     from infini_run.report.report import Exit, Report
@@ -273,7 +273,7 @@ class Attempts:
 
     def _next_port(self) -> int:
         """Another one: of the last there may be connections still."""
-        from infini_run.port import free_port, let_go
+        from infini_run.node.ports import free_port, let_go
 
         let_go(self._run.plan.master_port)
         return free_port()

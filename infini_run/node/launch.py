@@ -24,8 +24,8 @@ from infini_run.core.group import (
     is_main_thread,
 )
 from infini_run.errors import StartError, UsageError, printable
+from infini_run.node.resources import Scratch, has_descriptors
 from infini_run.plan.model import MARK, inheriting
-from infini_run.scratch import Scratch, has_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from infini_run.core.group import Entry, Event
     from infini_run.display.observers import Seeing
     from infini_run.display.relay import Relay
+    from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.outcome import Outcome
     from infini_run.plan.model import Output, Plan, Worker
     from infini_run.report.report import Report
     from infini_run.watchdog.watchdog import Watch
@@ -313,7 +313,7 @@ class NodeRun:
         """What became of the workers so far. Made when there is something to say: a good launch needs none."""
         with self._lock:
             if self._outcome is None:
-                from infini_run.outcome import Outcome
+                from infini_run.node.outcome import Outcome
 
                 self._outcome = Outcome(
                     self.plan, self.options, has_terminal=self._has_terminal, oom_kills=self._oom_kills
@@ -336,7 +336,7 @@ class NodeRun:
         self._ready += 1
         address = self._environ.get("NOTIFY_SOCKET", "")
         if self._ready == len(self.plan.workers) and address and self._entry is not None:
-            from infini_run.ready import tell_ready
+            from infini_run.node.readiness import tell_ready
 
             problem = tell_ready(address)
             if problem:
@@ -353,7 +353,7 @@ class NodeRun:
         return self._ended and self._outcome is None
 
     def _described(self, event: Event) -> str:
-        from infini_run.outcome import describe_event
+        from infini_run.node.outcome import describe_event
 
         return describe_event(event)
 
@@ -438,7 +438,7 @@ class NodeRun:
 
     def note_statuses(self) -> None:
         """What each rank last said in STATUS=, into the outcome."""
-        from infini_run.words import note_statuses
+        from infini_run.node.last_output import note_statuses
 
         with self._lock:
             if self._group is not None:
@@ -447,7 +447,7 @@ class NodeRun:
     def _note_words(self) -> None:
         """What is gone with the group, where there is, or will be, something to tell."""
         if self._outcome is not None or self.options.report:
-            from infini_run.words import note_all
+            from infini_run.node.last_output import note_all
 
             note_all(self.outcome, self.group, self.plan.workers)
 

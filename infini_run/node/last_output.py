@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.core.group import Group
-    from infini_run.outcome import Outcome
+    from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Worker
 
 _LAST_LINES = 20  # kept in the report; its text shows fewer

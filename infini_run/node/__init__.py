@@ -1,0 +1,1 @@
+"""One node's launch: start its ranks, follow them, restart them, end them."""
