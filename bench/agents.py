@@ -13,11 +13,11 @@ import sys
 import time
 from functools import partial
 
-from infini_run import frame
-from infini_run.dial import dial
-from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import TOKEN, Handshake, Wire
-from infini_run.plain import to_plain
+from infini_run.multinode import protocol
+from infini_run.multinode.connection import TOKEN, Handshake, Wire
+from infini_run.multinode.protocol import pack, pack_json, unpack_json
+from infini_run.multinode.record_codec import to_plain
+from infini_run.multinode.tcp import dial
 from infini_run.report.report import Exit, Report
 from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION
@@ -39,7 +39,7 @@ class Agents:
             if not hand.done:
                 hand.take(kind, payload)
                 if hand.done:
-                    wire.send(pack_json(frame.NAME, {"node": node}))
+                    wire.send(pack_json(protocol.NAME, {"node": node}))
             else:
                 self.take(node, wire, kind, payload)
         if wire.has_ended:
@@ -48,7 +48,7 @@ class Agents:
             self.left -= 1
 
     def take(self, node: int, wire: Wire, kind: bytes, payload: bytes) -> None:
-        if kind == frame.SPEC:
+        if kind == protocol.SPEC:
             words = {
                 "version": VERSION,
                 "host": f"sim{node}",
@@ -59,16 +59,16 @@ class Agents:
                 "address": "",
                 "told": [],
             }
-            wire.send(pack_json(frame.HELLO, words))
-        elif kind == frame.GO:
+            wire.send(pack_json(protocol.HELLO, words))
+        elif kind == protocol.GO:
             self.gone += 1
             if self.gone == self.left:
                 print("joined", time.monotonic_ns(), flush=True)
-        elif kind == frame.BEAT:
-            wire.send(pack(frame.BEAT))
-        elif kind in (frame.STOP, frame.KILL):
-            wire.send(pack_json(frame.DONE, {"report": to_plain(report_of(node)), "port": 1}))
-        elif kind == frame.BYE:
+        elif kind == protocol.BEAT:
+            wire.send(pack(protocol.BEAT))
+        elif kind in (protocol.STOP, protocol.KILL):
+            wire.send(pack_json(protocol.DONE, {"report": to_plain(report_of(node)), "port": 1}))
+        elif kind == protocol.BYE:
             unpack_json(payload)
 
 

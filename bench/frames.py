@@ -14,9 +14,9 @@ import sys
 import time
 from _blake2 import blake2b
 
-from infini_run import frame
-from infini_run.frame import TAG, pack
-from infini_run.link import Handshake, Wire, socket_wire
+from infini_run.multinode import protocol
+from infini_run.multinode.connection import Handshake, Wire, socket_wire
+from infini_run.multinode.protocol import TAG, pack
 
 FRAMES = 200  # of one sample
 PAYLOAD = os.urandom(1 << 16)
@@ -43,7 +43,7 @@ def let_in(ours: Wire, theirs: Wire) -> None:
 
 def carry(ours: Wire, theirs: Wire) -> None:
     """Frames, one after the other, each to its end."""
-    packed = pack(frame.OUT, PAYLOAD)
+    packed = pack(protocol.OUT, PAYLOAD)
     for _ in range(FRAMES):
         ours.send(packed)
         came = 0

@@ -10,13 +10,13 @@ import os
 import struct
 import sys
 
-from infini_run import fleet, peer
 from infini_run.cli import main
+from infini_run.multinode import agent_set, agent_state
 
 RECORD = struct.Struct("<id")
 
 
-class Heard(peer.Peer):
+class Heard(agent_state.Peer):
     """One who writes down when it was heard."""
 
     @property
@@ -31,5 +31,5 @@ class Heard(peer.Peer):
 
 if __name__ == "__main__":
     FILE = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    fleet.__dict__["Peer"] = Heard  # it is what a fleet makes of each host
+    agent_set.__dict__["Peer"] = Heard  # it is what a fleet makes of each host
     main()

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.display.observers import Seeing
     from infini_run.environments.environment import Site
-    from infini_run.head import Head
+    from infini_run.multinode.head import Head
+    from infini_run.multinode.head_observers import Overview
     from infini_run.node.restarting_launch import Attempts
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options, Request
-    from infini_run.overview import Overview
     from infini_run.plan.model import Plan, Span
     from infini_run.plan.program import Command
     from infini_run.report.report import Exit, Report
@@ -142,12 +142,12 @@ def _run_on_nodes(
     timeout_s: float | None,
     cwd: str | os.PathLike[str] | None,
 ) -> Report:
-    from infini_run.head import Head
+    from infini_run.multinode.head import Head
 
     folder = None if cwd is None else os.fspath(cwd)
     overview: Overview | None = None
     if options.trace or options.live == "on":
-        from infini_run.overview import open_overview
+        from infini_run.multinode.head_observers import open_overview
 
         overview, options = open_overview(options, os.environ, say=None)
     own = has_own_stderr()

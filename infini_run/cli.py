@@ -68,13 +68,13 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
     if request.roster is not None:
-        from infini_run.many import run_many, show_many
+        from infini_run.multinode.command import run_many, show_many
 
         if options.dry_run:
             return _print(1, show_many(options, request.roster))
         return run_many(options, request.roster, environ, say=_say)
     if _joins_by_hand(options, request.site, environ):
-        from infini_run.many import run_by_hand
+        from infini_run.multinode.command import run_by_hand
 
         if options.engine == "auto":
             environ = _settle_in(request.site, options, environ)

@@ -127,6 +127,6 @@ def agents() -> dict[int, str]:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if is_ours and state not in "ZX" and "infini_run.agent" in words:
+        if is_ours and state not in "ZX" and "infini_run.multinode.agent" in words:
             found[pid] = words
     return found

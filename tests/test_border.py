@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
 from test_plain import JUNK
 
-from infini_run import border, frame
-from infini_run.agent import Agent
-from infini_run.dial import dial
 from infini_run.errors import LinkError
-from infini_run.frame import pack, pack_json
-from infini_run.link import Handshake, Wire
+from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent import Agent
+from infini_run.multinode.connection import Handshake, Wire
+from infini_run.multinode.protocol import pack, pack_json
+from infini_run.multinode.record_codec import to_plain
+from infini_run.multinode.tcp import dial
 from infini_run.options.nodes import options_of_agents
 from infini_run.options.options import resolve
-from infini_run.plain import to_plain
 from infini_run.version import VERSION
 
 HELLO = {"version": VERSION, "host": "h", "pid": 1, "begun": "1", "nproc": 1, "port": 1, "address": "", "told": []}
@@ -76,18 +76,20 @@ MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [
 
 
 def test_every_form_is_tried_here():
-    assert set(FORMS) == {name for name in vars(border) if name.isupper() and isinstance(getattr(border, name), dict)}
+    assert set(FORMS) == {
+        name for name in vars(message_schema) if name.isupper() and isinstance(getattr(message_schema, name), dict)
+    }
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_infini_run_says_is_read(name):
-    assert border.read(json.dumps(FORMS[name]).encode(), getattr(border, name)) == FORMS[name]
+    assert message_schema.read(json.dumps(FORMS[name]).encode(), getattr(message_schema, name)) == FORMS[name]
 
 
 def try_it(name, field, junk):
-    form = getattr(border, name)
+    form = getattr(message_schema, name)
     try:
-        assert form[field](border.read(json.dumps({**FORMS[name], field: junk}).encode(), form)[field])
+        assert form[field](message_schema.read(json.dumps({**FORMS[name], field: junk}).encode(), form)[field])
     except LinkError:
         return
 
@@ -106,21 +108,23 @@ def test_no_number_is_out_of_bounds(name):
             try_it(name, field, junk)
         if isinstance(was, int) and not isinstance(was, bool):
             with pytest.raises(LinkError, match=field):
-                border.read(json.dumps({**FORMS[name], field: float("inf")}).encode(), getattr(border, name))
+                message_schema.read(
+                    json.dumps({**FORMS[name], field: float("inf")}).encode(), getattr(message_schema, name)
+                )
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_field_that_is_missing_or_unknown_is_refused(name):
-    form, said = getattr(border, name), FORMS[name]
+    form, said = getattr(message_schema, name), FORMS[name]
     for other in ({**said, "more": 1}, dict(list(said.items())[1:]), [], 5, None, "x"):
         with pytest.raises(LinkError):
-            border.read(json.dumps(other).encode(), form)
+            message_schema.read(json.dumps(other).encode(), form)
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_are_no_words_are_refused(payload):
     with pytest.raises(LinkError):
-        border.read(payload, border.SIGNAL)
+        message_schema.read(payload, message_schema.SIGNAL)
 
 
 # ---- a head, and a node that knows the token and says nonsense
@@ -132,10 +136,10 @@ def join(target):
     frames = []
     while not hand.done:
         frames += hear(wire, hand)
-    wire.send(pack_json(frame.NAME, {"node": 1}))
+    wire.send(pack_json(protocol.NAME, {"node": 1}))
     while not frames:
         frames += hear(wire)
-    assert frames[0][0] == frame.SPEC
+    assert frames[0][0] == protocol.SPEC
     return wire
 
 
@@ -159,12 +163,12 @@ def listens(to):
 @pytest.mark.parametrize(
     ("before", "kind", "words"),
     [
-        ([], frame.HELLO, json.dumps({**HELLO, "port": float("inf")})),
-        ([], frame.HELLO, json.dumps({**HELLO, "nproc": 10**9})),
-        ([HELLO], frame.BEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
-        ([HELLO], frame.EVENT, '{"failed":0,"age_ns":Infinity}'),
-        ([HELLO], frame.DONE, '{"report":{"record":"Report","fields":[]},"port":1}'),
-        ([], frame.HELLO, "[" * 100_000),
+        ([], protocol.HELLO, json.dumps({**HELLO, "port": float("inf")})),
+        ([], protocol.HELLO, json.dumps({**HELLO, "nproc": 10**9})),
+        ([HELLO], protocol.BEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
+        ([HELLO], protocol.EVENT, '{"failed":0,"age_ns":Infinity}'),
+        ([HELLO], protocol.DONE, '{"report":{"record":"Report","fields":[]},"port":1}'),
+        ([], protocol.HELLO, "[" * 100_000),
     ],
     ids=["a-port-that-is-infinite", "ranks", "a-clock", "an-age", "a-report", "a-deep-one"],
 )
@@ -173,8 +177,8 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
     until(lambda: listens(port + 1))
     wire = join(f"127.0.0.1:{port + 1}")
     for said in before:
-        wire.send(pack_json(frame.HELLO, said))
-    while before and frame.GO not in [each for each, _ in hear(wire)]:
+        wire.send(pack_json(protocol.HELLO, said))
+    while before and protocol.GO not in [each for each, _ in hear(wire)]:
         pass
     wire.send(pack(kind, words.encode()))
     assert head.wait() == 1
@@ -190,7 +194,7 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
 def agent_that_hears(payload):
     ours, theirs = socket.socketpair()
     wire = Wire(fd := theirs.detach(), fd)
-    ours.sendall(pack(frame.SPEC, payload))
+    ours.sendall(pack(protocol.SPEC, payload))
     ours.shutdown(socket.SHUT_WR)
     agent = Agent(wire, 0)
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_many_ssh import bed, many, no_agent_left  # noqa: F401
 
-from infini_run.clock import ClockGap, answer, ask
+from infini_run.multinode.clock_offset import ClockGap, answer, ask
 
 
 @pytest.fixture(scope="session")

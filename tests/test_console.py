@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from live import read_all
 
-from infini_run.console import Lines, Outlet, Source
+from infini_run.multinode.output import Lines, Outlet, Source
 
 
 @given(st.lists(st.binary(max_size=40)))

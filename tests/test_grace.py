@@ -58,7 +58,7 @@ def test_the_grace_of_a_block_that_is_left(flags, seconds):
 
 def test_the_link_says_whether_a_signal_asked_for_the_stop():
     """Of the head's word the agent's own launch makes the one grace or the other."""
-    from infini_run import agent
+    from infini_run.multinode import agent
 
     asked = []
 

@@ -359,7 +359,7 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
 
 WRITERS = {
     "link": """
-        from infini_run.link import Wire
+        from infini_run.multinode.connection import Wire
         ours, theirs = socket.socketpair()
         theirs.close()
         wire = Wire(fd := ours.detach(), fd)
@@ -381,7 +381,7 @@ WRITERS = {
         ours.close()
     """,
     "console": """
-        from infini_run.console import Outlet
+        from infini_run.multinode.output import Outlet
         reader, writer = os.pipe()
         os.dup2(writer, 1)
         os.close(writer)

@@ -14,13 +14,13 @@ from conftest import state_of, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infini_run import frame
-from infini_run.dial import join
 from infini_run.errors import LinkError, UsageError
-from infini_run.frame import pack, pack_json
-from infini_run.link import OPENING, Handshake, Unheard, Wire
-from infini_run.lobby import Lobby
-from infini_run.stand_in import StandIn
+from infini_run.multinode import protocol
+from infini_run.multinode.connection import OPENING, Handshake, Unheard, Wire
+from infini_run.multinode.heartbeat_process import StandIn
+from infini_run.multinode.listener import Lobby
+from infini_run.multinode.protocol import pack, pack_json
+from infini_run.multinode.tcp import join
 from infini_run.system.poller import Poller
 
 
@@ -50,8 +50,8 @@ def shake(head, agent, head_token=b"t", agent_token=b"t"):
 
 def test_both_sides_know_the_token(wires):
     shake(*wires)
-    wires[0].send(pack(frame.SPEC, b"x" * 1000))
-    assert read(wires[1]) == [(frame.SPEC, b"x" * 1000)]
+    wires[0].send(pack(protocol.SPEC, b"x" * 1000))
+    assert read(wires[1]) == [(protocol.SPEC, b"x" * 1000)]
 
 
 def test_an_agent_with_another_token_is_refused(wires):
@@ -62,9 +62,9 @@ def test_an_agent_with_another_token_is_refused(wires):
 def test_a_head_with_another_token_never_gets_in(wires):
     """It refuses us; one that did not would have to prove itself."""
     agent = Handshake(wires[1], b"t", is_head=False)
-    agent.take(frame.CHALLENGE, b"h" * 32)
+    agent.take(protocol.CHALLENGE, b"h" * 32)
     with pytest.raises(LinkError, match="another token"):
-        agent.take(frame.PROOF, b"p" * 32)
+        agent.take(protocol.PROOF, b"p" * 32)
     assert not agent.done
 
 
@@ -72,7 +72,7 @@ def test_what_was_said_before_proves_nothing_later(wires):
     """All that an agent said, said again by somebody who heard it."""
     head = Handshake(wires[0], b"t", is_head=True)
     agent = Handshake(wires[1], b"t", is_head=False)
-    agent.take(frame.CHALLENGE, head._ours)
+    agent.take(protocol.CHALLENGE, head._ours)
     said = read(wires[0])
     for kind, payload in said:
         head.take(kind, payload)
@@ -87,10 +87,10 @@ def test_our_own_challenge_is_not_answered(wires):
     """Else it would prove itself with what we say."""
     head = Handshake(wires[0], b"t", is_head=True)
     with pytest.raises(LinkError):
-        head.take(frame.CHALLENGE, head._ours)
+        head.take(protocol.CHALLENGE, head._ours)
 
 
-@pytest.mark.parametrize("kind", sorted(frame.KINDS - {frame.CHALLENGE, frame.PROOF}))
+@pytest.mark.parametrize("kind", sorted(protocol.KINDS - {protocol.CHALLENGE, protocol.PROOF}))
 def test_no_other_word_is_heard_before_the_proof(wires, kind):
     with pytest.raises(LinkError):
         Handshake(wires[0], b"t", is_head=True).take(kind, b"")
@@ -98,27 +98,27 @@ def test_no_other_word_is_heard_before_the_proof(wires, kind):
 
 def test_a_stranger_may_not_say_much(wires):
     Handshake(wires[0], b"t", is_head=True)
-    wires[1].send(pack(frame.CHALLENGE, b"x" * 65))
+    wires[1].send(pack(protocol.CHALLENGE, b"x" * 65))
     with pytest.raises(LinkError):
         read(wires[0])
 
 
 def test_what_finds_no_room_is_kept_and_comes_whole(wires):
     size = 8 << 20
-    wires[0].send(pack(frame.OUT, b"a" * size))
+    wires[0].send(pack(protocol.OUT, b"a" * size))
     assert wires[0].wants_write
     assert wires[0].waiting > 0
-    wires[0].send(pack(frame.BEAT))
+    wires[0].send(pack(protocol.BEAT))
     got = []
     while len(got) < 2:
         wires[0].flush()
         got += read(wires[1])
-    assert [(kind, len(payload)) for kind, payload in got] == [(frame.OUT, size), (frame.BEAT, 0)]
+    assert [(kind, len(payload)) for kind, payload in got] == [(protocol.OUT, size), (protocol.BEAT, 0)]
     assert not wires[0].wants_write
 
 
 def test_the_end_in_mid_frame_is_told(wires):
-    os.write(wires[1].fileno(), pack(frame.OUT, b"half")[:7])
+    os.write(wires[1].fileno(), pack(protocol.OUT, b"half")[:7])
     wires[1].close()
     assert read(wires[0]) == []
     with pytest.raises(LinkError, match="mid-frame"):
@@ -128,8 +128,8 @@ def test_the_end_in_mid_frame_is_told(wires):
 
 def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
     wires[1].close()
-    wires[0].send(pack(frame.BEAT))
-    wires[0].send(pack(frame.BEAT))
+    wires[0].send(pack(protocol.BEAT))
+    wires[0].send(pack(protocol.BEAT))
     assert read(wires[0]) == []
     assert wires[0].has_ended
     wires[0].close()
@@ -142,12 +142,12 @@ def test_noise_before_the_opening_is_none_of_ours(noise, size):
     ours, theirs = socket.socketpair()
     wire = Wire(fd := ours.detach(), fd, awaits_opening=True)
     try:
-        data = noise.replace(OPENING, b"") + OPENING + pack(frame.BEAT)
+        data = noise.replace(OPENING, b"") + OPENING + pack(protocol.BEAT)
         got = []
         for at in range(0, len(data), size):
             theirs.send(data[at : at + size])
             got += read(wire)
-        assert got == [(frame.BEAT, b"")]
+        assert got == [(protocol.BEAT, b"")]
         assert wire.noise == ""
     finally:
         wire.close()
@@ -216,7 +216,7 @@ def test_who_knows_the_token_is_admitted(lobby):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack_json(frame.NAME, {"node": 1, "host": "a"}))
+    wire.send(pack_json(protocol.NAME, {"node": 1, "host": "a"}))
     until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
     assert lobby.admitted[0][1:] == (1, "a")
     assert lobby.notices == []
@@ -232,7 +232,7 @@ def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack(frame.NAME, name))
+    wire.send(pack(protocol.NAME, name))
     until(lambda: (lobby.poll(0.01), lobby.notices)[1])
     assert lobby.admitted == []
     wire.close()
@@ -389,7 +389,7 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
     try:
         beats = 0
         while beats < 3:
-            beats += read(wires[1]).count((frame.BEAT, b""))
+            beats += read(wires[1]).count((protocol.BEAT, b""))
         if killed:
             os.kill(stand_in._pid, signal.SIGKILL)
             until(lambda: state_of(stand_in._pid) == "Z")
@@ -397,13 +397,13 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
         stand_in.end()  # until then it holds whatever this process has open
     with pytest.raises(ChildProcessError):
         os.waitpid(stand_in._pid, os.WNOHANG)
-    wires[0].send(pack(frame.SPEC, b"again"))
+    wires[0].send(pack(protocol.SPEC, b"again"))
     if killed:
         with pytest.raises(LinkError, match="repeated or moved"):
             sum(1 for _ in iter(lambda: read(wires[1]), []))
     else:
-        while (frame.SPEC, b"again") not in (came := read(wires[1])):
-            assert set(came) == {(frame.BEAT, b"")}
+        while (protocol.SPEC, b"again") not in (came := read(wires[1])):
+            assert set(came) == {(protocol.BEAT, b"")}
 
 
 # ---- where the head listens

@@ -306,7 +306,9 @@ def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
     """Its node is told silent; what the Link cannot reach any more, scancel of the step does."""
     command = run("--node_timeout=1", "--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000")
     read_up(command, 4)
-    agents = [pid for pid in case.alive() if b"infini_run.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    agents = [
+        pid for pid in case.alive() if b"infini_run.multinode.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
     here = [pid for pid in agents if b"SLURM_NODEID=2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")]
     here = [pid for pid in here if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
     os.kill(here[0], signal.SIGSTOP)

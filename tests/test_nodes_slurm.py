@@ -133,7 +133,7 @@ def test_an_agent_that_is_killed_is_a_lost_node(inside, case, bell):
 
 
 def _is_agent(words):
-    return words[0] == os.fsencode(sys.executable) and any(b"infini_run.agent" in word for word in words)
+    return words[0] == os.fsencode(sys.executable) and any(b"infini_run.multinode.agent" in word for word in words)
 
 
 def _words(pid):

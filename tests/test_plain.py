@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.errors import LinkError
+from infini_run.multinode.record_codec import _BOUNDS, _RECORDS, record_of, to_plain
 from infini_run.options.options import Options, resolve
-from infini_run.plain import _BOUNDS, _RECORDS, record_of, to_plain
 from infini_run.record import fields, replace
 from infini_run.report.report import Exit, Report
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
-from infini_run.engines import mpi, slurm, ssh
+from infini_run.multinode.engines import mpi, slurm, ssh
 
 REMOTE = "--remote_python"
 CPU_BIND = "srun: cluster configuration lacks support for cpu binding\n"

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 
-from infini_run import frame
 from infini_run.errors import LinkError
-from infini_run.frame import TAG, pack
-from infini_run.link import Handshake, Wire
+from infini_run.multinode import protocol
+from infini_run.multinode.connection import Handshake, Wire
+from infini_run.multinode.protocol import TAG, pack
 
 PROBLEM = "a frame of the link was changed, dropped, repeated or moved on its way"
 HEAD = 5  # bytes of a frame's head
@@ -70,7 +70,7 @@ class Relay:
             each.close()
 
 
-FRAMES = [(frame.GO, b'{"node":1}'), (frame.BEAT, b""), (frame.INPUT, b"x" * 50)]
+FRAMES = [(protocol.GO, b'{"node":1}'), (protocol.BEAT, b""), (protocol.INPUT, b"x" * 50)]
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["head", "agent"])
@@ -103,21 +103,21 @@ def test_no_frame_can_be_dropped_repeated_or_moved(order):
 
 def test_heads_and_payloads_cannot_be_put_together_anew():
     with Relay() as relay:
-        one, two = relay.frames(0, pack(frame.INPUT, b"rm a"), pack(frame.INPUT, b"rm b"))
+        one, two = relay.frames(0, pack(protocol.INPUT, b"rm a"), pack(protocol.INPUT, b"rm b"))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(1, one[: HEAD + TAG] + two[HEAD + TAG :])
 
 
 def test_what_an_end_said_is_not_taken_from_the_other_one():
     with Relay() as relay:
-        (beat,) = relay.frames(0, pack(frame.BEAT))
+        (beat,) = relay.frames(0, pack(protocol.BEAT))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(0, beat)
 
 
 def test_what_was_said_on_another_link_of_the_same_token_is_not_taken():
     with Relay() as before, Relay() as relay:
-        (beat,) = before.frames(0, pack(frame.BEAT))
+        (beat,) = before.frames(0, pack(protocol.BEAT))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(1, beat)
 
@@ -125,7 +125,7 @@ def test_what_was_said_on_another_link_of_the_same_token_is_not_taken():
 def test_a_length_is_not_believed_before_its_tag_has_come():
     """Nor is memory taken for it."""
     with Relay() as relay:
-        (sent,) = relay.frames(0, pack(frame.INPUT, b"x"))
+        (sent,) = relay.frames(0, pack(protocol.INPUT, b"x"))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(1, b"I" + (1 << 25).to_bytes(4, "big") + sent[HEAD : HEAD + TAG])
 
@@ -171,7 +171,7 @@ class Man:
         at = 0
         while len(data) - at >= HEAD:
             kind, size = unpack_from(">cI", data, at)
-            tags = 0 if kind in (frame.CHALLENGE, frame.PROOF) else TAG * (2 if size else 1)
+            tags = 0 if kind in (protocol.CHALLENGE, protocol.PROOF) else TAG * (2 if size else 1)
             end = at + HEAD + size + tags
             if len(data) < end:
                 break
@@ -192,9 +192,9 @@ class Man:
 @pytest.mark.parametrize(
     ("kind", "act", "from_head"),
     [
-        (frame.SPEC, lambda data: data.replace(b'"PATH":"', b'"PATH":"/a:', 1).replace(b"sh", b"ls", 1), True),
-        (frame.GO, lambda data: data + data, True),
-        (frame.OUT, lambda data: b"", False),
+        (protocol.SPEC, lambda data: data.replace(b'"PATH":"', b'"PATH":"/a:', 1).replace(b"sh", b"ls", 1), True),
+        (protocol.GO, lambda data: data + data, True),
+        (protocol.OUT, lambda data: b"", False),
     ],
     ids=["a-changed-environment", "an-order-said-twice", "output-that-is-dropped"],
 )

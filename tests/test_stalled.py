@@ -175,9 +175,9 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
 
 AGENT = """
 import os, signal, socket, sys
-from infini_run.agent import Agent, Carrier
-from infini_run.frame import ERR
-from infini_run.link import Wire
+from infini_run.multinode.agent import Agent, Carrier
+from infini_run.multinode.protocol import ERR
+from infini_run.multinode.connection import Wire
 
 ours, theirs = socket.socketpair()
 agent = Agent(Wire(theirs.fileno(), theirs.fileno()), 0)

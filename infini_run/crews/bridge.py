@@ -16,8 +16,8 @@ from infini_run.crews.attempt import attempt
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.lanes import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
-from infini_run.head import Head
-from infini_run.plain import record_of
+from infini_run.multinode.head import Head
+from infini_run.multinode.record_codec import record_of
 from infini_run.report.report import Exit, describe_end
 from infini_run.system.poller import READ, Poller
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.channel.serializer import Buffer
+    from infini_run.multinode.agent_state import Peer
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options
-    from infini_run.peer import Peer
 
     class Life(Protocol):
         """A worker, as the bridge knows it. What is told comes from the bridge's thread."""

@@ -21,7 +21,7 @@ from infini_run.crews.lanes import LARGEST
 from infini_run.crews.node_runner import NodeRunner
 from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.muster import meeting
+from infini_run.multinode.rendezvous import meeting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

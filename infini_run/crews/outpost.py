@@ -15,8 +15,8 @@ import time
 from infini_run.crews.lanes import Lanes
 from infini_run.crews.runner import ExecSpawner
 from infini_run.errors import InfiniRunError, StartError, UsageError
+from infini_run.multinode.record_codec import to_plain
 from infini_run.node.ports import free_port
-from infini_run.plain import to_plain
 from infini_run.plan.model import Span
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_pipe import STOPS, Signals

@@ -16,14 +16,14 @@ import time
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
-from infini_run.head import Head
 from infini_run.jobs.array import whole_id
 from infini_run.jobs.deadline import NEVER, Alarm, Outside, slurm_id
 from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
 from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.verdict import judge, wants_again
-from infini_run.many import make_room, obey
+from infini_run.multinode.command import make_room, obey
+from infini_run.multinode.head import Head
 from infini_run.options.nodes import Roster
 from infini_run.options.options import resolve
 from infini_run.record import replace
@@ -219,7 +219,7 @@ class Attempt:
 
 def _with_programs(environ: Mapping[str, str]) -> dict[str, str]:
     """With PBS's on PATH."""
-    from infini_run.engines.pbs import programs
+    from infini_run.multinode.engines.pbs import programs
 
     return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
 

@@ -13,7 +13,7 @@ import select
 from infini_run.errors import UsageError
 from infini_run.jobs.follow import Follow
 from infini_run.jobs.task import tasks_of
-from infini_run.many import make_room
+from infini_run.multinode.command import make_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.errors import InfiniRunError
+    from infini_run.multinode.agent_state import Peer
     from infini_run.options.options import Options
-    from infini_run.peer import Peer
 
 _NAMED = 8  # nodes that a message names
 

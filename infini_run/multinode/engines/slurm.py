@@ -8,14 +8,14 @@ Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
+from infini_run.multinode.engines import Client, Contact, agent_words, ended, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
+    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
 WINDOW = 1

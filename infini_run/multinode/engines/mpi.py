@@ -10,16 +10,16 @@ import os
 import shutil
 import subprocess
 
-from infini_run.engines import Client, Contact, agent_words, ended, said
 from infini_run.errors import ProgramMissing, UsageError
-from infini_run.link import TOKEN
+from infini_run.multinode.connection import TOKEN
+from infini_run.multinode.engines import Client, Contact, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
+    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
 WINDOW = 1

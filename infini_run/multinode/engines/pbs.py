@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import os
 
-from infini_run.engines import Client, Contact, agent_words, ended
 from infini_run.errors import ProgramMissing
+from infini_run.multinode.engines import Client, Contact, agent_words, ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
+    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
 WINDOW = 32

@@ -11,21 +11,21 @@ import os
 import time
 from _signal import SIGCONT, SIGTSTP  # the C module: `signal` imports enum
 
-from infini_run import border, frame
-from infini_run.clients import Clients
-from infini_run.clock import Absence, ask
-from infini_run.console import Outlets
 from infini_run.core.group import forking
-from infini_run.engines import Contact, find_engine
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
-from infini_run.feed import Feed
-from infini_run.fleet import Fleet
-from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import TOKEN
-from infini_run.muster import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
+from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent_set import Fleet
+from infini_run.multinode.agent_state import NEW, OVER, STATES
+from infini_run.multinode.clock_offset import Absence, ask
+from infini_run.multinode.connection import TOKEN
+from infini_run.multinode.engine_processes import Clients
+from infini_run.multinode.engines import Contact, find_engine
+from infini_run.multinode.output import Outlets
+from infini_run.multinode.protocol import pack, pack_json, unpack_json
+from infini_run.multinode.record_codec import record_of, to_plain
+from infini_run.multinode.rendezvous import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
+from infini_run.multinode.stdin_forwarder import Feed
 from infini_run.options.nodes import HAND, HEADS_OWN, Roster, exported, options_of_agents
-from infini_run.peer import NEW, OVER, STATES
-from infini_run.plain import record_of, to_plain
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
 from infini_run.plan.restart_state import Repeats
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.clients import Ended
-    from infini_run.link import Wire
-    from infini_run.lobby import Lobby
+    from infini_run.multinode.agent_state import Peer
+    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.engine_processes import Ended
+    from infini_run.multinode.head_observers import Overview
+    from infini_run.multinode.listener import Lobby
     from infini_run.options.options import Options
-    from infini_run.overview import Overview
-    from infini_run.peer import Peer
 
 _TOKEN_SIZE = 32  # random bytes
 _BEATS = 3  # within the time after which a silent node is lost
@@ -58,8 +58,8 @@ _ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to
 _SPARE_S = 15.0  # beyond the graces: what a node may take for its own bounds
 _AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
-_DUE = {frame.HELLO: ("greeted", "joined", "running"), frame.EVENT: ("running",), frame.DONE: ("running",)}
-_DUE[frame.UP] = _DUE[frame.VIEW] = ("running",)
+_DUE = {protocol.HELLO: ("greeted", "joined", "running"), protocol.EVENT: ("running",), protocol.DONE: ("running",)}
+_DUE[protocol.UP] = _DUE[protocol.VIEW] = ("running",)
 
 
 class Head:
@@ -67,7 +67,7 @@ class Head:
 
     environ: ours, of which the nodes get what --export names. cwd: where the ranks start (None: here), on every node.
     say: gets lines for the user; None: they go to our stderr, as those of the nodes do. hear: gets what each node's
-    one rank writes to its descriptor 0, which is a socket then, and to which `send_down` writes (streams.py); its
+    one rank writes to its descriptor 0, which is a socket then, and to which `send_down` writes (byte_stream.py); its
     output is labelled by itself. overview: is told what all nodes tell of their ranks; its owner closes it.
     """
 
@@ -146,7 +146,7 @@ class Head:
         """Where agents are to dial, the port they do so on, and the file with the token."""
         if self._engine.OVER_STDIO:
             return Contact()
-        from infini_run.lobby import Lobby
+        from infini_run.multinode.listener import Lobby
 
         self._lobby = Lobby(self._token, len(self.peers), self._poller, self._admit, self._notice)
         target = self._lobby.open(self._options.link_port, self._options.link_address)
@@ -186,7 +186,7 @@ class Head:
             "asked": [name for name in HEADS_OWN if getattr(self._options, name) not in ("", "auto", "off")],
             "watch": [] if self._overview is None else self._overview.wants,
         }
-        return pack_json(frame.SPEC, content)
+        return pack_json(protocol.SPEC, content)
 
     def _admit(self, wire: Wire, node: int, host: str, address: str) -> None:
         """It is ours, and says which node it is. Its name is surer than its number: an engine may have an order of
@@ -204,7 +204,7 @@ class Head:
             first = " at ".join(filter(None, (peer.name, peer.address)))
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
         self._notice(f"{address} says that it is node {node}, and was turned away: {why}")
-        wire.send(pack_json(frame.BYE, {"error": why}))
+        wire.send(pack_json(protocol.BYE, {"error": why}))
         wire.close()
 
     # ---- the loop
@@ -229,7 +229,7 @@ class Head:
         if self._overview is not None:
             self._overview.act()
             for peer, ranks in self._overview.questions():
-                self._fleet.send(peer, pack_json(frame.LOOK, {"ranks": ranks}))
+                self._fleet.send(peer, pack_json(protocol.LOOK, {"ranks": ranks}))
 
     def _timeout_s(self, asked_s: float | None) -> float | None:
         due = [
@@ -261,22 +261,27 @@ class Head:
     def _take(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         if peer.state not in _DUE.get(kind, STATES):
             raise LinkError("what came over the link was not due")
-        if kind in (frame.OUT, frame.ERR):
+        if kind in (protocol.OUT, protocol.ERR):
             self._show(kind, peer.lines[kind].feed(payload))
-        elif kind == frame.HELLO:
-            self._greet(peer, border.read(payload, border.HELLO, border.REFUSAL))
-        elif kind == frame.EVENT:
-            self._note(peer, border.read(payload, border.STARTED, border.READY, border.FAILED, border.TOLD))
-        elif kind == frame.BEAT and payload:
-            peer.clock.take(border.read(payload, border.ANSWER))
+        elif kind == protocol.HELLO:
+            self._greet(peer, message_schema.read(payload, message_schema.HELLO, message_schema.REFUSAL))
+        elif kind == protocol.EVENT:
+            self._note(
+                peer,
+                message_schema.read(
+                    payload, message_schema.STARTED, message_schema.READY, message_schema.FAILED, message_schema.TOLD
+                ),
+            )
+        elif kind == protocol.BEAT and payload:
+            peer.clock.take(message_schema.read(payload, message_schema.ANSWER))
             if peer.clock.asks_again():
                 self._ask(peer)
-        elif kind == frame.VIEW and self._overview is not None:
+        elif kind == protocol.VIEW and self._overview is not None:
             self._overview.take(peer, unpack_json(payload))
-        elif kind == frame.UP and self._hear is not None:
+        elif kind == protocol.UP and self._hear is not None:
             self._hear(peer, payload)
-        elif kind == frame.DONE:
-            self._finish(peer, border.read(payload, border.DONE))
+        elif kind == protocol.DONE:
+            self._finish(peer, message_schema.read(payload, message_schema.DONE))
 
     def _show(self, kind: bytes, lines: bytes) -> None:
         """On our stdout or stderr; above the table, where there is one."""
@@ -306,7 +311,7 @@ class Head:
 
     def _ask(self, peer: Peer) -> None:
         """What its clocks show; its answer is a sign of life, too."""
-        self._fleet.send(peer, pack_json(frame.BEAT, ask()))
+        self._fleet.send(peer, pack_json(protocol.BEAT, ask()))
 
     def _ask_all(self) -> None:
         """A rank has failed: a node that answers was there then, and one that does not may be the reason."""
@@ -439,25 +444,25 @@ class Head:
         grace_s = self._options.told_grace_s if is_told else self._options.grace_s
         graces = 1 if is_told else 2  # of who was told, ranks and strays share one
         self._stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S
-        self._fleet.send_all(pack_json(frame.STOP, {"signal": number, "is_told": is_told}), "running")
+        self._fleet.send_all(pack_json(protocol.STOP, {"signal": number, "is_told": is_told}), "running")
         if self._overview is not None:
             self._overview.stop()
 
     def kill(self) -> None:
         """SIGKILL to every rank of every node."""
         self.stop()
-        self._fleet.send_all(pack(frame.KILL))
+        self._fleet.send_all(pack(protocol.KILL))
 
     def signal(self, number: int) -> None:
         """Pass a signal on to every rank."""
         if self._overview is not None:
             self._overview.note_signal(number)
-        self._fleet.send_all(pack_json(frame.SIGNAL, {"signal": number}), "running")
+        self._fleet.send_all(pack_json(protocol.SIGNAL, {"signal": number}), "running")
 
     def send_down(self, peer: Peer, data: bytes) -> None:
         """To descriptor 0 of what runs there; empty: no more comes."""
         if peer.state == "running":
-            self._fleet.send(peer, pack(frame.DOWN, data))
+            self._fleet.send(peer, pack(protocol.DOWN, data))
 
     def tell(self, number: int, by: str = "") -> None:
         """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not. A
@@ -488,7 +493,7 @@ class Head:
             self.kill()
 
     def _write_line(self, text: str) -> None:
-        self._outlets.write(frame.ERR, os.fsencode(f"infini-run: {printable(text)}\n"))
+        self._outlets.write(protocol.ERR, os.fsencode(f"infini-run: {printable(text)}\n"))
 
     def limit_reader(self) -> None:
         """A stop was asked for: who does not read our output has a second."""
@@ -560,7 +565,7 @@ class Head:
 
     def suspend(self) -> None:
         """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
-        from infini_run.stand_in import StandIn
+        from infini_run.multinode.heartbeat_process import StandIn
         from infini_run.system.signal_pipe import stop_self
 
         self.signal(SIGTSTP)
@@ -633,7 +638,7 @@ class Head:
                 "restarts": restarts,
                 "heading": self._repeats.heading,
             }
-            self._fleet.send(peer, pack_json(frame.GO, content))
+            self._fleet.send(peer, pack_json(protocol.GO, content))
 
     def _rests(self) -> bool:
         """All nodes have ended: whether all ranks are to be started again, which a signal or a lost node ends."""
@@ -667,7 +672,7 @@ class Head:
             exit_code = self.exit_code
             if self._options.verbose and self._lobby is not None:
                 self._say(f"{self._lobby.let_go} connections to the link's port were let go that had proved nothing")
-            self._fleet.send_all(pack_json(frame.BYE, {"exit_code": exit_code}))
+            self._fleet.send_all(pack_json(protocol.BYE, {"exit_code": exit_code}))
             self._clients.give_up()
             if self._engine.OVER_STDIO:
                 silent = [peer for peer in self.peers if peer.is_silent]

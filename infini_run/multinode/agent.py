@@ -1,7 +1,8 @@
 """The agent: one node's launcher, told what to do by the head over the Link.
 
-    python -m infini_run.agent                                         the link is its stdin and stdout
-    python -m infini_run.agent --link=HOST,HOST:PORT --node=K|VARIABLE     it dials; INFINI_RUN_TOKEN is the token
+    python -m infini_run.multinode.agent                      the link is its stdin and stdout
+    python -m infini_run.multinode.agent --link=HOST,HOST:PORT --node=K|VARIABLE
+                                                              it dials; INFINI_RUN_TOKEN is the token
 
 It runs its node's part of the plan as the command does, with the same NodeRun. What its ranks write goes to the
 head; when the head has gone, or is silent for too long, everything here is killed.
@@ -15,15 +16,15 @@ import sys
 import time
 from _functools import partial  # the C module: `functools` costs 3 ms
 
-from infini_run import border, frame
-from infini_run.clock import answer
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
-from infini_run.frame import pack, pack_json, unpack_json
-from infini_run.link import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
+from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.byte_stream import Stream
+from infini_run.multinode.clock_offset import answer
+from infini_run.multinode.connection import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
+from infini_run.multinode.protocol import pack, pack_json, unpack_json
+from infini_run.multinode.record_codec import record_of, to_plain
 from infini_run.options.nodes import HEADS_OWN, options_of_agents
-from infini_run.plain import record_of, to_plain
 from infini_run.record import replace
-from infini_run.streams import Stream
 from infini_run.system.poller import READ, WRITE, Poller
 
 TYPE_CHECKING = False
@@ -164,22 +165,22 @@ class Agent:
         if token is not None:
             self._handshake = Handshake(self._wire, token, is_head=False)
             self._prove(self._handshake)
-        payload = self._next(frame.SPEC)[1]
+        payload = self._next(protocol.SPEC)[1]
         try:
             _check_version(unpack_json(payload))
-            spec = border.read(payload, border.SPEC)
+            spec = message_schema.read(payload, message_schema.SPEC)
             self._silence_s = spec["silence_s"]
             options, command, environ = self._prepare(spec)
         except InfiniRunError as error:
             self._refuse(error)
             return error.exit_code
         while True:
-            kind, payload = self._next(frame.GO, frame.BYE)
-            if kind == frame.BYE:
-                code: int = border.read(payload, border.BYE)["exit_code"]
+            kind, payload = self._next(protocol.GO, protocol.BYE)
+            if kind == protocol.BYE:
+                code: int = message_schema.read(payload, message_schema.BYE)["exit_code"]
                 return code if self._own is not None else 0
             try:
-                self._launch(options, command, environ, border.read(payload, border.GO))
+                self._launch(options, command, environ, message_schema.read(payload, message_schema.GO))
             except LinkError:
                 raise
             except InfiniRunError as error:
@@ -202,15 +203,15 @@ class Agent:
                 if silence_s >= limit_s:
                     raise LinkError(said)
                 _say(f"infini-run: {said}")
-        self._wire.send(pack_json(frame.NAME, self._name))
+        self._wire.send(pack_json(protocol.NAME, self._name))
         try:
-            what, payload = self._next(frame.SPEC, frame.BYE)
+            what, payload = self._next(protocol.SPEC, protocol.BYE)
         except LinkError as error:
             if str(error) != _GONE:
                 raise
             raise LinkError("the head has gone before it said what is to run") from None
-        if what == frame.BYE:
-            why = border.read(payload, border.TURNED_AWAY)["error"]
+        if what == protocol.BYE:
+            why = message_schema.read(payload, message_schema.TURNED_AWAY)["error"]
             raise LinkError(f"the head has turned node {self._name['node']} away: {why}")
         self._frames.append((what, payload))
 
@@ -254,7 +255,7 @@ class Agent:
         self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
-                frame.HELLO,
+                protocol.HELLO,
                 {
                     VERSION_FIELD: VERSION,
                     "host": node.host,
@@ -280,7 +281,7 @@ class Agent:
     def _tell_error(self, error: InfiniRunError) -> None:
         kind = "program" if isinstance(error, ProgramError) else "usage" if isinstance(error, UsageError) else "start"
         words = {"error": str(error), "exit_code": error.exit_code, "kind": kind}
-        self._wire.send(pack_json(frame.HELLO, {**words, "host": os.uname().nodename}))
+        self._wire.send(pack_json(protocol.HELLO, {**words, "host": os.uname().nodename}))
 
     # ---- a launch
 
@@ -336,7 +337,7 @@ class Agent:
         from infini_run.node.ports import free_port
 
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
-        self._wire.send(pack_json(frame.DONE, done))
+        self._wire.send(pack_json(protocol.DONE, done))
 
     def _open_relay(self) -> Relay | None:
         if not self._watched:
@@ -344,7 +345,7 @@ class Agent:
         from infini_run.display.relay import Relay
 
         self._relay = Relay(
-            lambda what: self._wire.send(pack_json(frame.VIEW, what)),
+            lambda what: self._wire.send(pack_json(protocol.VIEW, what)),
             lambda: self._wire.waiting < _HELD,
             counts="trace" in self._watched,
         )
@@ -391,11 +392,11 @@ class Agent:
 
     def _follow(self, event: Event) -> None:
         if event.kind == "told":
-            self._wire.send(pack_json(frame.EVENT, {"told": event.signal}))
+            self._wire.send(pack_json(protocol.EVENT, {"told": event.signal}))
         if event.is_failure:
             self._tell_failure(event.rank, event.time_ns)
         if event.kind in ("started", "ready"):
-            self._wire.send(pack_json(frame.EVENT, {event.kind: event.rank, "pid": event.pid}))
+            self._wire.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
 
     def _follow_verdict(self, run: NodeRun) -> None:
         if not self._told_failure and run.first is not None:
@@ -406,7 +407,7 @@ class Agent:
         if not self._told_failure:
             self._told_failure = True
             age_ns = max(0, time.monotonic_ns() - at_ns)
-            self._wire.send(pack_json(frame.EVENT, {"failed": rank, "age_ns": age_ns}))
+            self._wire.send(pack_json(protocol.EVENT, {"failed": rank, "age_ns": age_ns}))
 
     # ---- waiting
 
@@ -449,8 +450,8 @@ class Agent:
         carrier = self._carrier
         if carrier is not None:
             read = READ if wire.waiting < _HELD else 0
-            watch(carrier.out_fd, read, partial(self._carry, carrier.out_fd, frame.OUT))
-            watch(carrier.err_fd, read, partial(self._carry, carrier.err_fd, frame.ERR))
+            watch(carrier.out_fd, read, partial(self._carry, carrier.out_fd, protocol.OUT))
+            watch(carrier.err_fd, read, partial(self._carry, carrier.err_fd, protocol.ERR))
             if carrier.in_fd >= 0:
                 watch(carrier.in_fd, WRITE if carrier.pending else 0, carrier.write)
         if self._stream is not None:
@@ -478,30 +479,30 @@ class Agent:
         run = self._run
         if self._handshake is not None and not self._handshake.done:
             self._handshake.take(kind, payload)
-        elif kind == frame.BEAT:
-            asked = border.read(payload, border.ASK) if payload else None
-            self._wire.send(pack(frame.BEAT) if asked is None else pack_json(frame.BEAT, answer(asked)))
-        elif kind == frame.INPUT and self._carrier is not None:
+        elif kind == protocol.BEAT:
+            asked = message_schema.read(payload, message_schema.ASK) if payload else None
+            self._wire.send(pack(protocol.BEAT) if asked is None else pack_json(protocol.BEAT, answer(asked)))
+        elif kind == protocol.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
-        elif kind == frame.DOWN and self._stream is not None:
+        elif kind == protocol.DOWN and self._stream is not None:
             self._stream.feed(payload)
-        elif kind == frame.LOOK and self._relay is not None:
-            self._relay.look(border.read(payload, border.LOOK)["ranks"])
-        elif kind == frame.STOP:
-            self._stop = border.read(payload, border.STOP)
+        elif kind == protocol.LOOK and self._relay is not None:
+            self._relay.look(message_schema.read(payload, message_schema.LOOK)["ranks"])
+        elif kind == protocol.STOP:
+            self._stop = message_schema.read(payload, message_schema.STOP)
             if run is not None:
                 _stop(run, self._stop)
-        elif kind == frame.KILL:
+        elif kind == protocol.KILL:
             self._is_killed = True
             if run is not None:
                 run.kill()
-        elif kind == frame.SIGNAL:
-            number = border.read(payload, border.SIGNAL)["signal"]
+        elif kind == protocol.SIGNAL:
+            number = message_schema.read(payload, message_schema.SIGNAL)["signal"]
             if run is not None:
                 self._signal(run, number)
             elif len(self._signals) < _EARLY:
                 self._signals.append(number)
-        elif kind in (frame.SPEC, frame.GO, frame.BYE):
+        elif kind in (protocol.SPEC, protocol.GO, protocol.BYE):
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
@@ -535,7 +536,7 @@ class Agent:
         if self._lost:
             stop()
             return
-        from infini_run.stand_in import StandIn
+        from infini_run.multinode.heartbeat_process import StandIn
 
         stand_in = None
         try:
@@ -565,14 +566,14 @@ class Agent:
         assert self._carrier is not None
         data = self._carrier.read(fd)
         if data:
-            self._wire.send(pack(kind, self._with_said(data) if kind == frame.ERR else data))
+            self._wire.send(pack(kind, self._with_said(data) if kind == protocol.ERR else data))
         return bool(data)
 
     def _say(self, text: str) -> None:
         """A line of ours, between those of our ranks. Not by their pipe: it is we who read it, and it may be full."""
         self._said += os.fsencode(text + "\n")
         if not self._is_in_line:
-            self._wire.send(pack(frame.ERR, self._with_said(b"")))
+            self._wire.send(pack(protocol.ERR, self._with_said(b"")))
 
     def _with_said(self, data: bytes) -> bytes:
         """What the ranks have written, and behind its first line what we have to say."""
@@ -585,11 +586,11 @@ class Agent:
     def _carry_rest(self) -> None:
         """Everyone has ended: what is still in the pipes is all."""
         assert self._carrier is not None
-        for fd, kind in ((self._carrier.out_fd, frame.OUT), (self._carrier.err_fd, frame.ERR)):
+        for fd, kind in ((self._carrier.out_fd, protocol.OUT), (self._carrier.err_fd, protocol.ERR)):
             while self._carry_piece(fd, kind):
                 pass
         if self._said:
-            self._wire.send(pack(frame.ERR, b"\n" + self._with_said(b"")))
+            self._wire.send(pack(protocol.ERR, b"\n" + self._with_said(b"")))
         self._is_in_line = False  # of the head's lines of this launch none goes on
 
     def _drain_wire(self) -> None:
@@ -685,7 +686,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         index = _index(node)
         if "link" in options:
-            from infini_run.dial import dial, join
+            from infini_run.multinode.tcp import dial, join
 
             host = (os.environ.get(options["host"]) or os.uname().nodename) if "host" in options else ""
             token = _token(options.get("token_file", ""))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import LinkError
-from infini_run.frame import unpack_json
+from infini_run.multinode.protocol import unpack_json
 from infini_run.value_types import MAX_INT, MOST_RANKS
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ def _variables(value: Any) -> bool:
 
 
 def _record(value: Any) -> bool:
-    """Looked into by who knows which one is due (plain.py)."""
+    """Looked into by who knows which one is due (record_codec.py)."""
     return type(value) is dict
 
 

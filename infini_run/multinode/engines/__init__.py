@@ -52,7 +52,7 @@ if TYPE_CHECKING:
             """Whether the same command may well succeed a moment later."""
 
 
-_AGENT = "infini_run.agent.run"
+_AGENT = "infini_run.multinode.agent.run"
 
 
 @record
@@ -77,7 +77,7 @@ def find_engine(name: str) -> Engine:
     """The module of that name."""
     from importlib import import_module
 
-    engine: Engine = import_module(f"infini_run.engines.{name}")
+    engine: Engine = import_module(f"infini_run.multinode.engines.{name}")
     return engine
 
 

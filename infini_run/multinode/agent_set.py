@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from _functools import partial
 
-from infini_run.console import is_readable
 from infini_run.errors import LinkError
-from infini_run.peer import NEW, Census, Peer
+from infini_run.multinode.agent_state import NEW, Census, Peer
+from infini_run.multinode.output import is_readable
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infini_run.environments.hostlist import Host
-    from infini_run.link import Wire
+    from infini_run.multinode.connection import Wire
     from infini_run.system.poller import Poller
 
 

@@ -7,7 +7,7 @@ MaxStartups, which refuses connections at random when many come at once.
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, ended, lacks_us, said
+from infini_run.multinode.engines import Client, Contact, agent_words, ended, lacks_us, said
 from infini_run.system.shell import enclosed
 
 TYPE_CHECKING = False
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
+    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
 WINDOW = 64

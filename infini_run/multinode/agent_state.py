@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from infini_run import frame
-from infini_run.clock import ClockGap
-from infini_run.console import Lines
+from infini_run.multinode import protocol
+from infini_run.multinode.clock_offset import ClockGap
+from infini_run.multinode.output import Lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.environments.hostlist import Host
-    from infini_run.link import Wire
+    from infini_run.multinode.connection import Wire
     from infini_run.report.report import Report
 
 
@@ -62,7 +62,7 @@ class Peer:
         self.loss = ""  # why it was lost, in a sentence
         self.has_command = False  # a command of ours started it; else it came by itself
         self.is_unexplained = False  # it has gone, and nobody has said yet why
-        self.lines = {frame.OUT: Lines(), frame.ERR: Lines()}
+        self.lines = {protocol.OUT: Lines(), protocol.ERR: Lines()}
 
     @property
     def is_new(self) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from infini_run import frame
-from infini_run.console import Source
-from infini_run.frame import pack
+from infini_run.multinode import protocol
+from infini_run.multinode.output import Source
+from infini_run.multinode.protocol import pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.fleet import Fleet
-    from infini_run.peer import Peer
+    from infini_run.multinode.agent_set import Fleet
+    from infini_run.multinode.agent_state import Peer
     from infini_run.system.poller import Poller
 
 _HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
@@ -72,5 +72,5 @@ class Feed:
         data = self._source.read() if readers else None
         if data is not None:
             for peer in readers:
-                self._fleet.send(peer, pack(frame.INPUT, data))
+                self._fleet.send(peer, pack(protocol.INPUT, data))
         return bool(data)

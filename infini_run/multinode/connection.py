@@ -13,13 +13,13 @@ import os
 
 from infini_run.core.group import write
 from infini_run.errors import LinkError
-from infini_run.frame import CHALLENGE, LIMIT, PROOF, Decoder, pack, sealed
+from infini_run.multinode.protocol import CHALLENGE, LIMIT, PROOF, Decoder, pack, sealed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infini_run.seal import Seal
+    from infini_run.multinode.frame_authentication import Seal
 
 TOKEN = "INFINI_RUN_TOKEN"  # the variable that both sides know it by
 TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or a file that has it, by hand
@@ -70,7 +70,7 @@ class Wire:
     @property
     def position(self) -> tuple[int, bytes]:
         """Where we are in what we send: how many pieces were sealed, and what still waits for room. To be given to
-        whoever goes on with a copy of us (stand_in.py)."""
+        whoever goes on with a copy of us (heartbeat_process.py)."""
         return (0 if self._seal is None else self._seal.count), bytes(self._out)
 
     @position.setter
@@ -197,14 +197,14 @@ class Handshake:
 
     def _let_in(self) -> None:
         """A key for each direction, which nobody can make who does not know the token, and no other link has."""
-        from infini_run.seal import Seal
+        from infini_run.multinode.frame_authentication import Seal
 
         head, agent = Seal(self._derive(b"head's frames")), Seal(self._derive(b"agent's frames"))
         self._wire.let_in(*((head, agent) if self._is_head else (agent, head)))
 
     def _derive(self, use: bytes) -> bytes:
         """What only both sides can compute, each for one use."""
-        from infini_run.seal import derive
+        from infini_run.multinode.frame_authentication import derive
 
         head, agent = (self._ours, self._theirs) if self._is_head else (self._theirs, self._ours)
         return derive(self._token, head + agent, use)

@@ -10,9 +10,9 @@ from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
 from infini_run.core.group import PIPE, Group, Spec, debug_flags, is_main_thread
-from infini_run.engines import Client
 from infini_run.errors import ProgramMissing, StartError
-from infini_run.link import Wire
+from infini_run.multinode.connection import Wire
+from infini_run.multinode.engines import Client
 from infini_run.plan.model import MARK
 from infini_run.record import record
 from infini_run.system.poller import READ
@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Engine
+    from infini_run.multinode.engines import Engine
     from infini_run.system.poller import Poller
 
 _TRIES = 5

@@ -12,12 +12,12 @@ import os
 import time
 from _functools import partial
 
-from infini_run import frame
 from infini_run.core.group import forking
-from infini_run.dial import accept, find_address, listen, own_addresses
 from infini_run.errors import LinkError, UsageError
-from infini_run.frame import unpack_json
-from infini_run.link import Handshake
+from infini_run.multinode import protocol
+from infini_run.multinode.connection import Handshake
+from infini_run.multinode.protocol import unpack_json
+from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import LIMITS
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable
 
-    from infini_run.link import Wire
+    from infini_run.multinode.connection import Wire
     from infini_run.system.poller import Poller
 
 _PROVE_S = 10.0  # that a handshake may take
@@ -192,7 +192,7 @@ class Lobby:
                 handshake = stranger.handshake or self._begin(wire, stranger)
                 if not handshake.done:
                     handshake.take(kind, payload)
-                elif kind == frame.NAME:
+                elif kind == protocol.NAME:
                     self._pass_on(wire, unpack_json(payload))
                     return
         except LinkError as error:

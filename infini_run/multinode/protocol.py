@@ -3,9 +3,9 @@
 A frame is one byte of kind, four of length (big endian), the payload: JSON for words, raw bytes for output. JSON
 carries any text that an environment or a file name can hold (surrogateescape), and no code, as a pickle would.
 
-On a link that a handshake opened each frame is sealed (seal.py): a tag follows the head, and another one the payload.
-The head has a tag of its own so that no length is believed, and no memory is taken for it, before it is known to be
-the sender's.
+On a link that a handshake opened each frame is sealed (frame_authentication.py): a tag follows the head, and another
+one the payload. The head has a tag of its own so that no length is believed, and no memory is taken for it, before it
+is known to be the sender's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from infini_run.seal import Seal
+    from infini_run.multinode.frame_authentication import Seal
 
 LIMIT = 64 << 20  # bytes of one payload; output comes in pieces far below it
 _HEAD = Struct(">cI")

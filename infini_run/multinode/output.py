@@ -10,8 +10,8 @@ import os
 import stat
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
-from infini_run import frame
 from infini_run.core.nonblocking_writer import Outlet
+from infini_run.multinode import protocol
 from infini_run.system.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ class Outlets:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         out = Outlet(1)
-        self._outlets = {frame.OUT: out, frame.ERR: out if _are_one(1, 2) else Outlet(2)}
+        self._outlets = {protocol.OUT: out, protocol.ERR: out if _are_one(1, 2) else Outlet(2)}
         self._is_told = False
 
     def write(self, kind: bytes, data: bytes) -> None:

@@ -7,13 +7,13 @@ What comes down is written as the process reads it, and kept until then: who sen
 
 from __future__ import annotations
 
-from infini_run import frame
-from infini_run.frame import pack
+from infini_run.multinode import protocol
+from infini_run.multinode.protocol import pack
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.link import Wire
+    from infini_run.multinode.connection import Wire
     from infini_run.system.poller import Poller
 
 _PIECE = 1 << 18
@@ -79,7 +79,7 @@ class Stream:
             return False
         except OSError:
             data = b""
-        self._wire.send(pack(frame.UP, data))
+        self._wire.send(pack(protocol.UP, data))
         if not data:
             self._poller.forget(self._ours.fileno())
             self._ours.close()

@@ -1,7 +1,7 @@
 """The head's side of --live and --trace: what all nodes tell (display/relay.py), as one table and one trace.
 
 It is for many nodes what display/observers.py is for one, and is imported only where one of the two was asked for.
-Times of a node become ours as they come in, by what is known of its clocks then (clock.py).
+Times of a node become ours as they come in, by what is known of its clocks then (clock_offset.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from infini_run.display.chrome_trace import Trace
     from infini_run.display.live_table import Display
+    from infini_run.multinode.agent_state import Peer
     from infini_run.options.options import Options
-    from infini_run.peer import Peer
 
 _TOLD = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # which is no news of a rank
 _CONT, _TSTP = 18, 20

@@ -8,8 +8,8 @@ import os
 from infini_run.core.nonblocking_writer import write_all
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError, printable
-from infini_run.head import Head
-from infini_run.link import TOKEN, TOKEN_FILE
+from infini_run.multinode.connection import TOKEN, TOKEN_FILE
+from infini_run.multinode.head import Head
 from infini_run.options.nodes import HAND, Roster, options_of_agents
 from infini_run.record import replace
 from infini_run.system.signal_pipe import STOPS, Signals
@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from infini_run.multinode.head_observers import Overview
     from infini_run.options.options import Options
-    from infini_run.overview import Overview
     from infini_run.report.report import Report
 
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h
@@ -40,7 +40,7 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     signals = Signals()
     overview: Overview | None = None
     if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
-        from infini_run.overview import open_overview
+        from infini_run.multinode.head_observers import open_overview
 
         overview, options = open_overview(options, environ, say=say)
     head = Head(options, roster, environ=environ, overview=overview)
@@ -108,8 +108,8 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
         environ = {**environ, TOKEN: token}
         return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)
-    from infini_run.agent import Agent
-    from infini_run.dial import dial_until, join
+    from infini_run.multinode.agent import Agent
+    from infini_run.multinode.tcp import dial_until, join
 
     def attempt() -> int:
         target = f"{options.master_addr}:{port}"

@@ -7,7 +7,7 @@ import errno
 import os
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.link import Unheard, Wire
+from infini_run.multinode.connection import Unheard, Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ import select
 import signal
 from contextlib import suppress
 
-from infini_run import frame
-from infini_run.frame import pack
+from infini_run.multinode import protocol
+from infini_run.multinode.protocol import pack
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.link import Wire
+    from infini_run.multinode.connection import Wire
 
 
 class StandIn:
@@ -82,7 +82,7 @@ def _stand_in(wires: Sequence[Wire], every_s: float, told_fd: int, say_fd: int) 
             for wire in wires:
                 wire.flush()
                 if not wire.wants_write:
-                    wire.send(pack(frame.BEAT))
+                    wire.send(pack(protocol.BEAT))
             if poller.poll(poll_ms(every_s)):
                 break
         with open(say_fd, "wb") as file:

@@ -3,14 +3,14 @@ others' launchers are agents themselves, and dial. Nothing is started elsewhere.
 
 from __future__ import annotations
 
-from infini_run.engines import Client, Contact, agent_words, ended, said
+from infini_run.multinode.engines import Client, Contact, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.engines import Told
     from infini_run.environments.hostlist import Host
+    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
 WINDOW = 1
