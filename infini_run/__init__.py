@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
+    from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.handle import LaunchHandle
     from infini_run.crews.launcher import Launcher, Pool
-    from infini_run.crews.news import CrewEvent
-    from infini_run.crews.restart import Restart
+    from infini_run.crews.restart_policy import Restart
     from infini_run.crews.result import LaunchResult
     from infini_run.errors import (
         Broken,
@@ -122,8 +122,8 @@ _HOMES = {
     "Look": "report.hang_snapshot",
 }
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
-_HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart"}
-_HOMES |= {"CrewEvent": "crews.news"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
+_HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
+_HOMES |= {"CrewEvent": "crews.event_queue"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}

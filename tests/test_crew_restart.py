@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.crews.restart import STRATEGIES, Budget, affected
+from infini_run.crews.restart_policy import STRATEGIES, Budget, affected
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey

@@ -14,7 +14,7 @@ import pytest
 from conftest import CHILDREN, LIMIT_S, Command, interrupt_main, is_alive, marked, until
 
 import infini_run as ir
-from infini_run.crews.messages import Taken, encode
+from infini_run.crews.protocol import Taken, encode
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey
@@ -218,7 +218,7 @@ def test_grandchildren_go_with_the_caller(number, bell, tmp_path):
 
 def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
     def serve(ctx, task):
-        from infini_run.crews.messages import Body, Done
+        from infini_run.crews.protocol import Body, Done
 
         for number in (-7, task + 1, 1 << 40):
             ctx._sender.send_bytes(encode(Done(task=number, body=Body())))

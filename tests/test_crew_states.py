@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.crews import states
-from infini_run.crews.member import Member
-from infini_run.crews.states import EVENTS, IMPOSSIBLE, STATES, TABLE
+from infini_run.crews import worker_states
+from infini_run.crews.supervised_worker import Member
+from infini_run.crews.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
 
 DOC = Path(__file__).parent.parent / "docs/crews.md"
 
@@ -29,11 +29,11 @@ def test_every_cell_leads_somewhere_and_has_an_action_that_is_there():
 
 def test_what_is_impossible_raises():
     with pytest.raises(AssertionError, match="a worker that is ready cannot have a 'gone'"):
-        states.step("ready", "gone")
+        worker_states.step("ready", "gone")
 
 
 def test_the_document_draws_the_table_as_it_is():
-    assert states.draw() in DOC.read_text()
+    assert worker_states.draw() in DOC.read_text()
 
 
 @pytest.mark.parametrize("state", ["starting", "ready", "busy"])
@@ -47,7 +47,7 @@ def test_every_state_reaches_its_end():
     for state in ("starting", "ready", "busy", "stopping", "failed"):
         after = state
         for event in ("break", "exit", "gone"):
-            after, _ = states.step(after, event)
+            after, _ = worker_states.step(after, event)
         assert after == ("stopped" if state == "stopping" else "failed")
 
 

@@ -20,7 +20,7 @@ from conftest import LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
 from infini_run.channel.decoder import BYTES, HEAD, PICKLE
-from infini_run.crews import worker
+from infini_run.crews import worker_main
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 
@@ -275,7 +275,7 @@ def test_a_daemon_that_was_only_forked_is_ended(run, tmp_path):
 
 def channel_number():
     """The descriptor of this worker's channel, as one that is out of date may be."""
-    return worker._kept[0].fileno()
+    return worker_main._kept[0].fileno()
 
 
 STRANGE = {

@@ -41,7 +41,7 @@ def launcher(bed):
 
 
 def outposts():
-    return [pid for pid, words in _words() if "crews.outpost" in words]
+    return [pid for pid, words in _words() if "crews.spawn_server" in words]
 
 
 def _words():

@@ -369,7 +369,7 @@ WRITERS = {
         wire.close()
     """,
     "zygote": """
-        from infini_run.crews.wire import Wire, send_parcel
+        from infini_run.crews.zygote_protocol import Wire, send_parcel
         ours, theirs = socket.socketpair()
         theirs.close()
         for fds in ((), (0,)):

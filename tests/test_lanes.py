@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from infini_run.crews.lanes import LARGEST, WINDOW, Lanes
+from infini_run.crews.stream_multiplexer import LARGEST, WINDOW, Lanes
 from infini_run.errors import LinkError
 from infini_run.system.poller import Poller
 

@@ -13,8 +13,8 @@ import pytest
 from conftest import is_alive, marked, processes, until
 
 import infini_run as ir
-from infini_run.crews.forked import ForkSpawner
-from infini_run.crews.wire import Wire, receive_parcel, send_parcel
+from infini_run.crews.fork_spawner import ForkSpawner
+from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import StartError, UsageError
 
 

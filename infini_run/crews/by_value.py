@@ -7,7 +7,7 @@ from io import BytesIO
 
 from cloudpickle import Pickler
 
-from infini_run.crews.attempt import attempt
+from infini_run.crews.capture import attempt
 from infini_run.errors import UnpicklableError
 
 TYPE_CHECKING = False

@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from infini_run.crews.messages import (
+from infini_run.crews.payload import dump
+from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
     Emit,
@@ -22,13 +23,12 @@ from infini_run.crews.messages import (
     decode,
     encode,
 )
-from infini_run.crews.payload import dump
 from infini_run.errors import End, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.messages import Hello, Message
+    from infini_run.crews.protocol import Hello, Message
 
 _SIGNS = 4  # signs of life in the time in which one is due
 

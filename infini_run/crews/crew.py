@@ -15,14 +15,14 @@ from itertools import count
 from warnings import warn
 from weakref import WeakSet
 
-from infini_run.crews.ask import Ask
-from infini_run.crews.member import Job
-from infini_run.crews.messages import Hello
+from infini_run.crews.future import Ask
 from infini_run.crews.payload import check_may_launch, dump
-from infini_run.crews.place import read_hosts, read_nproc
-from infini_run.crews.restart import NEVER, check
-from infini_run.crews.runner import ExecSpawner
+from infini_run.crews.protocol import Hello
+from infini_run.crews.restart_policy import NEVER, check
+from infini_run.crews.spawner import ExecSpawner
+from infini_run.crews.supervised_worker import Job
 from infini_run.crews.supervisor import Limits, Supervisor
+from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.errors import CrewFailed, InfiniRunError, UsageError
 from infini_run.record import record
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.crews.news import CrewEvent
-    from infini_run.crews.restart import Restart
-    from infini_run.crews.runner import Spawner
+    from infini_run.crews.event_queue import CrewEvent
+    from infini_run.crews.restart_policy import Restart
+    from infini_run.crews.spawner import Spawner
 
 _DRAIN_S = 30.0
 _MAP_AHEAD = 64  # items of a map that are on their way, for each worker
@@ -346,8 +346,8 @@ def _make_spawner(
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     if hosts:
-        from infini_run.crews.environment import COPIED, make_environ
-        from infini_run.crews.nodes import NodeSpawner
+        from infini_run.crews.remote_spawner import NodeSpawner
+        from infini_run.crews.worker_environ import COPIED, make_environ
 
         if given["env"] is None:
             given["env"] = make_environ(os.environ, COPIED, None, None)
@@ -355,7 +355,7 @@ def _make_spawner(
     assert isinstance(count, (int, str))
     if not preload:
         return ExecSpawner(nproc=count, **given)
-    from infini_run.crews.forked import ForkSpawner
+    from infini_run.crews.fork_spawner import ForkSpawner
 
     return ForkSpawner(preload, nproc=count, **given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from infini_run.crews.attempt import attempt
+from infini_run.crews.capture import attempt
 from infini_run.crews.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.crews.launch import Launch
+    from infini_run.crews.function_launch import Launch
     from infini_run.crews.result import LaunchResult
     from infini_run.report.report import Exit
 

@@ -11,13 +11,13 @@ import sys
 from weakref import WeakSet
 
 from infini_run.crews import payload
-from infini_run.crews.environment import COPIED, make_environ
+from infini_run.crews.function_launch import Launch, Terms, close_all, forget_all
 from infini_run.crews.handle import LaunchHandle
-from infini_run.crews.launch import Launch, Terms, close_all, forget_all
-from infini_run.crews.need import slow_modules
-from infini_run.crews.place import read_hosts, read_nproc
+from infini_run.crews.preload_detection import slow_modules
 from infini_run.crews.progress import open_show
-from infini_run.crews.runner import ExecSpawner
+from infini_run.crews.spawner import ExecSpawner
+from infini_run.crews.targets import read_hosts, read_nproc
+from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
 
 TYPE_CHECKING = False
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.crews.messages import Body
-    from infini_run.crews.nodes import NodeSpawner
+    from infini_run.crews.protocol import Body
+    from infini_run.crews.remote_spawner import NodeSpawner
     from infini_run.crews.result import LaunchResult
-    from infini_run.crews.runner import Spawner
+    from infini_run.crews.spawner import Spawner
 
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
 
@@ -147,7 +147,7 @@ class Launcher:
             raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
         call: Any = (function, tuple(args), dict(kwargs))
         if self.backend is not None:
-            from infini_run.crews.process_group import call_in_group
+            from infini_run.crews.torch_process_group import call_in_group
 
             call = (call_in_group, (self.backend, self.worker_timeout_s, *call), {})
         try:
@@ -172,14 +172,14 @@ class Launcher:
                 preload = ()
         if not preload:
             return ExecSpawner(nproc=nproc, **given)
-        from infini_run.crews.forked import ForkSpawner
+        from infini_run.crews.fork_spawner import ForkSpawner
 
         is_silent = self.preload is None
         timeout_s = self.agent_timeout_s
         return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
     def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> NodeSpawner:
-        from infini_run.crews.nodes import NodeSpawner
+        from infini_run.crews.remote_spawner import NodeSpawner
 
         preload = self.preload or ()
         if self.preload is None and function is not None:

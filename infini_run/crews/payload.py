@@ -11,8 +11,8 @@ import _pickle
 from importlib import import_module
 
 from infini_run.channel.endpoint import LIMIT
-from infini_run.crews.attempt import attempt
-from infini_run.crews.messages import Body
+from infini_run.crews.capture import attempt
+from infini_run.crews.protocol import Body
 from infini_run.errors import MessageTooLong, UsageError
 
 TYPE_CHECKING = False

@@ -14,12 +14,12 @@ from _thread import RLock
 from collections import deque
 from threading import current_thread
 
-from infini_run.crews.attempt import attempt
+from infini_run.crews.capture import attempt
+from infini_run.crews.event_queue import CrewEvent, News
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.member import Member
-from infini_run.crews.messages import Done, Failed
-from infini_run.crews.news import CrewEvent, News
-from infini_run.crews.restart import Budget, affected
+from infini_run.crews.protocol import Done, Failed
+from infini_run.crews.restart_policy import Budget, affected
+from infini_run.crews.supervised_worker import Member
 from infini_run.errors import CrewFailed, InfiniRunError, WorkerDied
 from infini_run.record import record, replace
 from infini_run.system.poller import READ, Poller
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.member import Job
-    from infini_run.crews.messages import Body, Cancelled, Hello
-    from infini_run.crews.restart import Restart
-    from infini_run.crews.runner import Spawner
+    from infini_run.crews.protocol import Body, Cancelled, Hello
+    from infini_run.crews.restart_policy import Restart
+    from infini_run.crews.spawner import Spawner
+    from infini_run.crews.supervised_worker import Job
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _AHEAD = 8  # tasks that a worker has at most, so that it need not wait for the next one
@@ -291,7 +291,7 @@ class Supervisor:
 
     def log(self, member: Member, body: Body) -> None:
         """A logging record."""
-        from infini_run.crews.logs import take_record
+        from infini_run.crews.log_records import take_record
 
         assert member.runner is not None
         take_record(body, member.rank, member.runner.host)

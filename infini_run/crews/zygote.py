@@ -15,10 +15,10 @@ import socket
 import sys
 import weakref
 
-from infini_run.crews.attempt import attempt
-from infini_run.crews.fork import Birth, Forked, ForkRun
+from infini_run.crews.capture import attempt
+from infini_run.crews.fork_launch import Birth, Forked, ForkRun
 from infini_run.crews.payload import import_for_worker
-from infini_run.crews.wire import Wire, receive_parcel, send_parcel
+from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_words
 from infini_run.plan.model import MARK
@@ -52,7 +52,7 @@ def main() -> None:
         return
     zygote.forget()
     fd = become(birth, zygote.mark)
-    from infini_run.crews.worker import leave, serve
+    from infini_run.crews.worker_main import leave, serve
 
     leave(serve(fd))
 
@@ -75,7 +75,7 @@ class Zygote:
         if hello is None:
             return
         (preload, path, argv, stays), _ = hello
-        from infini_run.crews import by_value, logs, worker  # noqa: F401  before the user's path is ours
+        from infini_run.crews import by_value, log_records, worker_main  # noqa: F401  before the user's path is ours
 
         sys.path[:] = path
         sys.argv[:] = argv

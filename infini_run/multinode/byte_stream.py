@@ -2,7 +2,7 @@
 a socket, at the node's end; frames DOWN and UP over the Link.
 
 What comes down is written as the process reads it, and kept until then: who sends it has a bound of his own for that
-(crews/lanes.py). What it writes is read as the Link has room.
+(crews/stream_multiplexer.py). What it writes is read as the Link has room.
 """
 
 from __future__ import annotations

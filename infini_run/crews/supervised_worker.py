@@ -1,6 +1,7 @@
 """One worker of a crew, as its supervisor has it: through all its lives, with what it is to do and has to say.
 
-What it does with what happens is states.py's; here is how. It is turned by the supervisor's loop, in one thread.
+What it does with what happens is worker_states.py's; here is how. It is turned by the supervisor's loop, in one
+thread.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ import os
 import time
 from collections import deque
 
-from infini_run.crews import states
-from infini_run.crews.failure import in_words
-from infini_run.crews.messages import (
+from infini_run.crews import worker_states
+from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
     Cancelled,
@@ -29,6 +29,7 @@ from infini_run.crews.messages import (
     decode,
     encode,
 )
+from infini_run.crews.remote_exception import in_words
 from infini_run.errors import ChannelError, End, WorkerDied, printable
 from infini_run.report.report import Exit, describe_end, duration_text
 from infini_run.system.poller import READ, WRITE
@@ -37,9 +38,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.crews.ask import Ask
-    from infini_run.crews.messages import Body, Hello, Message
-    from infini_run.crews.runner import Runner
+    from infini_run.crews.future import Ask
+    from infini_run.crews.protocol import Body, Hello, Message
+    from infini_run.crews.spawner import Runner
     from infini_run.crews.supervisor import Supervisor
 
 _TURN = 64  # messages that are taken at a time: then the others get their turn
@@ -114,7 +115,7 @@ class Member:
     def happen(self, event: str) -> None:
         """Something did."""
         before = self.state
-        self.state, action = states.step(before, event)
+        self.state, action = worker_states.step(before, event)
         if self.state == "failed" != before:
             self._failed_while = before
         if action:

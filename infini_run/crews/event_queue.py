@@ -10,9 +10,9 @@ import threading
 import time
 from collections import deque
 
-from infini_run.crews.failure import rebuild
-from infini_run.crews.messages import NO_TASK, Body, Failed
 from infini_run.crews.payload import load
+from infini_run.crews.protocol import NO_TASK, Body, Failed
+from infini_run.crews.remote_exception import rebuild
 from infini_run.record import record
 
 TYPE_CHECKING = False

@@ -14,12 +14,12 @@ import os
 import sys
 
 from infini_run.channel import connect
-from infini_run.crews.attempt import attempt
+from infini_run.crews.capture import attempt
 from infini_run.crews.context import Cancelled, Context, Inbox, set_current
-from infini_run.crews.failure import describe
-from infini_run.crews.messages import NO_TASK, Done, Hello, Taken, decode, encode
-from infini_run.crews.messages import Cancelled as Gone
 from infini_run.crews.payload import dump, load_task
+from infini_run.crews.protocol import NO_TASK, Done, Hello, Taken, decode, encode
+from infini_run.crews.protocol import Cancelled as Gone
+from infini_run.crews.remote_exception import describe
 from infini_run.errors import Broken
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
-    from infini_run.crews.messages import Body, Message, Task
+    from infini_run.crews.protocol import Body, Message, Task
 
 _kept: list[Receiver] = []  # without END the channel ends when the process does, and not while it still unwinds
 _BAD = 1  # exit code of a worker that could not start or stop; it has said why
@@ -98,7 +98,7 @@ class Worker:
     def run(self) -> int:
         """Start, do what comes, stop."""
         if self._hello.log_level >= 0:
-            from infini_run.crews.logs import send_records
+            from infini_run.crews.log_records import send_records
 
             send_records(self._sender, self._hello.log_level)
         part, error = attempt(_start, self._hello, self.context)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 
-from infini_run.crews.attempt import attempt
-from infini_run.crews.messages import Body, Failed
+from infini_run.crews.capture import attempt
 from infini_run.crews.payload import dump, load
+from infini_run.crews.protocol import Body, Failed
 from infini_run.errors import RemoteError
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""Workers on other hosts, seen from their supervisor: Runners and a Spawner as any (runner.py).
+"""Workers on other hosts, seen from their supervisor: Runners and a Spawner as any (spawner.py).
 
 The head reaches each host and runs one outpost there, by its agent; the bridge's thread holds the streams. A channel
 is a socket here as on one machine; what it says, and how it ends, comes from its outpost in that order. A node
@@ -16,10 +16,10 @@ from weakref import WeakSet
 
 from infini_run.channel.encoder import bytes_frame
 from infini_run.core.group import forking
-from infini_run.crews.bridge import Bridge
-from infini_run.crews.lanes import LARGEST
-from infini_run.crews.node_runner import NodeRunner
-from infini_run.crews.place import plain_flag, reaches, read_counts, read_reach
+from infini_run.crews.node_link import Bridge
+from infini_run.crews.remote_process import NodeRunner
+from infini_run.crews.stream_multiplexer import LARGEST
+from infini_run.crews.targets import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.multinode.rendezvous import meeting
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.bridge import Outpost
-    from infini_run.crews.runner import Runner
+    from infini_run.crews.node_link import Outpost
+    from infini_run.crews.spawner import Runner
 
 
 class NodeSpawner:

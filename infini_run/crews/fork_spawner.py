@@ -17,8 +17,8 @@ from warnings import warn
 
 from infini_run.api import read_flags
 from infini_run.core.group import Event
-from infini_run.crews.runner import ExecSpawner, Gang, python_command
-from infini_run.crews.wire import Wire, receive_parcel, send_parcel
+from infini_run.crews.spawner import ExecSpawner, Gang, python_command
+from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeRun
 from infini_run.node.outcome import Outcome
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.crews.runner import Run
+    from infini_run.crews.spawner import Run
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.report import Report

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 
 from infini_run.channel import Sender
-from infini_run.crews.attempt import attempt
-from infini_run.crews.messages import Log, encode
+from infini_run.crews.capture import attempt
 from infini_run.crews.payload import dump, load
+from infini_run.crews.protocol import Log, encode
 from infini_run.errors import ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.crews.messages import Body
+    from infini_run.crews.protocol import Body
 
 
 class _Up(logging.Handler):

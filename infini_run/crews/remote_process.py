@@ -1,4 +1,4 @@
-"""A worker on another host, as its supervisor has it: a Runner as any (runner.py). Its channel is a socket here with
+"""A worker on another host, as its supervisor has it: a Runner as any (spawner.py). Its channel is a socket here with
 a lane behind it; what happens to it is told by the bridge's thread, and taken in by whoever polls it."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.crews.bridge import Bridge, Outpost
+    from infini_run.crews.node_link import Bridge, Outpost
     from infini_run.errors import InfiniRunError
 
 _END_S = 15.0  # that a node may take to end a worker by SIGKILL; the core gives up after 5

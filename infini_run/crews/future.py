@@ -9,10 +9,10 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
-from infini_run.crews.attempt import attempt
-from infini_run.crews.failure import rebuild
-from infini_run.crews.messages import Done, Failed
+from infini_run.crews.capture import attempt
 from infini_run.crews.payload import load
+from infini_run.crews.protocol import Done, Failed
+from infini_run.crews.remote_exception import rebuild
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

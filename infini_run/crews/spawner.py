@@ -136,7 +136,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _PORTS = 64  # that the jobs of one spawner have at once
 
 
-def python_command(module: str = "worker") -> list[str]:
+def python_command(module: str = "worker_main") -> list[str]:
     """This Python with its own flags (-O, -X, -W), and a module of ours in it. By -c: __main__ is empty, so nobody
     can import the caller's script by mistake, and this package is found wherever it lies.
 

@@ -1,8 +1,9 @@
 """An outpost: what a launcher on another host has here. It starts workers, and passes on what they and it say.
 
-Its agent runs it, one on each node; its descriptor 0 is a stream to the bridge on the other side (lanes.py). Workers'
-messages are passed on as bytes, their output goes the way of any rank's. When the stream ends, or the agent says so
-by a signal, everything here ends; when it is killed itself, its guard ends its workers.
+Its agent runs it, one on each node; its descriptor 0 is a stream to the bridge on the other side
+(stream_multiplexer.py). Workers' messages are passed on as bytes, their output goes the way of any rank's. When the
+stream ends, or the agent says so by a signal, everything here ends; when it is killed itself, its guard ends its
+workers.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import socket
 import sys
 import time
 
-from infini_run.crews.lanes import Lanes
-from infini_run.crews.runner import ExecSpawner
+from infini_run.crews.spawner import ExecSpawner
+from infini_run.crews.stream_multiplexer import Lanes
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_plain
 from infini_run.node.ports import free_port
@@ -25,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.crews.runner import ExecRunner
+    from infini_run.crews.spawner import ExecRunner
 
 _HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
 _PIECE = 1 << 18
@@ -153,7 +154,7 @@ class Outpost:
         try:
             spawner = ExecSpawner(**given)
             if asked["preload"] and (spawner.world_size > 1 or not asked["is_silent"]):
-                from infini_run.crews.forked import ForkSpawner
+                from infini_run.crews.fork_spawner import ForkSpawner
 
                 timeout_s, is_silent = asked["start_timeout_s"], asked["is_silent"]
                 spawner = fork = ForkSpawner(

@@ -12,9 +12,9 @@ from collections import deque
 from threading import Condition
 
 from infini_run.api import has_own_stderr, say
-from infini_run.crews.attempt import attempt
+from infini_run.crews.capture import attempt
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.lanes import Lanes
+from infini_run.crews.stream_multiplexer import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.multinode.head import Head
 from infini_run.multinode.record_codec import record_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.api import one_of_two, read_flags
-from infini_run.crews.runner import MEETING, python_command
+from infini_run.crews.spawner import MEETING, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.nodes import ENGINES
@@ -73,7 +73,11 @@ def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: 
     count = nproc if isinstance(nproc, (int, str)) else 1
     read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
     remote_python = str(reach.get("remote_python") or "")
-    words = own_python("infini_run.crews.outpost.main", remote_python) if remote_python else python_command("outpost")
+    words = (
+        own_python("infini_run.crews.spawn_server.main", remote_python)
+        if remote_python
+        else python_command("spawn_server")
+    )
     reach = {**reach, "engine": _engine(reach), "nproc_per_node": count}
     if "grace" in flags:
         reach["grace"] = flags["grace"]

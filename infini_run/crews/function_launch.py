@@ -12,11 +12,11 @@ import time
 from _thread import RLock, get_ident
 from weakref import WeakSet
 
-from infini_run.crews.attempt import attempt
-from infini_run.crews.failure import rebuild
+from infini_run.crews.capture import attempt
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.messages import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.payload import load
+from infini_run.crews.protocol import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
+from infini_run.crews.remote_exception import rebuild
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import (
     Broken,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.messages import Body, Message
     from infini_run.crews.progress import Show
-    from infini_run.crews.runner import Runner, Spawner
+    from infini_run.crews.protocol import Body, Message
+    from infini_run.crews.spawner import Runner, Spawner
     from infini_run.report.report import Exit
 
 _TASK = 0
@@ -237,7 +237,7 @@ class Launch:
             self._fail(rebuild(message, runner.rank, runner.host), runner.rank, message.time_s + runner.clock_s)
             runner.tasks.close()  # it ends by itself, though it may not hear a signal
         elif isinstance(message, Log):
-            from infini_run.crews.logs import take_record
+            from infini_run.crews.log_records import take_record
 
             take_record(message.body, runner.rank, runner.host)
         elif isinstance(message, Progress):
