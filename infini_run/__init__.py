@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
-    from infini_run.jobs.state import Status
+    from infini_run.jobs.status import Status
     from infini_run.report.hang_snapshot import Look
     from infini_run.report.report import Exit, Report
 
@@ -127,7 +127,7 @@ _HOMES |= {"CrewEvent": "crews.event_queue"} | dict.fromkeys(("Crew", "CrewStatu
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
-_HOMES |= {"Status": "jobs.state"}
+_HOMES |= {"Status": "jobs.status"}
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
 
 

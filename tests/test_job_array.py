@@ -10,7 +10,7 @@ import pytest
 from conftest import until
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
-from infini_run.jobs.command import Said
+from infini_run.jobs.scheduler_command import Said
 from infini_run.jobs.slurm import Slurm
 from infini_run.jobs.slurm_words import advised
 

@@ -16,12 +16,12 @@ from conftest import LIMIT_S
 from window import Window
 
 import infini_run
-from infini_run.jobs.change import is_others, kind_of
-from infini_run.jobs.deadline import NEVER, parse
-from infini_run.jobs.folder import Ending
+from infini_run.jobs.inotify import is_others, kind_of
+from infini_run.jobs.job_dir import Ending
 from infini_run.jobs.manual import help_text
 from infini_run.jobs.option_table import VERBS, _memory, _time, _variables, _warn
-from infini_run.jobs.verdict import wants_again
+from infini_run.jobs.result import wants_again
+from infini_run.jobs.time_limit import NEVER, parse
 from jobs import JOB
 
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import LIMIT_S, is_alive, until
 from native import build
 
-from infini_run.jobs.command import MISSING, ask, kill_group
+from infini_run.jobs.scheduler_command import MISSING, ask, kill_group
 
 
 def sh(text, limit_s=LIMIT_S):
@@ -51,7 +51,7 @@ def test_it_gets_no_descriptor_of_its_caller():
 
 def test_it_is_answered_where_our_own_stdio_is_closed():
     code = (
-        "import os\nfrom infini_run.jobs.command import ask\n"
+        "import os\nfrom infini_run.jobs.scheduler_command import ask\n"
         "words = ['sh', '-c', 'read line; echo out $line; echo error >&2; ls /proc/$$/fd']\n"
         "said = ask(words, os.environ, given='in')\n"
         "open('/proc/self/fd/9', 'w').write(repr((said.code, said.out.split(), said.error)))"
@@ -90,7 +90,7 @@ def test_the_last_words_are_those_that_say_something(text, wanted):
 def test_without_pidfds_a_command_has_its_limit_too():
     """Linux 4.18 (RHEL 8), and sandboxes."""
     code = (
-        "import os\nfrom infini_run.jobs.command import ask\n"
+        "import os\nfrom infini_run.jobs.scheduler_command import ask\n"
         "print(ask(['sh', '-c', 'echo so far; exec sleep 1000'], os.environ, 0.5))\n"
         "print(ask(['sh', '-c', 'exit 3'], os.environ))"
     )

@@ -8,8 +8,8 @@ import time
 import pytest
 from conftest import LIMIT_S
 
-from infini_run.jobs.deadline import NEVER, Alarm, Outside
 from infini_run.jobs.request import Request
+from infini_run.jobs.time_limit import NEVER, Alarm, Outside
 
 START_S = 1_700_000_000.0
 AT_THE_END = "--noheader --states=all --jobs=7 --Format=PreemptTime:32,TimeLeft:32"

@@ -7,12 +7,12 @@ import threading
 import pytest
 from test_job_state import ID, Said, begin, made
 
-from infini_run.jobs import follow as module
-from infini_run.jobs.change import Changes
-from infini_run.jobs.folder import Ending, Phase
-from infini_run.jobs.follow import Follow
+from infini_run.jobs import watch as module
+from infini_run.jobs.inotify import Changes
+from infini_run.jobs.job_dir import Ending, Phase
 from infini_run.jobs.logs import Reader
 from infini_run.jobs.scheduler import Seen
+from infini_run.jobs.watch import Follow
 
 
 @pytest.fixture

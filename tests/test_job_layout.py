@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
-from infini_run.jobs.layout import lay_out
+from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace

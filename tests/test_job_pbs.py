@@ -10,7 +10,7 @@ import pytest
 from conftest import until
 
 from infini_run.errors import QueryError, SubmitError, UsageError
-from infini_run.jobs import command
+from infini_run.jobs import scheduler_command
 from infini_run.jobs.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Kind
@@ -302,7 +302,7 @@ def test_a_submission_without_an_answer_is_told_from_one_that_was_refused(pbs, p
 def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
-        real = command.ask
+        real = scheduler_command.ask
         monkeypatch.setattr("infini_run.jobs.pbs.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
-from infini_run.jobs.image import Image
+from infini_run.jobs.container import Image
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import described, plan, render, render_node, render_srun
@@ -78,14 +78,14 @@ def test_the_shell_runs_what_was_meant(name):
     """The last line's words arrive as they were: the interpreter is an echo."""
     text = script_of(replace(HERE, folder=f"/jobs/{name}"), LOCAL)
     done = subprocess.run(["sh"], input=text.encode(), capture_output=True, check=True)
-    assert done.stdout == f"-m infini_run.jobs.inside /jobs/{name}\n".encode()
+    assert done.stdout == f"-m infini_run.jobs.allocation_main /jobs/{name}\n".encode()
 
 
 def test_bytes_that_are_no_text_reach_the_other_side():
     folder = os.fsdecode(b"/jobs/\xff\xfe")
     text = os.fsencode(script_of(replace(HERE, folder=folder), LOCAL))
     done = subprocess.run(["sh"], input=text, capture_output=True, check=True)
-    assert done.stdout == b"-m infini_run.jobs.inside /jobs/\xff\xfe\n"
+    assert done.stdout == b"-m infini_run.jobs.allocation_main /jobs/\xff\xfe\n"
 
 
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=30)
@@ -121,7 +121,7 @@ def test_a_script_for_pbs_says_at_once_what_it_has_to_say(tmp_path):
     text = script_of(replace(PLAIN, folder=str(tmp_path), python="/bin/echo"), PBS)
     done = subprocess.run(["sh"], input=text, text=True, capture_output=True, check=True)
     assert done.stdout == ""
-    assert (tmp_path / "job.log").read_text() == f"-m infini_run.jobs.inside {tmp_path}\n"
+    assert (tmp_path / "job.log").read_text() == f"-m infini_run.jobs.allocation_main {tmp_path}\n"
 
 
 def test_a_directory_that_the_node_does_not_have_is_told(tmp_path):

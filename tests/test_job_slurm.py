@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from infini_run.environments.hostlist import expand
 from infini_run.errors import QueryError, SubmitError, UsageError
-from infini_run.jobs import command, sbatch, scheduler, slurm_words
-from infini_run.jobs.layout import lay_out
+from infini_run.jobs import sbatch, scheduler, scheduler_command, slurm_words
+from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import Facts, Kind, clean
 from infini_run.jobs.script import plan, render
@@ -117,8 +117,10 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "means"), TEXTS)
 def test_texts_of_newer_versions_are_understood(text, means):
-    assert means(command.Said(code=1, out="", error=text))
-    assert not means(command.Said(code=1, out="", error="Requested operation is presently disabled for job 17"))
+    assert means(scheduler_command.Said(code=1, out="", error=text))
+    assert not means(
+        scheduler_command.Said(code=1, out="", error="Requested operation is presently disabled for job 17")
+    )
 
 
 SPANS = [("infinite", 0), ("30:00", 1800), ("1:00:00", 3600), ("2-00:00:00", 172800), ("1-12", 129600), ("5", 300),
@@ -268,7 +270,7 @@ def test_a_submission_without_an_answer_is_told_from_one_that_was_refused(slurm,
 def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
-        real = command.ask
+        real = scheduler_command.ask
         monkeypatch.setattr("infini_run.jobs.slurm.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 
@@ -504,7 +506,7 @@ def test_a_job_runs_in_a_directory_with_an_odd_name_and_says_so_there(real, fact
     (tmp_path / "job.sh").write_text(render(request, plan(request, facts), facts))
     job = real.slurm.submit(str(tmp_path / "job.sh"), request.name)
     until(lambda: real.slurm.query(["ir-odd"])["ir-odd"].state == "COMPLETED")
-    assert (folder / "job.log").read_text() == f"-m infini_run.jobs.inside {folder}\n"
+    assert (folder / "job.log").read_text() == f"-m infini_run.jobs.allocation_main {folder}\n"
     assert 'it"s \\ #odd' in real.ask("scontrol", "show", "job", job)
 
 

@@ -8,12 +8,12 @@ import subprocess
 import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
-from infini_run.jobs.folder import Ending, Order, Phase
-from infini_run.jobs.home import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.job import Job
+from infini_run.jobs.job_dir import Ending, Order, Phase
+from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, Seen
-from infini_run.jobs.state import is_lost_for_good, look, look_at_files
+from infini_run.jobs.status import is_lost_for_good, look, look_at_files
 
 NOW_S = 1_700_000_000.0
 ID = "48213"

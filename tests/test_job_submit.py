@@ -17,8 +17,8 @@ from conftest import play, until
 from test_job_state import made
 
 from infini_run.errors import QueryError, SubmitError
-from infini_run.jobs.folder import environment
-from infini_run.jobs.image import Image
+from infini_run.jobs.container import Image
+from infini_run.jobs.job_dir import environment
 from infini_run.jobs.pbs import Pbs
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import clean
@@ -342,7 +342,7 @@ def launchers(queue):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
             environ = Path(f"/proc/{entry}/environ").read_bytes()
-            if b"infini_run.jobs.inside" in words and os.fsencode(queue.folder) in environ:
+            if b"infini_run.jobs.allocation_main" in words and os.fsencode(queue.folder) in environ:
                 yield int(entry)
 
 

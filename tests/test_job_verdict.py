@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.verdict import judge
+from infini_run.jobs.result import judge
 from infini_run.report.report import Exit, Report
 
 KILLED = NodeLost(

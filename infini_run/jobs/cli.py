@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from infini_run.jobs.job import Job
     from infini_run.jobs.scheduler import Facts, Kind, Scheduler
-    from infini_run.jobs.state import Status
+    from infini_run.jobs.status import Status
 
 _ASK = ("help", "helpfull", "h")
 _OUTSIDE = 3  # lines of the scheduler's that are shown
@@ -250,8 +250,8 @@ def _ago(seconds: float) -> str:
 
 def _outside(status: Status) -> list[str]:
     """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
-    from infini_run.jobs.folder import Folder
-    from infini_run.jobs.state import said_outside
+    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.status import said_outside
 
     status = next((task for task in status.tasks if task.task == status.task), status)
     if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
@@ -277,10 +277,10 @@ def _details(status: Status) -> list[str]:
 
 
 def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.choice import scheduler_of
-    from infini_run.jobs.home import find_folder, home
+    from infini_run.jobs.detect_scheduler import scheduler_of
+    from infini_run.jobs.job_store import find_folder, home
     from infini_run.jobs.logs import blocks, scheduler_log
-    from infini_run.jobs.state import look
+    from infini_run.jobs.status import look
     from infini_run.jobs.task import task_of, tasks_of
 
     above = home(values["dir"], environ)
@@ -326,8 +326,8 @@ class _Waiting:
 
 
 def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.home import find_folder, home
     from infini_run.jobs.job import find_job
+    from infini_run.jobs.job_store import find_folder, home
 
     if not words:
         raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
@@ -345,8 +345,8 @@ def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
 
 def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     """One query for all of them, of each scheduler."""
-    from infini_run.jobs.home import home
     from infini_run.jobs.job import find_jobs, forget
+    from infini_run.jobs.job_store import home
     from infini_run.jobs.task import open_folder
 
     if not words:
@@ -363,8 +363,8 @@ def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
 
 
 def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.choice import ask, find_schedulers
-    from infini_run.jobs.home import home
+    from infini_run.jobs.detect_scheduler import ask, find_schedulers
+    from infini_run.jobs.job_store import home
 
     _refuse_words("clusters", words)
     found = [(scheduler, ask(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
@@ -412,7 +412,7 @@ def _kind(kind: Kind) -> str:
 
 
 def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.home import home
+    from infini_run.jobs.job_store import home
 
     _refuse_words("serve", words)
     if not values["socket"]:

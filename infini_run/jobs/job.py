@@ -11,9 +11,9 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, SubmitError, UsageError
-from infini_run.jobs.choice import Absent, choose, scheduler_of
-from infini_run.jobs.home import all_folders, find_folder, home, new_name, remove
-from infini_run.jobs.image import RUNTIMES, Image
+from infini_run.jobs.container import RUNTIMES, Image
+from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
+from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, LOST
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.folder import Folder, Order
+    from infini_run.jobs.job_dir import Folder, Order
     from infini_run.jobs.scheduler import Scheduler
-    from infini_run.jobs.state import Status
+    from infini_run.jobs.status import Status
     from infini_run.jobs.submit import Plan
 
 __all__ = ["Job", "find_job", "find_jobs", "submit"]
@@ -165,14 +165,14 @@ class Job:
 
     def status(self) -> Status:
         """How it is now. Costs at most one query; none, once it has ended."""
-        from infini_run.jobs.state import look
+        from infini_run.jobs.status import look
 
         return look([self._folder], lambda _: self._scheduler)[0]
 
     def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
         """Wait until it has ended, at most `timeout_s` seconds (None: as long as it takes), and return how it is
         then: `is_final`, `state`, `exit_code`. changed: is called with each new status."""
-        from infini_run.jobs.follow import Follow
+        from infini_run.jobs.watch import Follow
 
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         follow = Follow(self._folder, self._scheduler)
@@ -275,7 +275,7 @@ def find_jobs(
 ) -> list[Status]:
     """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
     directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
-    from infini_run.jobs.state import look
+    from infini_run.jobs.status import look
 
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
@@ -285,7 +285,7 @@ def find_jobs(
 
 def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:
     """Those that this version can read: one that it cannot is told of, and hides no other."""
-    from infini_run.jobs.state import look_at_files
+    from infini_run.jobs.status import look_at_files
 
     for folder in folders:
         try:

@@ -16,12 +16,12 @@ import sys
 import time
 
 from infini_run.jobs.array import parse
-from infini_run.jobs.folder import Ending, Folder
+from infini_run.jobs.job_dir import Ending, Folder
 from infini_run.jobs.local import Local, id_of
 from infini_run.jobs.request import LOG
 from infini_run.jobs.scheduler import CANCELLED
 from infini_run.jobs.script import inside_of
-from infini_run.jobs.state import look
+from infini_run.jobs.status import look
 from infini_run.jobs.task import tasks_of
 
 TYPE_CHECKING = False

@@ -11,8 +11,8 @@ import re
 import select
 
 from infini_run.errors import UsageError
-from infini_run.jobs.follow import Follow
 from infini_run.jobs.task import tasks_of
+from infini_run.jobs.watch import Follow
 from infini_run.multinode.command import make_room
 
 TYPE_CHECKING = False
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
-    from infini_run.jobs.folder import Folder
+    from infini_run.jobs.job_dir import Folder
     from infini_run.jobs.scheduler import Scheduler
-    from infini_run.jobs.state import Status
+    from infini_run.jobs.status import Status
 
 _PIECE = 1 << 16
 # of plan.py: one node's, or one of many; stderr has its own word

@@ -7,7 +7,7 @@ NAME.
 from __future__ import annotations
 
 from infini_run.jobs.array import notation
-from infini_run.jobs.image import RUNTIMES
+from infini_run.jobs.container import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
 from infini_run.value_types import duration, stop_signal, timeout, whole

@@ -12,7 +12,6 @@ import time
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id
-from infini_run.jobs.command import MISSING, ask
 from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -36,6 +35,7 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
+from infini_run.jobs.scheduler_command import MISSING, ask
 from infini_run.value_types import number
 
 TYPE_CHECKING = False
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.command import Said
     from infini_run.jobs.scheduler import Pool
+    from infini_run.jobs.scheduler_command import Said
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")

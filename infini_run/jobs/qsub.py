@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
 
 _LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}

@@ -9,7 +9,7 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.image import Image
+    from infini_run.jobs.container import Image
 
 CUDA, ROCM, CPU = "cuda", "rocm", "cpu"
 DEFAULT, DETERMINED = "default", "determined"

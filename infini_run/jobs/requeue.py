@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal as signal
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.choice import find_scheduler
+from infini_run.jobs.detect_scheduler import find_scheduler
 from infini_run.jobs.scheduler import TIMED_OUT
 from infini_run.jobs.task import Task
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.folder import Folder, Order
+    from infini_run.jobs.job_dir import Folder, Order
     from infini_run.jobs.scheduler import Scheduler
 
 

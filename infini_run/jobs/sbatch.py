@@ -11,7 +11,7 @@ from infini_run.jobs.user_options import MAYBE, NONE, VALUE, Table, read, refusa
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
     from infini_run.jobs.user_options import Read
 

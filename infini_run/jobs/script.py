@@ -1,7 +1,7 @@
 """The batch script of a job: what the scheduler reads, and one command. Pure.
 
 The one rule: the script does as little as can be. What the scheduler needs to know is in its comments; what is to be
-done is in infini_run.jobs.inside, which finds everything else in the job's directory.
+done is in infini_run.jobs.allocation_main, which finds everything else in the job's directory.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import sys
 
 from infini_run.errors import UsageError
 from infini_run.jobs import qsub, sbatch
-from infini_run.jobs.image import Place, srun_options, wrap
-from infini_run.jobs.image import problems as image_problems
-from infini_run.jobs.layout import lay_out
+from infini_run.jobs.container import Place, srun_options, wrap
+from infini_run.jobs.container import problems as image_problems
+from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import LOG, SPOOL
 from infini_run.record import replace
 from infini_run.system.shell import joined, quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts
 
@@ -72,7 +72,7 @@ def inside_of(python: str) -> list[str]:
     """This interpreter is started without site; of another one nothing is known."""
     if python == sys.executable:
         return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
-    return [python, "-m", "infini_run.jobs.inside"]
+    return [python, "-m", "infini_run.jobs.allocation_main"]
 
 
 def render_node(request: Request, layout: Layout) -> str:

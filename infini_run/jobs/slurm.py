@@ -10,7 +10,6 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id, whole_id
-from infini_run.jobs.command import ask
 from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -28,6 +27,7 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
+from infini_run.jobs.scheduler_command import ask
 from infini_run.jobs.slurm_words import (
     PRESENT,
     advised,

@@ -1,4 +1,4 @@
-"""The start of inside.py without site and its .pth files: `python -S .../infini_run/jobs/start.py FOLDER`.
+"""The start of allocation_main.py without site and its .pth files: `python -S .../infini_run/jobs/start.py FOLDER`.
 
 We are found where this file is, what we need from others beside us, or else as any Python finds it.
 """
@@ -19,6 +19,6 @@ except ImportError:
 
     site.main()
 
-from infini_run.jobs.inside import main  # noqa: E402
+from infini_run.jobs.allocation_main import main  # noqa: E402
 
 main()

@@ -12,8 +12,8 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.folder import Order, environment
-from infini_run.jobs.home import make_folder, remove
+from infini_run.jobs.job_dir import Order, environment
+from infini_run.jobs.job_store import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
@@ -26,8 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.folder import Folder
-    from infini_run.jobs.layout import Layout
+    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
     from infini_run.jobs.scheduler import Facts, Scheduler
 
@@ -196,7 +196,7 @@ def _own_id(folder: Folder | None, before: str, limit_s: float) -> str:
 def _wait_for_id(folder: Folder, before: str, limit_s: float) -> None:
     """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
     machine: time ends the wait."""
-    from infini_run.jobs.change import Changes
+    from infini_run.jobs.inotify import Changes
 
     end_s = time.monotonic() + limit_s
     changes = Changes()

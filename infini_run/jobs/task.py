@@ -9,11 +9,11 @@ import os
 
 from infini_run.errors import UsageError
 from infini_run.jobs.array import split, task_id
-from infini_run.jobs.folder import Folder
+from infini_run.jobs.job_dir import Folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.folder import Order
+    from infini_run.jobs.job_dir import Order
 
 
 class Task(Folder):

@@ -7,4 +7,4 @@
 # ir-7f3a91c2e4: 2 nodes x 8 gpus
 
 exec >>/home/me/.infini/jobs/ir-7f3a91c2e4/job.log 2>&1
-cd / && exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4
+cd / && exec /opt/env/bin/python -m infini_run.jobs.allocation_main /home/me/.infini/jobs/ir-7f3a91c2e4

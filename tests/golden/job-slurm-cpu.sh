@@ -8,4 +8,4 @@
 #SBATCH --cpus-per-task=4
 # ir-7f3a91c2e4: 2 nodes x 4 cpus
 
-cd / && exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4
+cd / && exec /opt/env/bin/python -m infini_run.jobs.allocation_main /home/me/.infini/jobs/ir-7f3a91c2e4

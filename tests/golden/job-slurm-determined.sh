@@ -9,4 +9,4 @@
 #SBATCH --gpus-per-task=tesla:8
 # ir-7f3a91c2e4: 16 gpus on 1 to 16 nodes
 
-cd / && exec /opt/env/bin/python -m infini_run.jobs.inside /home/me/.infini/jobs/ir-7f3a91c2e4
+cd / && exec /opt/env/bin/python -m infini_run.jobs.allocation_main /home/me/.infini/jobs/ir-7f3a91c2e4

@@ -9,4 +9,4 @@
 #SBATCH --gres=gpu:8
 # ir-7f3a91c2e4: 2 nodes x 8 gpus
 
-cd / && exec '/opt/my env/bin/python' -m infini_run.jobs.inside '/home/me/it'"'"'s 100% "odd" #1'
+cd / && exec '/opt/my env/bin/python' -m infini_run.jobs.allocation_main '/home/me/it'"'"'s 100% "odd" #1'

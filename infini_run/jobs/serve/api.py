@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.choice import ask, find_schedulers, scheduler_of
-from infini_run.jobs.folder import Folder
-from infini_run.jobs.home import find_folder
+from infini_run.jobs.detect_scheduler import ask, find_schedulers, scheduler_of
 from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
+from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_store import find_folder
 from infini_run.jobs.logs import check
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.board import Board

@@ -13,24 +13,24 @@ import os
 import stat
 
 from infini_run.errors import InfiniRunError, QueryError
-from infini_run.jobs.change import Changes, is_remote
-from infini_run.jobs.choice import scheduler_of
-from infini_run.jobs.folder import Folder
-from infini_run.jobs.follow import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
-from infini_run.jobs.home import all_folders, is_name
+from infini_run.jobs.detect_scheduler import scheduler_of
+from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.job import readable
+from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_store import all_folders, is_name
 from infini_run.jobs.local import open_process
-from infini_run.jobs.state import LOCAL, look, look_at_files
+from infini_run.jobs.status import LOCAL, look, look_at_files
 from infini_run.jobs.task import tasks_of
+from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.jobs.folder import Order
+    from infini_run.jobs.job_dir import Order
     from infini_run.jobs.scheduler import Scheduler
-    from infini_run.jobs.state import Status
+    from infini_run.jobs.status import Status
 
 
 class Board:

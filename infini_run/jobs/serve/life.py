@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.jobs.folder import Folder, Phase
+    from infini_run.jobs.job_dir import Folder, Phase
 
 
 @record

@@ -13,7 +13,7 @@ from infini_run.display.timeline import Bar
 from infini_run.jobs.option_table import VERBS
 from infini_run.jobs.scheduler import Facts
 from infini_run.jobs.serve.life import Life
-from infini_run.jobs.state import COMMON, Status
+from infini_run.jobs.status import COMMON, Status
 from infini_run.record import fields
 
 THE_COMMANDS_OWN = ("dir", "wait", "print", "check", "json", "flagfile", "fromenv", "tryfromenv", "undefok")

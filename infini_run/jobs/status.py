@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from infini_run.errors import QueryError, UsageError
-from infini_run.jobs.folder import REQUEUED, Ending
+from infini_run.jobs.job_dir import REQUEUED, Ending
 from infini_run.jobs.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.folder import Folder, Order, Phase
+    from infini_run.jobs.job_dir import Folder, Order, Phase
     from infini_run.jobs.scheduler import Scheduler, Seen
 
 LOCAL = "local"

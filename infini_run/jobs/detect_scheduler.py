@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from infini_run.jobs.folder import Order
+    from infini_run.jobs.job_dir import Order
     from infini_run.jobs.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}

@@ -16,7 +16,7 @@ import os
 
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.array import parse
-from infini_run.jobs.image import Image
+from infini_run.jobs.container import Image
 from infini_run.jobs.request import LOG, SPOOL, Request
 from infini_run.record import record, replace
 from infini_run.system.json_codec import dump, load

@@ -1,6 +1,6 @@
 """What a job's script runs on its first node: infini-run's own head, over what the scheduler gave us.
 
-    python -m infini_run.jobs.inside FOLDER [K]        K: of an array the task
+    python -m infini_run.jobs.allocation_main FOLDER [K]        K: of an array the task
 
 The head reaches the nodes, and what holds for a launch holds for a job: first failure, teardown, labelled output. We
 add the job's directory (how far it is, how it ended), a warning before the limit, and running it again.
@@ -17,11 +17,11 @@ from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
 from infini_run.jobs.array import whole_id
-from infini_run.jobs.deadline import NEVER, Alarm, Outside, slurm_id
-from infini_run.jobs.folder import REQUEUED, Ending, Folder, Phase
+from infini_run.jobs.job_dir import REQUEUED, Ending, Folder, Phase
+from infini_run.jobs.result import judge, wants_again
 from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
 from infini_run.jobs.task import Task, task_of
-from infini_run.jobs.verdict import judge, wants_again
+from infini_run.jobs.time_limit import NEVER, Alarm, Outside, slurm_id
 from infini_run.multinode.command import make_room, obey
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import Roster
@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.jobs.folder import Order
+    from infini_run.jobs.job_dir import Order
     from infini_run.options.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here

@@ -7,7 +7,7 @@ import stat
 
 from infini_run.errors import UsageError
 from infini_run.jobs.array import split
-from infini_run.jobs.folder import Folder
+from infini_run.jobs.job_dir import Folder
 from infini_run.jobs.task import task_of
 
 TYPE_CHECKING = False

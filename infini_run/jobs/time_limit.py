@@ -71,7 +71,7 @@ class Deadline:
         if not self._job:
             return False
         self._end()
-        from infini_run.jobs.command import above_stdio, start
+        from infini_run.jobs.scheduler_command import above_stdio, start
 
         null = above_stdio(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
         words = ["sh", "-c", _ASK_PBS if self._is_pbs else _ASK, self._job]
@@ -108,7 +108,7 @@ class Deadline:
         PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
             return Outside(is_late=self._is_past(spare_s, limit_s))
-        from infini_run.jobs.command import ask
+        from infini_run.jobs.scheduler_command import ask
 
         said = ask(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
                    self._environ, limit_s)  # fmt: skip
@@ -128,7 +128,7 @@ class Deadline:
 
     def _end(self) -> None:
         if self._pid:
-            from infini_run.jobs.command import kill_group, reap
+            from infini_run.jobs.scheduler_command import kill_group, reap
 
             kill_group(self._pid)
             reap(self._pid)
