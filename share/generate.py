@@ -10,8 +10,8 @@ import re
 import sys
 from pathlib import Path
 
-from infini_run.jobs.completion import script as job_script
-from infini_run.jobs.manpage import man_page as job_page
+from infini_run.jobs.options.completion import script as job_script
+from infini_run.jobs.options.manpage import man_page as job_page
 from infini_run.options.completion import script
 from infini_run.options.manpage import man_page
 

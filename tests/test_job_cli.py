@@ -18,8 +18,8 @@ from window import Window
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
 from infini_run.jobs.job_dir import Ending
-from infini_run.jobs.manual import help_text
-from infini_run.jobs.option_table import VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.options.help import help_text
+from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
 from infini_run.jobs.result import wants_again
 from infini_run.jobs.time_limit import NEVER, parse
 from jobs import JOB

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.jobs.option_table import VERBS
+from infini_run.jobs.options.table import VERBS
 
 SHARE = Path(__file__).parents[1] / "share"
 PAGE = SHARE / "man/man1/infini-job.1"

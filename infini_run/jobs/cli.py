@@ -8,7 +8,7 @@ import sys
 import time
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.option_table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
+from infini_run.jobs.options.table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
 from infini_run.options.grammar import parse, quote
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
 
 
 def _help(verb: str) -> int:
-    from infini_run.jobs.manual import help_text
+    from infini_run.jobs.options.help import help_text
 
     return _print(help_text(verb))
 

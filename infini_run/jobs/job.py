@@ -14,7 +14,7 @@ from infini_run.errors import InfiniRunError, SubmitError, UsageError
 from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
-from infini_run.jobs.option_table import PREFIXES, TABLES, defaults
+from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
 from infini_run.jobs.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from infini_run.display.timeline import Bar
-from infini_run.jobs.option_table import VERBS
+from infini_run.jobs.options.table import VERBS
 from infini_run.jobs.scheduler import Facts
 from infini_run.jobs.serve.life import Life
 from infini_run.jobs.status import COMMON, Status

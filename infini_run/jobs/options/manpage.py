@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.jobs.manual import (
+from infini_run.jobs.options.help import (
     EXAMPLES,
     EXIT_CODES,
     GRAMMAR_TEXT,
@@ -12,7 +12,7 @@ from infini_run.jobs.manual import (
     USAGE,
     flags_of,
 )
-from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
+from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
 from infini_run.options.manpage import entry, escape, paragraph
 
 _DESCRIPTION = """\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from infini_run.jobs.option_table import SUBMIT_GROUPS, VERBS
+from infini_run.jobs.options.table import SUBMIT_GROUPS, VERBS
 from infini_run.options.grammar import GRAMMAR
 from infini_run.options.help import WIDTH, entry
 

@@ -3,8 +3,8 @@ names of jobs. Out of the tables of flags; the scripts stand alone."""
 
 from __future__ import annotations
 
-from infini_run.jobs.manual import SHORT
-from infini_run.jobs.option_table import VERBS
+from infini_run.jobs.options.help import SHORT
+from infini_run.jobs.options.table import VERBS
 from infini_run.options.completion import values, zsh_specs
 from infini_run.options.grammar import GRAMMAR
 

@@ -1,0 +1,1 @@
+"""The flags of infini-job: their table, and what is written out of it."""
