@@ -11,7 +11,7 @@ from infini_run.jobs import watch as module
 from infini_run.jobs.inotify import Changes
 from infini_run.jobs.job_dir import Ending, Phase
 from infini_run.jobs.logs import Reader
-from infini_run.jobs.scheduler import Seen
+from infini_run.jobs.schedulers.scheduler import Seen
 from infini_run.jobs.watch import Follow
 
 

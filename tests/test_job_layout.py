@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import Facts, Kind, pool_of
+from infini_run.jobs.schedulers import pbs_script, slurm_script
+from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace
 
 NODE = Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)
@@ -31,9 +31,9 @@ def ask(slots, **changes):
 def words(request, facts):
     layout = lay_out(request, facts)
     if facts.scheduler == "slurm":
-        return " ".join(sbatch.size(layout, []))
-    where = qsub.place(layout, qsub.user_options(request))
-    return f"-l select={qsub.select(layout, ())}" + (f" -l place={where}" if where else "")
+        return " ".join(slurm_script.size(layout, []))
+    where = pbs_script.place(layout, pbs_script.user_options(request))
+    return f"-l select={pbs_script.select(layout, ())}" + (f" -l place={where}" if where else "")
 
 
 # ---- Determined's tables: slots, slots_per_node of the three columns

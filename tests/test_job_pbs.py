@@ -11,9 +11,9 @@ from conftest import until
 
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import scheduler_command
-from infini_run.jobs.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import Kind
+from infini_run.jobs.schedulers.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
+from infini_run.jobs.schedulers.scheduler import Kind
 from infini_run.jobs.script import plan, render
 from infini_run.record import replace
 
@@ -303,7 +303,7 @@ def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
         real = scheduler_command.ask
-        monkeypatch.setattr("infini_run.jobs.pbs.ask", lambda argv, environ: real(argv, environ, 1.0))
+        monkeypatch.setattr("infini_run.jobs.schedulers.pbs.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 
 @pytest.mark.parametrize("fault", ["garbage", "empty", "away", "silent"])

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.container import Image
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import Facts, Kind, pool_of
+from infini_run.jobs.schedulers import pbs_script, slurm_script
+from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import described, plan, render, render_node, render_srun
 from infini_run.record import replace
 
@@ -109,12 +109,12 @@ def split_by_qsub(line):
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=4))
 def test_words_of_a_pbs_line_are_split_as_qsub_splits_them(words):
-    assert split_by_qsub(" ".join(map(qsub.quoted, words))) == words
+    assert split_by_qsub(" ".join(map(pbs_script.quoted, words))) == words
 
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=4))
 def test_words_of_an_sbatch_line_are_quoted_for_a_shell_too(words):
-    assert shlex.split(" ".join(map(sbatch.quoted, words)), comments=True) == words
+    assert shlex.split(" ".join(map(slurm_script.quoted, words)), comments=True) == words
 
 
 def test_a_script_for_pbs_says_at_once_what_it_has_to_say(tmp_path):

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from infini_run.environments.hostlist import expand
 from infini_run.errors import QueryError, SubmitError, UsageError
-from infini_run.jobs import sbatch, scheduler, scheduler_command, slurm_words
+from infini_run.jobs import scheduler_command
 from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import Facts, Kind, clean
+from infini_run.jobs.schedulers import scheduler, slurm_output, slurm_script
+from infini_run.jobs.schedulers.scheduler import Facts, Kind, clean
+from infini_run.jobs.schedulers.slurm import Slurm, _gpus, span_s
+from infini_run.jobs.schedulers.slurm_output import hold_of, is_out_of_memory, state_of
 from infini_run.jobs.script import plan, render
-from infini_run.jobs.slurm import Slurm, _gpus, span_s
-from infini_run.jobs.slurm_words import hold_of, is_out_of_memory, state_of
 
 QUIET = {"name": "ir-1", "command": ("x",), "cwd": "/", "python": "/bin/true"}
 
@@ -103,15 +104,15 @@ DEADLINE OUT_OF_MEMORY
 
 def test_every_state_of_newer_versions_is_known():
     """An unknown one would be RUNNING."""
-    assert {word for word in NEWER_STATES.split() if word not in slurm_words._STATES} == set()
+    assert {word for word in NEWER_STATES.split() if word not in slurm_output._STATES} == set()
 
 
 # the texts that decide something, as the sources of 22.05, 23.11, 24.05, 25.05 and 26.05 have them (slurm_errno.c,
 # sacct/options.c): command and all before them are of the real 22.05.8
 TEXTS = [
-    ("scontrol: Job is pending execution for job 17", slurm_words.is_queued),
-    ("scancel: error: Kill job error on job id 9: Invalid job id specified", slurm_words.is_gone),
-    ("scancel: error: Kill job error on job id 9: Job/step already completing or completed", slurm_words.is_gone),
+    ("scontrol: Job is pending execution for job 17", slurm_output.is_queued),
+    ("scancel: error: Kill job error on job id 9: Invalid job id specified", slurm_output.is_gone),
+    ("scancel: error: Kill job error on job id 9: Job/step already completing or completed", slurm_output.is_gone),
 ]
 
 
@@ -271,7 +272,7 @@ def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
         real = scheduler_command.ask
-        monkeypatch.setattr("infini_run.jobs.slurm.ask", lambda argv, environ: real(argv, environ, 1.0))
+        monkeypatch.setattr("infini_run.jobs.schedulers.slurm.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 
 @pytest.mark.parametrize("fault", ["garbage", "away", "lost", "silent"])
@@ -392,9 +393,9 @@ def test_every_option_of_the_real_sbatch_is_in_our_table(real):
     longs = {
         word[2:].partition("[")[0].partition("=")[0] for word in words if word.startswith("--") and len(word) > 2
     }
-    assert longs - set(sbatch.OPTIONS.longs) == set()
+    assert longs - set(slurm_script.OPTIONS.longs) == set()
     shorts = {word[1] for word in words if len(word) == 2 and word[0] == "-" and word != "--"}
-    assert shorts - set(sbatch.OPTIONS.shorts) == set()
+    assert shorts - set(slurm_script.OPTIONS.shorts) == set()
 
 
 LAYOUTS = [
@@ -568,7 +569,9 @@ WORDS = st.text(st.sampled_from("ab1 '\"\\#$%&*;()[]{}|<>?!~`=,.:@+-"), min_size
 @given(word=WORDS.filter(lambda text: text.strip() == text))
 def test_words_of_a_directive_reach_the_real_slurm_as_they_were(real, tmp_path, word):
     path = tmp_path / "job.sh"
-    path.write_text(f"#!/bin/sh\n#SBATCH --hold --output=/dev/null {sbatch.quoted(f'--comment={word}')}\ntrue\n")
+    path.write_text(
+        f"#!/bin/sh\n#SBATCH --hold --output=/dev/null {slurm_script.quoted(f'--comment={word}')}\ntrue\n"
+    )
     job = real.slurm.submit(str(path), "ir-word")
     try:
         assert real.ask("squeue", "-h", "-j", job, "-o", "%k") == f"{word}\n"

@@ -12,7 +12,7 @@ from infini_run.jobs.job import Job
 from infini_run.jobs.job_dir import Ending, Order, Phase
 from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import HOPELESS, Seen
+from infini_run.jobs.schedulers.scheduler import HOPELESS, Seen
 from infini_run.jobs.status import is_lost_for_good, look, look_at_files
 
 NOW_S = 1_700_000_000.0

@@ -19,10 +19,10 @@ from test_job_state import made
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.container import Image
 from infini_run.jobs.job_dir import environment
-from infini_run.jobs.pbs import Pbs
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import clean
-from infini_run.jobs.slurm import Slurm
+from infini_run.jobs.schedulers.pbs import Pbs
+from infini_run.jobs.schedulers.scheduler import clean
+from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace
 from jobs import Jobs

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import Facts, Kind, pool_of
+from infini_run.jobs.schedulers import pbs_script, slurm_script
+from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import plan
 from infini_run.jobs.user_options import MAYBE, NONE, VALUE, read
 
@@ -28,7 +28,7 @@ def ask(*options, slots=16, **changes):
     )
 
 
-def pairs(*texts, table=sbatch.OPTIONS):
+def pairs(*texts, table=slurm_script.OPTIONS):
     found = read(texts, table)
     assert found.problems == ()
     return [(option.name, option.value) for option in found.options]
@@ -81,7 +81,7 @@ def test_options_may_be_words_of_their_own_or_lines_of_several():
 
 
 def test_options_of_qsub_have_one_letter():
-    assert pairs("-a 1200 -hlselect=1:mem=4gb", "-mabe", table=qsub.OPTIONS) == [
+    assert pairs("-a 1200 -hlselect=1:mem=4gb", "-mabe", table=pbs_script.OPTIONS) == [
         ("a", "1200"), ("h", None), ("l", "select=1:mem=4gb"), ("m", "abe"),
     ]  # fmt: skip
 
@@ -102,18 +102,18 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("text", "wanted"), UNREADABLE, ids=[text for text, _ in UNREADABLE])
 def test_what_is_no_option_is_told(text, wanted):
-    assert read([text], sbatch.OPTIONS).problems == (wanted,)
+    assert read([text], slurm_script.OPTIONS).problems == (wanted,)
 
 
-LETTERS = {name: letter for letter, (name, _) in sbatch.OPTIONS.shorts.items()}
+LETTERS = {name: letter for letter, (name, _) in slurm_script.OPTIONS.shorts.items()}
 VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1)
 
 
 @st.composite
 def spelled(draw):
     """An option of the table and its value, and one way to write it."""
-    name = draw(st.sampled_from(sorted(sbatch.OPTIONS.longs)))
-    follows = sbatch.OPTIONS.longs[name]
+    name = draw(st.sampled_from(sorted(slurm_script.OPTIONS.longs)))
+    follows = slurm_script.OPTIONS.longs[name]
     value = None if follows == NONE else draw(VALUES if follows == VALUE else st.none() | VALUES)
     letter = LETTERS.get(name)
     forms = [[f"--{name}"] if value is None else [f"--{name}={value}"]]
@@ -145,16 +145,16 @@ def test_every_spelling_of_every_option_is_read_the_same(options):
 
 @given(st.lists(spelled(), max_size=6))
 def test_options_that_are_not_ours_come_out_as_they_went_in(options):
-    kept = [one for one in options if one[0] not in sbatch.REASONS and one[0] not in ("gres", "exclude")]
-    ours = read(words_of(kept), sbatch.OPTIONS).without()
+    kept = [one for one in options if one[0] not in slurm_script.REASONS and one[0] not in ("gres", "exclude")]
+    ours = read(words_of(kept), slurm_script.OPTIONS).without()
     assert [(o.name, o.value) for o in ours] == pairs(*(word for o in ours for word in o.words))
 
 
 @given(st.lists(spelled(), min_size=1, max_size=6))
 def test_every_spelling_of_an_option_that_is_ours_is_refused(options):
-    found = sbatch.refusals(read(words_of(options), sbatch.OPTIONS).options, sbatch.REASONS)
+    found = slurm_script.refusals(read(words_of(options), slurm_script.OPTIONS).options, slurm_script.REASONS)
     assert [line.rpartition(": ")[2] for line in found] == [
-        sbatch.REASONS[name].rpartition(": ")[2] for name, _, _ in options if name in sbatch.REASONS
+        slurm_script.REASONS[name].rpartition(": ")[2] for name, _, _ in options if name in slurm_script.REASONS
     ]
 
 
@@ -198,7 +198,7 @@ def test_all_that_is_wrong_is_told_at_once_and_so_is_the_size():
 
 def test_memory_is_said_once():
     assert problems("slurm", "--mem=4G", mem_mb_per_slot=100) == ["--mem=4G: --mem_per_slot says it"]
-    assert "--mem=4G" in rendered(sbatch, FACTS["slurm"], "--mem=4G")
+    assert "--mem=4G" in rendered(slurm_script, FACTS["slurm"], "--mem=4G")
     assert problems("pbs", "-l select=1:mem=4gb", mem_mb_per_slot=100) == [
         "-l select=1:mem=4gb: mem: --mem_per_slot says it"
     ]
@@ -219,7 +219,7 @@ GRES = [
 
 @pytest.mark.parametrize(("options", "wanted"), GRES)
 def test_gres_of_the_user_is_one_with_ours(options, wanted):
-    found = [line for line in rendered(sbatch, FACTS["slurm"], *options) if "gres" in line]
+    found = [line for line in rendered(slurm_script, FACTS["slurm"], *options) if "gres" in line]
     assert found == [wanted]
 
 
@@ -236,14 +236,22 @@ def test_gres_that_is_no_list_of_resources_is_refused(value):
 
 
 def test_all_excludes_are_one_option():
-    found = rendered(sbatch, FACTS["slurm"], "-x node[1-2]", "--exclude=node4", "-xnode4", "-C a -C a")
+    found = rendered(slurm_script, FACTS["slurm"], "-x node[1-2]", "--exclude=node4", "-xnode4", "-C a -C a")
     assert [line for line in found if "exclude" in line] == ["--exclude=node[1-2],node4"]
     assert found[-1] == "-C a"  # once
 
 
 def test_users_options_come_after_ours_as_they_were_written():
     found = rendered(
-        sbatch, FACTS["slurm"], "--qos=high", "-H", "--foo bar", pool="gpu", account="me", project="a b", time_s=90
+        slurm_script,
+        FACTS["slurm"],
+        "--qos=high",
+        "-H",
+        "--foo bar",
+        pool="gpu",
+        account="me",
+        project="a b",
+        time_s=90,
     )
     assert found == [
         "--job-name=ir-1", "--output=/f/log", "--open-mode=append", "--no-requeue", "--partition=gpu", "--account=me",
@@ -266,7 +274,7 @@ SELECTS = [
 
 @pytest.mark.parametrize(("options", "changes", "chunks", "place"), SELECTS)
 def test_select_and_place_of_the_user_are_one_with_ours(options, changes, chunks, place):
-    found = [line for line in rendered(qsub, FACTS["pbs"], *options, **changes) if line.startswith("-l ")]
+    found = [line for line in rendered(pbs_script, FACTS["pbs"], *options, **changes) if line.startswith("-l ")]
     assert found == [f"-l {chunks}", f"-l {place}"]
 
 
@@ -280,7 +288,7 @@ def test_every_resource_of_a_chunk_is_said_once_however_it_was_written(wanted, l
     items = [f"{name}={value}" for name, value in wanted.items()]
     options = [f"-lselect={':'.join(['1', *items[n:]])}" for n in range(lines)]
     options += [f"-l place={':'.join(sorted(place))}"] if place else []
-    found = [line for line in rendered(qsub, FACTS["pbs"], *options) if line.startswith("-l ")]
+    found = [line for line in rendered(pbs_script, FACTS["pbs"], *options) if line.startswith("-l ")]
     assert found == [
         ":".join(["-l select=2", "ncpus=64", "ngpus=8", *items]),
         ":".join(["-l place=scatter", *(each for each in ("excl", "group=rack") if each in place)]),
@@ -289,7 +297,7 @@ def test_every_resource_of_a_chunk_is_said_once_however_it_was_written(wanted, l
 
 @given(st.lists(st.text(max_size=20), max_size=4))
 def test_any_words_are_options_or_problems(words):
-    for table in (sbatch.OPTIONS, qsub.OPTIONS):
+    for table in (slurm_script.OPTIONS, pbs_script.OPTIONS):
         found = read(words, table)
         assert len(found.options) + len(found.problems) >= bool(words)
         assert all(problem.isprintable() for problem in found.problems)
@@ -320,7 +328,9 @@ def test_what_a_chunk_cannot_say_is_refused(text, wanted):
 
 
 def test_resources_of_the_whole_job_are_passed_on():
-    found = rendered(qsub, FACTS["pbs"], "-l filesystems=home:eagle,software=x", "-W depend=afterok:12", "-mabe")
+    found = rendered(
+        pbs_script, FACTS["pbs"], "-l filesystems=home:eagle,software=x", "-W depend=afterok:12", "-mabe"
+    )
     assert found[-4:] == ["-W depend=afterok:12", "-mabe", "-l filesystems=home:eagle", "-l software=x"]
 
 

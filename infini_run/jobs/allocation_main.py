@@ -19,7 +19,7 @@ from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
 from infini_run.jobs.array import whole_id
 from infini_run.jobs.job_dir import REQUEUED, Ending, Folder, Phase
 from infini_run.jobs.result import judge, wants_again
-from infini_run.jobs.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
+from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.time_limit import NEVER, Alarm, Outside, slurm_id
 from infini_run.multinode.command import make_room, obey
@@ -147,7 +147,8 @@ class Attempt:
     # ---- how far it is
 
     def _obey(self, head: Head, number: int) -> None:
-        """URG is `infini-job cancel` on PBS (pbs.py): its mark in the directory may not be seen here yet."""
+        """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
+        yet."""
         if number == signal.SIGURG:
             self._is_cancelled = True
             head.tell(signal.SIGTERM)

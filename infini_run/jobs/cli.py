@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.jobs.job import Job
-    from infini_run.jobs.scheduler import Facts, Kind, Scheduler
+    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Scheduler
     from infini_run.jobs.status import Status
 
 _ASK = ("help", "helpfull", "h")
@@ -383,7 +383,7 @@ def _plain(value: Any) -> Any:
 
 
 def _show_facts(scheduler: Scheduler, facts: Facts) -> None:
-    from infini_run.jobs.scheduler import Kind
+    from infini_run.jobs.schedulers.scheduler import Kind
 
     if facts.news:
         print(printable(f"{scheduler.name} does not answer: {facts.news}"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import QueryError, UsageError
-from infini_run.jobs.scheduler import Facts
+from infini_run.jobs.schedulers.scheduler import Facts
 from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from infini_run.jobs.job_dir import Order
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
 _HERE = "--scheduler=local runs it on this machine"
@@ -27,7 +27,7 @@ _HERE = "--scheduler=local runs it on this machine"
 def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Scheduler:
     """The scheduler of that name. above: where jobs are. Raises UsageError: it is not here."""
     if name == "local":
-        from infini_run.jobs.local import Local
+        from infini_run.jobs.schedulers.local import Local
 
         return Local(above, environ)
     command = _COMMANDS[name]
@@ -36,10 +36,10 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
             f"--scheduler={name}: {command} is not on PATH; --scheduler=local runs a job on this machine"
         )
     if name == "slurm":
-        from infini_run.jobs.slurm import Slurm
+        from infini_run.jobs.schedulers.slurm import Slurm
 
         return Slurm(environ)
-    from infini_run.jobs.pbs import Pbs
+    from infini_run.jobs.schedulers.pbs import Pbs
 
     return Pbs(environ)
 
@@ -110,7 +110,7 @@ def _found(environ: Mapping[str, str]) -> list[str]:
     path = environ.get("PATH", os.defpath)
     names = [name for name, command in _COMMANDS.items() if find_program(command, path)]
     if "pbs" in names:
-        from infini_run.jobs.pbs import is_pbs
+        from infini_run.jobs.schedulers.pbs import is_pbs
 
         if not is_pbs(environ):
             names.remove("pbs")

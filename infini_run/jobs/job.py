@@ -16,7 +16,7 @@ from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import Request
-from infini_run.jobs.scheduler import HOPELESS, LOST
+from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.jobs.job_dir import Folder, Order
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
     from infini_run.jobs.submit import Plan
 

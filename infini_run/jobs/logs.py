@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from infini_run.jobs.job_dir import Folder
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
 _PIECE = 1 << 16

@@ -15,7 +15,7 @@ from infini_run.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.request import Request
-    from infini_run.jobs.scheduler import Facts, Kind, Pool
+    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Pool
 
 
 @record

@@ -10,7 +10,7 @@ import _signal as signal
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.detect_scheduler import find_scheduler
-from infini_run.jobs.scheduler import TIMED_OUT
+from infini_run.jobs.schedulers.scheduler import TIMED_OUT
 from infini_run.jobs.task import Task
 
 TYPE_CHECKING = False
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.jobs.job_dir import Folder, Order
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
 
 
 def keep_out(folder: Folder, job: Order, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:

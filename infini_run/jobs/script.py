@@ -10,11 +10,11 @@ import os
 import sys
 
 from infini_run.errors import UsageError
-from infini_run.jobs import qsub, sbatch
 from infini_run.jobs.container import Place, srun_options, wrap
 from infini_run.jobs.container import problems as image_problems
 from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import LOG, SPOOL
+from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.record import replace
 from infini_run.system.shell import joined, quoted
 
@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
-    from infini_run.jobs.scheduler import Facts
+    from infini_run.jobs.schedulers.scheduler import Facts
 
 _INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a task; all others: local_queue says it
 
@@ -35,7 +35,7 @@ def plan(request: Request, facts: Facts) -> Layout:
         layout = lay_out(request, facts)
     except UsageError as error:
         raise UsageError("\n".join([*str(error).splitlines(), *problems])) from None
-    problems += qsub.misplaced(request, layout) if facts.scheduler == "pbs" and not problems else []
+    problems += pbs_script.misplaced(request, layout) if facts.scheduler == "pbs" and not problems else []
     if problems:
         raise UsageError("\n".join(problems))
     return layout
@@ -45,18 +45,18 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
     """The script of a request that `plan` has found to be good."""
     lines = ["#!/bin/sh"]
     if facts.scheduler == "slurm":
-        options = sbatch.options(request, layout, f"{request.folder}/{LOG}")
-        lines += ["#SBATCH " + " ".join(map(sbatch.quoted, words)) for words in options]
+        options = slurm_script.options(request, layout, f"{request.folder}/{LOG}")
+        lines += ["#SBATCH " + " ".join(map(slurm_script.quoted, words)) for words in options]
     elif facts.scheduler == "pbs":
-        options = qsub.options(request, layout, f"{request.folder}/{SPOOL}")
-        lines += ["#PBS " + " ".join(map(qsub.quoted, words)) for words in options]
+        options = pbs_script.options(request, layout, f"{request.folder}/{SPOOL}")
+        lines += ["#PBS " + " ".join(map(pbs_script.quoted, words)) for words in options]
     lines += [f"# {request.name}: {described(layout)}", ""]
     folder, index = quoted(request.folder), _INDEX.get(facts.scheduler, "") if request.array else ""
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         log = f"{folder}/task/{index}/{LOG}" if index else quoted(f"{request.folder}/{LOG}")
         lines.append(f"exec >>{log} 2>&1")
     here = request.array and not index
-    words = [request.python, "-m", "infini_run.jobs.local_queue"] if here else inside_of(request.python)
+    words = [request.python, "-m", "infini_run.jobs.schedulers.local_queue"] if here else inside_of(request.python)
     # not where it was submitted: what is called json.py there would be imported
     lines.append(" ".join(["cd / && exec", joined(words), folder, *([index] if index else [])]))
     return "\n".join(lines) + "\n"
@@ -65,7 +65,7 @@ def render(request: Request, layout: Layout, facts: Facts) -> str:
 def render_task(text: str, index: int) -> str:
     """Of an array's script for PBS that of one task by itself: PBS cannot run a task of an array again."""
     lines = [line for line in text.splitlines() if not line.startswith("#PBS -J ")]
-    return "\n".join(lines).replace(qsub.INDEX, str(index)).replace(_INDEX["pbs"], str(index)) + "\n"
+    return "\n".join(lines).replace(pbs_script.INDEX, str(index)).replace(_INDEX["pbs"], str(index)) + "\n"
 
 
 def inside_of(python: str) -> list[str]:
@@ -127,8 +127,8 @@ def _option_problems(request: Request, facts: Facts) -> list[str]:
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
             problems.append(f"--runtime=pyxis: --scheduler={facts.scheduler} has no srun")
     if facts.scheduler == "slurm":
-        return problems + sbatch.user_options(request)[1]
+        return problems + slurm_script.user_options(request)[1]
     if facts.scheduler == "pbs":
-        problems += qsub.array_problems(request)
-        return problems + list(qsub.user_options(request).problems)
+        problems += pbs_script.array_problems(request)
+        return problems + list(pbs_script.user_options(request).problems)
     return problems + [f"{text}: --scheduler={facts.scheduler} takes no options" for text in request.options]

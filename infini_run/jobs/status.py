@@ -11,7 +11,7 @@ import time
 
 from infini_run.errors import QueryError, UsageError
 from infini_run.jobs.job_dir import REQUEUED, Ending
-from infini_run.jobs.scheduler import (
+from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -25,7 +25,7 @@ from infini_run.jobs.scheduler import (
     SUSPENDED,
     WARNED,
 )
-from infini_run.jobs.slurm_words import is_out_of_memory
+from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.jobs.task import Task, tasks_of
 from infini_run.record import record, replace
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.jobs.job_dir import Folder, Order, Phase
-    from infini_run.jobs.scheduler import Scheduler, Seen
+    from infini_run.jobs.schedulers.scheduler import Scheduler, Seen
 
 LOCAL = "local"
 COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array

@@ -15,7 +15,7 @@ from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageErro
 from infini_run.jobs.job_dir import Order, environment
 from infini_run.jobs.job_store import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
-from infini_run.jobs.scheduler import TIMED_OUT, clean
+from infini_run.jobs.schedulers.scheduler import TIMED_OUT, clean
 from infini_run.jobs.script import plan as lay_out
 from infini_run.jobs.script import render, render_node, render_srun
 from infini_run.jobs.task import make_tasks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.job_dir import Folder
     from infini_run.jobs.node_shape import Layout
     from infini_run.jobs.request import Request
-    from infini_run.jobs.scheduler import Facts, Scheduler
+    from infini_run.jobs.schedulers.scheduler import Facts, Scheduler
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
 _TRIES = 3

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from infini_run.jobs.scheduler import clean
+from infini_run.jobs.schedulers.scheduler import clean
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -193,14 +193,14 @@ class Alarm:
 
 def parse_span(text: str) -> float:
     """`01:30:00`, as PBS writes it; anything else is no limit."""
-    from infini_run.jobs.pbs import span_s
+    from infini_run.jobs.schedulers.pbs import span_s
 
     return float(span_s(text.strip())) or NEVER
 
 
 def _is_up(left: str) -> bool:
     """left: as squeue has TimeLeft; what is less than nothing is INVALID. UNLIMITED and NOT_SET are none."""
-    from infini_run.jobs.slurm import span_s
+    from infini_run.jobs.schedulers.slurm import span_s
 
     return left == "INVALID" or (left[:1].isdigit() and span_s(left) <= _OVER_S)
 

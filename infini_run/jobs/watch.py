@@ -12,8 +12,8 @@ import time
 
 from infini_run.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
-from infini_run.jobs.local import Local, open_process
-from infini_run.jobs.scheduler import LOST
+from infini_run.jobs.schedulers.local import Local, open_process
+from infini_run.jobs.schedulers.scheduler import LOST
 from infini_run.jobs.status import is_lost_for_good, look, look_at_files, whole
 from infini_run.record import replace
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.jobs.job_dir import Folder
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
 FIRST_S, GROWTH, LAST_S = 2.0, 1.5, 60.0  # between two questions

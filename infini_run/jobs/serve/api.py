@@ -35,7 +35,7 @@ from infini_run.version import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 

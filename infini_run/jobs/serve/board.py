@@ -18,7 +18,7 @@ from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.job import readable
 from infini_run.jobs.job_dir import Folder
 from infini_run.jobs.job_store import all_folders, is_name
-from infini_run.jobs.local import open_process
+from infini_run.jobs.schedulers.local import open_process
 from infini_run.jobs.status import LOCAL, look, look_at_files
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.jobs.job_dir import Order
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
 

@@ -8,7 +8,7 @@ import json
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
-from infini_run.jobs.scheduler import REFUSED, TIMED_OUT
+from infini_run.jobs.schedulers.scheduler import REFUSED, TIMED_OUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

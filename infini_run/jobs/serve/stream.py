@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from infini_run.jobs.job_dir import Folder
-    from infini_run.jobs.scheduler import Scheduler
+    from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.serve.board import Board
     from infini_run.jobs.status import Status
 

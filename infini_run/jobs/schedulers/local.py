@@ -11,8 +11,8 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.request import LOG
-from infini_run.jobs.scheduler import QUEUED, REFUSED, RUNNING, WAITING, Facts, Pool, Seen, clean
 from infini_run.jobs.scheduler_command import ask
+from infini_run.jobs.schedulers.scheduler import QUEUED, REFUSED, RUNNING, WAITING, Facts, Pool, Seen, clean
 from infini_run.jobs.task import Task, open_folder
 
 TYPE_CHECKING = False

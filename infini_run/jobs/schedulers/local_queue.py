@@ -1,6 +1,6 @@
 """What starts the tasks of an array on this machine: so many at a time, each in a session of its own.
 
-    python -m infini_run.jobs.local_queue FOLDER
+    python -m infini_run.jobs.schedulers.local_queue FOLDER
 
 The one rule: a task is its own, as a job is: it lives on when this process is killed. Told to end (TERM), this
 process starts no more of them, and waits for those that run; whoever cancels the array tells those himself.
@@ -17,9 +17,9 @@ import time
 
 from infini_run.jobs.array import parse
 from infini_run.jobs.job_dir import Ending, Folder
-from infini_run.jobs.local import Local, id_of
 from infini_run.jobs.request import LOG
-from infini_run.jobs.scheduler import CANCELLED
+from infini_run.jobs.schedulers.local import Local, id_of
+from infini_run.jobs.schedulers.scheduler import CANCELLED
 from infini_run.jobs.script import inside_of
 from infini_run.jobs.status import look
 from infini_run.jobs.task import tasks_of

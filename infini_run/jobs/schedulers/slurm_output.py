@@ -6,7 +6,8 @@ unknown reason is waited for. Names are those of 20.11 to 25.11 (squeue(1), "JOB
 
 from __future__ import annotations
 
-from infini_run.jobs.scheduler import (
+from infini_run.jobs.scheduler_command import MISSING
+from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -22,7 +23,6 @@ from infini_run.jobs.scheduler import (
     TIMEOUT,
     WAITING,
 )
-from infini_run.jobs.scheduler_command import MISSING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Slurm's commands: what is asked, and what the answers mean. sbatch.py has what a script says to it.
+"""Slurm's commands: what is asked, and what the answers mean. slurm_script.py has what a script says to it.
 
 The one rule: fixed text formats only. JSON has another layout every year, and `squeue --json` ignores its filters.
-Measured on 22.05.8. slurm_words.py says what the words of an answer mean.
+Measured on 22.05.8. slurm_output.py says what the words of an answer mean.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id, whole_id
-from infini_run.jobs.scheduler import (
+from infini_run.jobs.scheduler_command import ask
+from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -27,8 +28,7 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
-from infini_run.jobs.scheduler_command import ask
-from infini_run.jobs.slurm_words import (
+from infini_run.jobs.schedulers.slurm_output import (
     PRESENT,
     advised,
     complaint,
@@ -46,7 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from infini_run.jobs.scheduler import Pool
+    from infini_run.jobs.schedulers.scheduler import Pool
 
 _LONG = {"SLURM_BITSTR_LEN": "0"}  # the tasks of an array that wait, all of them: else 64 characters
 _REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it

@@ -1,4 +1,4 @@
-"""PBS's commands: what is asked, and what the answers mean. qsub.py has what a script says to it.
+"""PBS's commands: what is asked, and what the answers mean. pbs_script.py has what a script says to it.
 
 The one rule: what an answer says of a job counts, whatever the exit code, and a job of which it says nothing is not
 unknown: PBS says "Unknown Job Id". A qstat that knows some of the jobs and others not exits with 153 and tells of
@@ -12,7 +12,8 @@ import time
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id
-from infini_run.jobs.scheduler import (
+from infini_run.jobs.scheduler_command import MISSING, ask
+from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -35,7 +36,6 @@ from infini_run.jobs.scheduler import (
     clean,
     pool_of,
 )
-from infini_run.jobs.scheduler_command import MISSING, ask
 from infini_run.value_types import number
 
 TYPE_CHECKING = False
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.scheduler import Pool
     from infini_run.jobs.scheduler_command import Said
+    from infini_run.jobs.schedulers.scheduler import Pool
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")

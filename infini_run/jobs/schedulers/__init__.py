@@ -1,0 +1,1 @@
+"""What each scheduler is asked, in its own words, and how it answers."""
