@@ -24,10 +24,10 @@ from infini_run.jobs.job_dir import Folder
 from infini_run.jobs.job_store import find_folder
 from infini_run.jobs.logs import check
 from infini_run.jobs.serve import model
-from infini_run.jobs.serve.board import Board
-from infini_run.jobs.serve.life import read_lives
-from infini_run.jobs.serve.origin import MARK
-from infini_run.jobs.serve.problem import PROBLEM, Answer, NotThere, problem, problem_of
+from infini_run.jobs.serve.csrf import MARK
+from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem, problem_of
+from infini_run.jobs.serve.job_cache import Board
+from infini_run.jobs.serve.job_timeline import read_lives
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.submit import Plan, submit
 from infini_run.record import fields

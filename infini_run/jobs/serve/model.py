@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from infini_run.display.timeline import Bar
 from infini_run.jobs.options.table import VERBS
 from infini_run.jobs.schedulers.scheduler import Facts
-from infini_run.jobs.serve.life import Life
+from infini_run.jobs.serve.job_timeline import Life
 from infini_run.jobs.status import COMMON, Status
 from infini_run.record import fields
 

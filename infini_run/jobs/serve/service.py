@@ -15,10 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infini_run.errors import UsageError
 from infini_run.jobs.serve.api import make_app
-from infini_run.jobs.serve.board import Board
-from infini_run.jobs.serve.door import Door, refusal
-from infini_run.jobs.serve.origin import SameOrigin
+from infini_run.jobs.serve.csrf import SameOrigin
+from infini_run.jobs.serve.job_cache import Board
 from infini_run.jobs.serve.stream import Threads
+from infini_run.jobs.serve.unix_listener import Door, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from starlette.responses import StreamingResponse
 
 from infini_run.errors import InfiniRunError, printable
 from infini_run.jobs.logs import blocks
-from infini_run.jobs.serve.problem import Busy
+from infini_run.jobs.serve.http_errors import Busy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from infini_run.jobs.job_dir import Folder
     from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.serve.board import Board
+    from infini_run.jobs.serve.job_cache import Board
     from infini_run.jobs.status import Status
 
     T = TypeVar("T")

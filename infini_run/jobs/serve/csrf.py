@@ -13,7 +13,7 @@ import re
 from starlette.datastructures import Headers, MutableHeaders
 
 from infini_run.errors import printable
-from infini_run.jobs.serve.problem import problem
+from infini_run.jobs.serve.http_errors import problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
