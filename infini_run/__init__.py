@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         CannotUnpickle,
         ChannelError,
         Closed,
-        CrewFailed,
         DeviceError,
         End,
         InfiniRunError,
@@ -53,11 +52,10 @@ if TYPE_CHECKING:
         SubmitError,
         UnpicklableError,
         UsageError,
-        WorkerDied,
-        WorkerError,
     )
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.status import Status
+    from infini_run.report.failures import CrewFailed, WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import Look
     from infini_run.report.report import Exit, Report
 
@@ -129,6 +127,7 @@ _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.status"}
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
+_HOMES |= dict.fromkeys(("CrewFailed", "WorkerDied", "WorkerError"), "report.failures")
 
 
 def __getattr__(name: str) -> object:

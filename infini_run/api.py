@@ -16,7 +16,7 @@ from warnings import warn
 from weakref import WeakSet
 
 from infini_run.core.group import Quietly, forking, write
-from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, WorkerError, printable
+from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, printable
 from infini_run.node.launch import NodeRun
 from infini_run.node.readiness import all_ready
 from infini_run.options.grammar import metavar
@@ -25,6 +25,7 @@ from infini_run.options.table import TABLE
 from infini_run.plan.model import MARK, make_plan, spans_of
 from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 from infini_run.record import replace
+from infini_run.report.failures import WorkerError
 from infini_run.system.fork_hooks import forget_in_children
 
 TYPE_CHECKING = False

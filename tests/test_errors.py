@@ -10,10 +10,14 @@ import pytest
 
 import infini_run
 from infini_run import errors
-from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError, WorkerError
+from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError
+from infini_run.report import failures
+from infini_run.report.failures import WorkerError
 from infini_run.report.report import Exit, Report
 
-CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+CLASSES = {
+    name: kind for module in (errors, failures) for name, kind in vars(module).items() if isinstance(kind, type)
+}
 LINE = re.compile(r"^([ │├└─]*)([A-Z]\w+) +(\d+)?")
 
 

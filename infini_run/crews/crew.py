@@ -23,8 +23,9 @@ from infini_run.crews.spawner import ExecSpawner
 from infini_run.crews.supervised_worker import Job
 from infini_run.crews.supervisor import Limits, Supervisor
 from infini_run.crews.targets import read_hosts, read_nproc
-from infini_run.errors import CrewFailed, InfiniRunError, UsageError
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.record import record
+from infini_run.report.failures import CrewFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from infini_run.errors import WorkerDied
+    from infini_run.report.failures import WorkerDied
 
 _COUNTED = ("emitted", "done", "failed")
 

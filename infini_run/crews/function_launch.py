@@ -18,17 +18,9 @@ from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.remote_exception import rebuild
 from infini_run.crews.result import LaunchResult
-from infini_run.errors import (
-    Broken,
-    ChannelError,
-    End,
-    InfiniRunError,
-    LaunchTimeout,
-    RemoteError,
-    UsageError,
-    WorkerDied,
-)
+from infini_run.errors import Broken, ChannelError, End, InfiniRunError, LaunchTimeout, RemoteError, UsageError
 from infini_run.record import record
+from infini_run.report.failures import WorkerDied
 from infini_run.report.report import describe_end, duration_text
 from infini_run.system.poller import poll_ms
 

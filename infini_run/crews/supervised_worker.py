@@ -30,7 +30,8 @@ from infini_run.crews.protocol import (
     encode,
 )
 from infini_run.crews.remote_exception import in_words
-from infini_run.errors import ChannelError, End, WorkerDied, printable
+from infini_run.errors import ChannelError, End, printable
+from infini_run.report.failures import WorkerDied
 from infini_run.report.report import Exit, describe_end, duration_text
 from infini_run.system.poller import READ, WRITE
 

@@ -20,8 +20,9 @@ from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.restart_policy import Budget, affected
 from infini_run.crews.supervised_worker import Member
-from infini_run.errors import CrewFailed, InfiniRunError, WorkerDied
+from infini_run.errors import InfiniRunError
 from infini_run.record import record, replace
+from infini_run.report.failures import CrewFailed, WorkerDied
 from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False
