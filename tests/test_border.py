@@ -20,11 +20,11 @@ from test_plain import JUNK
 from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent import Agent
+from infini_run.multinode.agent_options import options_of_agents
 from infini_run.multinode.connection import Handshake, Wire
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.record_codec import to_plain
 from infini_run.multinode.tcp import dial
-from infini_run.options.nodes import options_of_agents
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
 

@@ -18,12 +18,13 @@ from _functools import partial  # the C module: `functools` costs 3 ms
 
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent_options import options_of_agents
 from infini_run.multinode.byte_stream import Stream
 from infini_run.multinode.clock_offset import answer
 from infini_run.multinode.connection import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
 from infini_run.multinode.record_codec import record_of, to_plain
-from infini_run.options.nodes import HEADS_OWN, options_of_agents
+from infini_run.options.nodes import HEADS_OWN
 from infini_run.record import replace
 from infini_run.system.poller import READ, WRITE, Poller
 

@@ -8,9 +8,10 @@ import os
 from infini_run.core.nonblocking_writer import write_all
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError, printable
+from infini_run.multinode.agent_options import options_of_agents
 from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
-from infini_run.options.nodes import HAND, Roster, options_of_agents
+from infini_run.options.nodes import HAND, Roster
 from infini_run.record import replace
 from infini_run.system.signal_pipe import STOPS, Signals
 

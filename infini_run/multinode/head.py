@@ -14,6 +14,7 @@ from _signal import SIGCONT, SIGTSTP  # the C module: `signal` imports enum
 from infini_run.core.group import forking
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent_options import exported, options_of_agents
 from infini_run.multinode.agent_set import Fleet
 from infini_run.multinode.agent_state import NEW, OVER, STATES
 from infini_run.multinode.clock_offset import Absence, ask
@@ -25,7 +26,7 @@ from infini_run.multinode.protocol import pack, pack_json, unpack_json
 from infini_run.multinode.record_codec import record_of, to_plain
 from infini_run.multinode.rendezvous import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
 from infini_run.multinode.stdin_forwarder import Feed
-from infini_run.options.nodes import HAND, HEADS_OWN, Roster, exported, options_of_agents
+from infini_run.options.nodes import HAND, HEADS_OWN, Roster
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
 from infini_run.plan.restart_state import Repeats

@@ -11,15 +11,14 @@ from infini_run.environments.hostlist import parse_hosts, read_hostfile
 from infini_run.errors import UsageError
 from infini_run.options.grammar import COMMAND_LINE, Setting
 from infini_run.options.table import PREFIXES
-from infini_run.record import record, replace
+from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from infini_run.environments.environment import Reader
     from infini_run.environments.hostlist import Host
-    from infini_run.options.options import Options
 
     Given = dict[str, Setting]
 
@@ -118,18 +117,3 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
         raise UsageError(f"{origin} does not say how many processes {unknown} has room for: give --nproc_per_node")
     given["nproc_per_node"] = Setting(value=max(slots), origin=origin, level=_LEVEL)
     return tuple(host.slots for host in hosts) if len(slots) > 1 else ()
-
-
-def options_of_agents(options: Options) -> Options:
-    """What a node is told: its own part. Output is labelled where it meets that of others, unless --console=lines."""
-    console = "prefix" if options.console in ("auto", "inherit") else options.console
-    ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
-    ours["live"] = "on" if options.live == "on" else "off"
-    return replace(options, console=console, **ours)
-
-
-def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ours that --export names; * and ? stand for any."""
-    from fnmatch import fnmatchcase
-
-    return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}
