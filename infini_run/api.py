@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from infini_run.node.restarting_launch import Attempts
     from infini_run.options.nodes import Roster
     from infini_run.options.options import Options, Request
-    from infini_run.plan.model import Plan, Span
-    from infini_run.plan.program import Command
+    from infini_run.plan.model import Command, Plan, Span
     from infini_run.report.report import Exit, Report
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")

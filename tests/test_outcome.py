@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from infini_run.core.group import KINDS, STEPS, Event
 from infini_run.node.outcome import Outcome
 from infini_run.options.options import resolve
-from infini_run.plan.model import Node, make_plan
-from infini_run.plan.program import Command
+from infini_run.plan.model import Command, Node, make_plan
 
 
 def outcome_of(*flags, has_terminal=False, oom_kills=-1):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from infini_run.devices.cpu_binding import Place
 from infini_run.errors import UsageError
 from infini_run.options.options import resolve
-from infini_run.plan.model import STDERR, STDOUT, Node, make_plan
-from infini_run.plan.program import Command
+from infini_run.plan.model import STDERR, STDOUT, Command, Node, make_plan
 
 COMMAND = Command(file="/bin/prog", argv=("prog", "--lr=1"))
 

@@ -9,7 +9,8 @@ import pytest
 from conftest import COMMAND
 
 from infini_run.errors import NotExecutable, ProgramMissing
-from infini_run.plan.program import Command, find_command
+from infini_run.plan.model import Command
+from infini_run.plan.program import find_command
 
 
 def make(path, content="#!/bin/sh\n", mode=0o755):

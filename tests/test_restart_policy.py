@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.options.options import resolve
-from infini_run.plan.model import Node, make_plan
-from infini_run.plan.program import Command
+from infini_run.plan.model import Command, Node, make_plan
 from infini_run.plan.restart_policy import (
     JITTER,
     MOST_DELAY_S,

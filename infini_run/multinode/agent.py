@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from infini_run.display.relay import Relay
     from infini_run.node.launch import NodeRun
     from infini_run.options.options import Options
-    from infini_run.plan.model import Plan
-    from infini_run.plan.program import Command
+    from infini_run.plan.model import Command, Plan
     from infini_run.system.signal_pipe import CtrlZ
 
 VERSION_FIELD = "version"

@@ -150,8 +150,8 @@ def obey(head: Head, number: int) -> None:
 def show_many(options: Options, roster: Roster) -> str:
     """The plan of all nodes, as far as it is known here. Raises UsageError: ranks depend on what a node has."""
     from infini_run.plan.dry_run import render_json, render_text
-    from infini_run.plan.model import Node, make_plan
-    from infini_run.plan.program import Command, new_launch_id
+    from infini_run.plan.model import Command, Node, make_plan
+    from infini_run.plan.program import new_launch_id
 
     nproc = options.nproc_per_node
     if isinstance(nproc, str) or options.gpus_per_proc:

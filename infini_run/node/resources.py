@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import StartError
+from infini_run.plan.program import MEMORY, PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Worker
 
 
-MEMORY = "/dev/shm"
-PREFIX = "infini-run-"  # of a folder for error files; behind it the launch's id
 _PER_RANK = 2  # a pidfd, a notify socket
 _OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from infini_run.devices.cpu_binding import Place
     from infini_run.options.options import Options
-    from infini_run.plan.program import Command
 
 MARK = "INFINI_RUN_ID"
 _WORLD_LIMIT = 2**31 - 1
@@ -24,6 +23,14 @@ _ENOMEM = 12
 
 # What is for one process alone is not handed down: to a launch in a worker of another one, or in a service.
 _NEVER = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "WATCHDOG_USEC", "WATCHDOG_PID")
+
+
+@record
+class Command:
+    """`file` is executed as it stands; `argv` is what it is told."""
+
+    file: str
+    argv: tuple[str, ...]
 
 
 @record

@@ -12,9 +12,8 @@ import stat
 import sys
 
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
-from infini_run.node.resources import MEMORY, PREFIX
-from infini_run.plan.model import Node
-from infini_run.record import record, replace
+from infini_run.plan.model import Command, Node
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,16 +23,12 @@ if TYPE_CHECKING:
     from infini_run.devices.visible import Found
     from infini_run.options.options import Options
 
+MEMORY = "/dev/shm"
+PREFIX = "infini-run-"  # of a folder for error files; behind it the launch's id
+
+
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _NULL = os.makedev(1, 3)  # null(4)
-
-
-@record
-class Command:
-    """`file` is executed as it stands; `argv` is what it is told."""
-
-    file: str
-    argv: tuple[str, ...]
 
 
 def find_command(
