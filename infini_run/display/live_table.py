@@ -19,11 +19,18 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event
     from infini_run.display.terminal import Screen
-    from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Sample]]
+
+    class Outcome(Protocol):
+        """What became of the ranks so far."""
+
+        def exits(self) -> tuple[Exit, ...]: ...
+
+        @property
+        def is_interrupted(self) -> bool: ...
 
     class Lines(Protocol):
         """What a group knows of what its workers have said, by index."""

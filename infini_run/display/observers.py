@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event, Group
     from infini_run.display.chrome_trace import Trace
-    from infini_run.display.live_table import Display, Scene
+    from infini_run.display.live_table import Display, Outcome, Scene
     from infini_run.display.resource_usage import Sampler
-    from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, Group
+    from infini_run.display.live_table import Outcome
     from infini_run.display.resource_usage import Sampler
-    from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Plan
 
 _GAP_NS = 100_000_000  # at least, between two counts of what ranks have written
