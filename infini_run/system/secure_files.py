@@ -17,8 +17,23 @@ from infini_run.system.resource_limits import LIMITS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
-    from infini_run.plan.model import Worker
+    class Worker(Protocol):
+        """Whose files they are."""
+
+        @property
+        def rank(self) -> int: ...
+
+        @property
+        def log(self) -> str: ...
+
+        @property
+        def error_log(self) -> str: ...
+
+        @property
+        def error_file(self) -> str: ...
+
 
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
