@@ -20,8 +20,8 @@ from infini_run.crews.payload import check_may_launch, dump
 from infini_run.crews.protocol import Hello
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.spawner import ExecSpawner
-from infini_run.crews.supervised_worker import Job
-from infini_run.crews.supervisor import Limits, Supervisor
+from infini_run.crews.supervised_worker import Job, Limits
+from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.record import record

@@ -31,23 +31,65 @@ from infini_run.crews.protocol import (
 )
 from infini_run.crews.remote_exception import in_words
 from infini_run.errors import ChannelError, End, printable
+from infini_run.record import record
 from infini_run.report.failures import WorkerDied
 from infini_run.report.report import Exit, describe_end, duration_text
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol
 
+    from infini_run.crews.event_queue import News
     from infini_run.crews.future import Ask
     from infini_run.crews.protocol import Body, Hello, Message
     from infini_run.crews.spawner import Runner
-    from infini_run.crews.supervisor import Supervisor
+    from infini_run.system.poller import Poller
+
+    class Owner(Protocol):
+        """The supervisor, as far as one of its workers needs it."""
+
+        limits: Limits
+        news: News
+        poller: Poller
+
+        def tell(self, kind: str, member: Member, **more: Any) -> None: ...
+
+        def tell_result(self, member: Member, message: Done | Failed | Cancelled) -> None: ...
+
+        def tell_cancelled(self, job: Job, member: Member) -> None: ...
+
+        def serve(self, member: Member) -> None: ...
+
+        def take_back(self, jobs: Sequence[Job]) -> None: ...
+
+        def fail(self, job: Job, member: Member | None, error: BaseException) -> None: ...
+
+        def log(self, member: Member, body: Body) -> None: ...
+
+        def decide(self, member: Member) -> None: ...
+
+        def drain_left_s(self) -> float: ...
+
+        def note_problem(self, text: str) -> None: ...
+
+        def try_step(self, name: str, step: Callable[[], None]) -> None: ...
+
 
 _TURN = 64  # messages that are taken at a time: then the others get their turn
 _REST = 1 << 16  # messages of one that has ended: more than its socket holds
 _EXIT_S = 2.0  # from the end of a channel to the exit of its process, where it is ending: an interpreter may be slow
 _WORDS = 5  # last lines that an error shows
+
+
+@record
+class Limits:
+    """Seconds. ready_timeout_s, watchdog_s: 0: none."""
+
+    ready_timeout_s: float
+    watchdog_s: float
+    drain_s: float
 
 
 class Job:
@@ -67,7 +109,7 @@ class Member:
     """rank: which one. state: one of states.STATES. held: what it is to do, and has not been handed. cause: why it
     failed last. stopped_for: why it was stopped, where that was not its own fault."""
 
-    def __init__(self, rank: int, supervisor: Supervisor) -> None:
+    def __init__(self, rank: int, supervisor: Owner) -> None:
         self.rank = rank
         self.state = "stopped"
         self.runner: Runner | None = None

@@ -19,9 +19,9 @@ from infini_run.crews.event_queue import CrewEvent, News
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.restart_policy import Budget, affected
-from infini_run.crews.supervised_worker import Member
+from infini_run.crews.supervised_worker import Limits, Member
 from infini_run.errors import InfiniRunError
-from infini_run.record import record, replace
+from infini_run.record import replace
 from infini_run.report.failures import CrewFailed, WorkerDied
 from infini_run.system.poller import READ, Poller
 
@@ -40,15 +40,6 @@ _AHEAD = 8  # tasks that a worker has at most, so that it need not wait for the 
 _OWN_AHEAD = 64  # of those that only it may do
 _LATE_S = 1.0  # a wait that took so much longer than asked for: we were stopped ourselves
 _CAUSES = 100  # kept, the last of them
-
-
-@record
-class Limits:
-    """Seconds. ready_timeout_s, watchdog_s: 0: none."""
-
-    ready_timeout_s: float
-    watchdog_s: float
-    drain_s: float
 
 
 class Revival:
