@@ -82,26 +82,26 @@ generated: $(VENV)/made
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.
 asan:
-	JOBS="$(JOBS)" PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" tests/asan.sh $(PYTEST_ARGS)
+	JOBS="$(JOBS)" PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" scripts/asan.sh $(PYTEST_ARGS)
 
 coverage:
-	PYTHON="$(PYTHON)" tests/coverage.sh $(PYTEST_ARGS)
+	PYTHON="$(PYTHON)" scripts/coverage.sh $(PYTEST_ARGS)
 
 walk: $(VENV)/made
 	TEST_ROWS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
 
 fuzz:
-	tests/fuzz.sh
+	scripts/fuzz.sh
 
 valgrind:
-	tests/valgrind.sh
+	scripts/valgrind.sh
 
-# Hours, so not in CI. tests/stress.sh says what else can be set.
+# Hours, so not in CI. scripts/stress.sh says what else can be set.
 stress: $(VENV)/made
-	PYTHON=$(BIN)/python tests/stress.sh
+	PYTHON=$(BIN)/python scripts/stress.sh
 
 soak: $(VENV)/made
-	$(BIN)/python tests/soak.py
+	$(BIN)/python scripts/soak.py
 
 bench:
 	$(PYTHON) bench/run.py $(BENCH_ARGS)

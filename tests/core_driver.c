@@ -1,6 +1,6 @@
 /* core_driver.c: drives the core without an interpreter, for valgrind: every kind of launch, every way to end one,
  * and every allocation and descriptor denied once. The rule: whatever is denied, nothing is lost or used after its
- * end. Built with -Wl,--wrap=... for the functions below (tests/valgrind.sh). */
+ * end. Built with -Wl,--wrap=... for the functions below (scripts/valgrind.sh). */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -9,7 +9,7 @@ if ! command -v clang >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq && apt-get install -y -qq clang >/dev/null
     else
-        echo "tests/fuzz.sh needs clang: install it (Debian: apt-get install clang)" >&2
+        echo "scripts/fuzz.sh needs clang: install it (Debian: apt-get install clang)" >&2
         exit 1
     fi
 fi
@@ -27,7 +27,7 @@ for target in $FUZZ_TARGETS; do
     if ! ".cache/fuzz/$target.bin" -max_total_time="$FUZZ_SECONDS" -max_len=600 -rss_limit_mb=4096 -timeout=60 \
         -artifact_prefix="$found-" -print_final_stats=1 "$found" "tests/fuzz/$target" >".cache/fuzz/$target.log" 2>&1; then
         tail -40 ".cache/fuzz/$target.log" >&2
-        echo "tests/fuzz.sh: $target found something; the input is $found-crash-... or the like" >&2
+        echo "scripts/fuzz.sh: $target found something; the input is $found-crash-... or the like" >&2
         exit 1
     fi
     grep "^stat::number_of_executed_units\|^stat::average" ".cache/fuzz/$target.log"

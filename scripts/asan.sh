@@ -20,7 +20,7 @@ $venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=2
 # not editable: the sanitized extension must not be mistaken for the real one in the source tree
 rm -rf .venv/asan-source
 mkdir -p .venv/asan-source
-cp -r csrc docs infini_run bin share tests setup.py pyproject.toml MANIFEST.in README.md LICENSE .venv/asan-source
+cp -r csrc docs infini_run bin share scripts tests setup.py pyproject.toml MANIFEST.in README.md LICENSE .venv/asan-source
 rm -f .venv/asan-source/infini_run/*.so
 [ ! -d examples ] || cp -r examples .venv/asan-source
 cd .venv/asan-source

@@ -20,7 +20,7 @@ venv=$PWD/.venv/coverage source=$PWD/.venv/coverage-source
     'nvidia-ml-py>=12' 'pytest>=8' 'hypothesis>=6.100' 'gcovr>=7'
 rm -rf "$source"
 mkdir -p "$source"
-cp -r csrc docs infini_run bin share tests setup.py pyproject.toml MANIFEST.in README.md LICENSE "$source"
+cp -r csrc docs infini_run bin share scripts tests setup.py pyproject.toml MANIFEST.in README.md LICENSE "$source"
 [ ! -d examples ] || cp -r examples "$source"
 cd "$source"
 rm -f infini_run/*.so infini_run/irun-guard
@@ -30,7 +30,7 @@ IRUN_GUARD_CFLAGS="$flags" IRUN_CFLAGS="$flags -include $source/tests/coverage.c
     --build-temp "$source/build"
 ${CC:-gcc} -DPRELOAD -D_GNU_SOURCE -O1 -shared -fPIC -o "$source/coverage.so" tests/coverage.c
 
-wrapped=$(sed -n 's/^wrapped="\(.*\)"$/\1/p' tests/valgrind.sh)
+wrapped=$(sed -n 's/^wrapped="\(.*\)"$/\1/p' scripts/valgrind.sh)
 link=
 for name in $wrapped; do link="$link -Wl,--wrap=$name"; done
 mkdir -p driver

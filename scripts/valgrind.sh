@@ -8,7 +8,7 @@ if ! command -v valgrind >/dev/null; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         apt-get update -qq && apt-get install -y -qq valgrind >/dev/null
     else
-        echo "tests/valgrind.sh needs valgrind: install it (Debian: apt-get install valgrind)" >&2
+        echo "scripts/valgrind.sh needs valgrind: install it (Debian: apt-get install valgrind)" >&2
         exit 1
     fi
 fi
