@@ -40,7 +40,7 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	@touch $@
 
 test: $(VENV)/made
-	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge slurmdbd mariadb-server openmpi-bin mpich \
+	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge slurmdbd mariadb-server openmpi-bin mpich \
 	    chromium podman crun || true
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
 
@@ -58,13 +58,13 @@ $(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 torch-env: $(TORCH)/made
 
 torch: torch-env
-	tests/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
+	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
 	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
 
 # Debian has no package of OpenPBS, and it takes minutes to build, so these tests are not among the others.
 pbs: $(VENV)/made
-	tests/beds/install.sh postgresql iproute2 || true
-	@tests/beds/pbs.sh where
+	tests/support/beds/install.sh postgresql iproute2 || true
+	@tests/support/beds/pbs.sh where
 	$(BIN)/python -m pytest -m pbs tests/test_job_pbs_real.py $(PYTEST_ARGS)
 
 lint: $(VENV)/made

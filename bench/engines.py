@@ -1,7 +1,7 @@
 """(g) Engines: `--engine=slurm` and `--engine=mpi`, 4 nodes × 2 /bin/true, beside srun and mpirun themselves.
 
-On the beds of the tests (tests/beds): a real Slurm of four nodes, four real sshd hosts, all on this machine. An
-engine whose bed does not start here is named with the reason.
+On the beds of the tests (tests/support/beds): a real Slurm of four nodes, four real sshd hosts, all on this machine.
+An engine whose bed does not start here is named with the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bed import Bed, bed_from_args, scratch
 from provision import ROOT
 from sample import Case, CommandFailed, failures, interleave, raw, time_command
 
-BEDS = ROOT / "tests" / "beds"
+BEDS = ROOT / "tests" / "support" / "beds"
 TRUE = "/bin/true"
 ROUNDS = 20
 HOSTS = "host1,host2,host3,host4"

@@ -1,7 +1,7 @@
 """(h) Jobs: from `infini-job submit` to the first rank's first line, 2 nodes × 4 ranks on an idle Slurm, beside a
 hand-written script of sbatch and srun; and how long after a rank has failed the ranks of all nodes are gone.
 
-On the bed of the tests (tests/beds/slurm.sh). Ranks say that they are there by a FIFO, so nobody has to look.
+On the bed of the tests (tests/support/beds/slurm.sh). Ranks say that they are there by a FIFO, so nobody has to look.
 """
 
 from __future__ import annotations

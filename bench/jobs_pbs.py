@@ -1,6 +1,6 @@
-"""(h) Jobs on a real OpenPBS (tests/beds/pbs.sh, where PBS_EXEC has one): from `infini-job submit` to the first
-rank's first line, 2 nodes × 4 ranks, beside a hand-written script of qsub and pbs_tmrsh; the state of 100 jobs; and
-how long after `infini-job cancel` the ranks of all nodes are gone that ignore TERM, beyond their grace.
+"""(h) Jobs on a real OpenPBS (tests/support/beds/pbs.sh, where PBS_EXEC has one): from `infini-job submit` to the
+first rank's first line, 2 nodes × 4 ranks, beside a hand-written script of qsub and pbs_tmrsh; the state of 100 jobs;
+and how long after `infini-job cancel` the ranks of all nodes are gone that ignore TERM, beyond their grace.
 
 Everything is called as the bed's user, by the same words. Ranks say that they are there by a FIFO.
 """
@@ -45,7 +45,7 @@ def pbs(bed: Bed, folder: Path) -> Iterator[list[str]]:
     """The words that call something as its user."""
     if not os.access(f"{EXEC}/sbin/pbs_mom", os.X_OK) or os.geteuid() != 0:
         raise CommandFailed(
-            f"there is no OpenPBS in {EXEC}, or we are not root: tests/beds/pbs.sh says how to get one"
+            f"there is no OpenPBS in {EXEC}, or we are not root: tests/support/beds/pbs.sh says how to get one"
         )
     base = subprocess.run([bed.python, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True)
     shown = f"{base.stdout.strip()} {Path(__file__).parent.parent} {bed.venv}"

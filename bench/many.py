@@ -1,7 +1,7 @@
 """(g) Many nodes: ssh to four hosts of this machine, and ssh by hand in the same rounds; a head with 1,024 agents.
 
-The hosts are tests/beds/ssh.sh's: real sshd, each in namespaces of its own. The agents of the last rows are simulated
-by one process beside the head (agents.py): what is measured is the head, which is the real command.
+The hosts are tests/support/beds/ssh.sh's: real sshd, each in namespaces of its own. The agents of the last rows are
+simulated by one process beside the head (agents.py): what is measured is the head, which is the real command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bed import Bed, bed_from_args, scratch
 from sample import Case, CommandFailed, expect, finish, interleave, raw, start, time_command
 
 HOSTS = [f"host{number}" for number in range(1, 5)]
-SCRIPT = Path(__file__).parent.parent / "tests" / "beds" / "ssh.sh"
+SCRIPT = Path(__file__).parent.parent / "tests" / "support" / "beds" / "ssh.sh"
 SSH = shutil.which("ssh") or "/usr/bin/ssh"
 ROUNDS, FAIL_ROUNDS, SCALE_ROUNDS = 12, 8, 3
 SIMULATED = 1024

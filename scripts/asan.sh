@@ -25,7 +25,7 @@ rm -f .venv/asan-source/infini_run/*.so
 [ ! -d examples ] || cp -r examples .venv/asan-source
 cd .venv/asan-source
 venv=../asan
-IRUN_CFLAGS="$SANITIZE -include $PWD/tests/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
+IRUN_CFLAGS="$SANITIZE -include $PWD/tests/c/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
 
 loader=$($venv/bin/python -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
 # libstdc++: what a C++ library throws (matplotlib's) is looked up by the sanitizer at the start, or never

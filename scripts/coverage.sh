@@ -2,7 +2,7 @@
 # Which lines and branches of the core the tests go through, by gcov; called by `make coverage`. Arguments go to
 # pytest, in place of the files named here. Fails below 90 % of either, of all files together.
 #
-# The command ends by _exit(2), where gcov writes nothing by itself (tests/coverage.c). A child counts with us until
+# The command ends by _exit(2), where gcov writes nothing by itself (tests/c/coverage.c). A child counts with us until
 # its exec, as it shares our memory; after a plain fork it does not. A launcher that a test SIGKILLs counts nothing.
 # A branch is a way that a condition may go; those that no code can reach are left out (gcovr's words for it).
 set -eu
@@ -26,9 +26,9 @@ cd "$source"
 rm -f infini_run/*.so infini_run/irun-guard
 flags="--coverage -fprofile-update=atomic -fprofile-abs-path -O0 -DNDEBUG"
 # not by pip: it would build, and look for the counters' files, in a folder that is gone by then
-IRUN_GUARD_CFLAGS="$flags" IRUN_CFLAGS="$flags -include $source/tests/coverage.c" "$venv/bin/python" -W ignore setup.py -q build_ext --inplace \
+IRUN_GUARD_CFLAGS="$flags" IRUN_CFLAGS="$flags -include $source/tests/c/coverage.c" "$venv/bin/python" -W ignore setup.py -q build_ext --inplace \
     --build-temp "$source/build"
-${CC:-gcc} -DPRELOAD -D_GNU_SOURCE -O1 -shared -fPIC -o "$source/coverage.so" tests/coverage.c
+${CC:-gcc} -DPRELOAD -D_GNU_SOURCE -O1 -shared -fPIC -o "$source/coverage.so" tests/c/coverage.c
 
 wrapped=$(sed -n 's/^wrapped="\(.*\)"$/\1/p' scripts/valgrind.sh)
 link=
@@ -36,19 +36,19 @@ for name in $wrapped; do link="$link -Wl,--wrap=$name"; done
 mkdir -p driver
 core=$(cd driver && ls ../csrc/*/*.c | grep -v "/guard/\|/start/" | tr "\n" " ") # those are programs of their own
 # shellcheck disable=SC2086
-(cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc $link -o driver ../tests/core_driver.c $core)
+(cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc $link -o driver ../tests/c/core_driver.c $core)
 export GUARD="$source/infini_run/irun-guard"
 export TEST_ROWS=all # a sample would count what it happens to meet
 for how in "" nopidfd "clone" "clone nopidfd"; do driver/driver walk $how >/dev/null; done
 
 for target in pump stat; do
     # another name: the counters' file of a source is named after it
-    cp tests/fuzz/$target.c driver/fuzz_$target.c
-    sources="fuzz_$target.c ../tests/fuzz/replay.c"
+    cp tests/c/fuzz/$target.c driver/fuzz_$target.c
+    sources="fuzz_$target.c ../tests/c/fuzz/replay.c"
     [ $target = stat ] || sources="$sources $core"
     # shellcheck disable=SC2086
     (cd driver && ${CC:-gcc} -std=c11 -D_GNU_SOURCE $flags -pthread -I../csrc -o $target $sources)
-    driver/$target tests/fuzz/$target/* >/dev/null
+    driver/$target tests/c/fuzz/$target/* >/dev/null
 done
 
 loader=$("$venv/bin/python" -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')

@@ -1,6 +1,6 @@
 #!/bin/sh
-# libFuzzer, AddressSanitizer and UBSan on the parts of the core that take anybody's bytes: tests/fuzz/*.c, each for
-# FUZZ_SECONDS. Called by `make fuzz`. What it finds new goes to .cache/fuzz; the seeds in tests/fuzz stay few.
+# libFuzzer, AddressSanitizer and UBSan on the parts of the core that take anybody's bytes: tests/c/fuzz/*.c, each for
+# FUZZ_SECONDS. Called by `make fuzz`. What it finds new goes to .cache/fuzz; the seeds in tests/c/fuzz stay few.
 set -eu
 cd "$(dirname "$0")/.."
 : "${FUZZ_SECONDS:=60}" "${FUZZ_TARGETS:=pump stat}"
@@ -18,14 +18,14 @@ core=$(ls csrc/*/*.c | grep -v "^csrc/guard/\|^csrc/start/" | tr "\n" " ") # tho
 for target in $FUZZ_TARGETS; do
     found=.cache/fuzz/$target
     mkdir -p "$found"
-    sources=tests/fuzz/$target.c
+    sources=tests/c/fuzz/$target.c
     case $target in pump) sources="$sources $core" ;; esac
     # shellcheck disable=SC2086
     clang -std=c11 -D_GNU_SOURCE -UNDEBUG -g -O2 -fsanitize=fuzzer,address,undefined \
         -fno-sanitize-recover=undefined -pthread -Icsrc -o ".cache/fuzz/$target.bin" $sources
     echo "fuzzing $target for $FUZZ_SECONDS s"
     if ! ".cache/fuzz/$target.bin" -max_total_time="$FUZZ_SECONDS" -max_len=600 -rss_limit_mb=4096 -timeout=60 \
-        -artifact_prefix="$found-" -print_final_stats=1 "$found" "tests/fuzz/$target" >".cache/fuzz/$target.log" 2>&1; then
+        -artifact_prefix="$found-" -print_final_stats=1 "$found" "tests/c/fuzz/$target" >".cache/fuzz/$target.log" 2>&1; then
         tail -40 ".cache/fuzz/$target.log" >&2
         echo "scripts/fuzz.sh: $target found something; the input is $found-crash-... or the like" >&2
         exit 1

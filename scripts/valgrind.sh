@@ -1,5 +1,5 @@
 #!/bin/sh
-# The core under valgrind's memcheck, without an interpreter: tests/core_driver.c. Called by `make valgrind`.
+# The core under valgrind's memcheck, without an interpreter: tests/c/core_driver.c. Called by `make valgrind`.
 # No error and no byte that is not given back. A plain fork: valgrind knows no clone(CLONE_VM).
 set -eu
 cd "$(dirname "$0")/.."
@@ -21,7 +21,7 @@ driver=$(mktemp) GUARD=$(mktemp)
 trap 'rm -f "$driver" "$GUARD"' EXIT
 export GUARD
 ${CC:-gcc} -std=c11 -D_GNU_SOURCE -O1 -Icsrc -o "$GUARD" csrc/guard/main.c csrc/guard/find_leftovers.c csrc/teardown/fork_chase.c csrc/sys/clock.c csrc/sys/procfs.c
-${CC:-gcc} -std=c11 -D_GNU_SOURCE -g -O1 -UNDEBUG -pthread -Icsrc $link -o "$driver" tests/core_driver.c $core
+${CC:-gcc} -std=c11 -D_GNU_SOURCE -g -O1 -UNDEBUG -pthread -Icsrc $link -o "$driver" tests/c/core_driver.c $core
 "$driver" walk
 "$driver" walk nopidfd
 log=$(mktemp)

@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMMAND
 
 import infini_run as ir
+from tests.support.command import COMMAND
 
 PROGRAM = ("sh", "-c", "touch started; exit 0")
 BINFMT = os.path.exists("/proc/sys/fs/binfmt_misc/status")

@@ -8,12 +8,12 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import COMMAND, PATHS, play
-from live import Live, spec
-from native import build
 
 import infini_run as ir
 from infini_run.devices.topology import format_list, memory_allowed, parse_list, read_topology
+from tests.support.build_c import build
+from tests.support.command import COMMAND, PATHS, play
+from tests.support.group_case import Live, spec
 
 OURS = os.sched_getaffinity(0)
 CORES = len(read_topology(OURS).cores)

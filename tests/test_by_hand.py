@@ -10,11 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import lead_group, marked, play, state_of, until
-from hosts import agents
-from test_site import SRUN
 
 from infini_run.node.ports import _is_free, _lock, free_port, let_go
+from tests.support.command import play
+from tests.support.hosts import agents
+from tests.support.processes import lead_group, marked, state_of
+from tests.support.waiting import until
+from tests.test_site import SRUN
 
 TOKEN = "a-secret-that-nobody-guesses"
 

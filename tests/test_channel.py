@@ -11,8 +11,6 @@ import sys
 import threading
 
 import pytest
-from conftest import LIMIT_S, until
-from players import Bomb
 
 from infini_run import channel
 from infini_run.errors import (
@@ -24,6 +22,8 @@ from infini_run.errors import (
     MessageTooLong,
     UnpicklableError,
 )
+from tests.support.channel_players import Bomb
+from tests.support.waiting import LIMIT_S, until
 
 FULL = 1 << 20  # bytes that do not fit into the kernel's buffer
 

@@ -6,11 +6,11 @@ import asyncio
 import threading
 
 import pytest
-from conftest import LIMIT_S
-from test_channel import FULL, Helper
 
 from infini_run import channel
 from infini_run.errors import Broken, Closed, End
+from tests.support.waiting import LIMIT_S
+from tests.test_channel import FULL, Helper
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import LIMIT_S
-from players import Player, fork, two_players
 
 from infini_run import channel
 from infini_run.errors import Broken, Closed
+from tests.support.channel_players import Player, fork, two_players
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture

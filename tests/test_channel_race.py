@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHILDREN, LIMIT_S
+
+from tests.support.command import CHILDREN
+from tests.support.waiting import LIMIT_S
 
 
 def play(how, case):

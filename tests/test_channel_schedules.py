@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from conftest import SEED, TAKES_ALL
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from players import two_players
+
+from tests.support.channel_players import two_players
+from tests.support.rows import SEED, TAKES_ALL
 
 SMALL, LARGE = 40, 300_000  # bytes; of the large ones not two fit into the kernel's buffer
 STEPS = ("send", "send", "send", "recv", "recv", "recv", "send large", "bomb", "mute", "close tx", "close rx", "die")

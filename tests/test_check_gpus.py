@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver
 
 from infini_run.devices.gpu import Gpu
 from infini_run.devices.in_use import check_gpus
 from infini_run.devices.visible import VENDORS, Found
 from infini_run.errors import DeviceError
+from tests.support.nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver
 
 US = pwd.getpwuid(os.geteuid()).pw_name
 NAME = Path("/proc/self/comm").read_text().strip()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import _cffi_backend
 import pytest
-from conftest import LIMIT_S, until
 
 import infini_run as package
+from tests.support.waiting import LIMIT_S, until
 
 HOST = os.uname().nodename
 SCRIPT = str(Path(sys.executable).with_name("infini-run"))

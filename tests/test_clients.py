@@ -8,8 +8,10 @@ import signal
 import stat
 
 import pytest
-from conftest import marked, until
-from hosts import agents
+
+from tests.support.hosts import agents
+from tests.support.processes import marked
+from tests.support.waiting import until
 
 FAKE = """#!/bin/sh
 # ssh -T -x -o X ... -- HOST COMMAND

@@ -7,18 +7,18 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-from test_many_ssh import bed, many, no_agent_left  # noqa: F401
 
 from infini_run.multinode.clock_offset import ClockGap, answer, ask
+from tests.support.paths import C
+from tests.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 
 
 @pytest.fixture(scope="session")
 def late(tmp_path_factory):
     made = tmp_path_factory.mktemp("late") / "late.so"
-    source = Path(__file__).with_name("late.c")
+    source = C / "late.c"
     words = [os.environ.get("CC", "cc"), "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(made), str(source)]
     if subprocess.run(words, check=False).returncode:
         pytest.skip("there is no C compiler here")

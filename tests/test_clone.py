@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+from tests.support.waiting import LIMIT_S
+
 FIT = """
 import sys
 import infini_run as ir

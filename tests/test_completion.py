@@ -6,17 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from window import Window
 
 from infini_run.options.completion import SHELLS, kind, script, values
 from infini_run.options.grammar import GRAMMAR, Flag
 from infini_run.options.table import FLAGS
 from infini_run.value_types import whole
+from tests.support.paths import ROOT
+from tests.support.pty_window import Window
 
-ROOT = Path(__file__).parents[1]
 SHARE = ROOT / "share"
 BASH = SHARE / "bash-completion/completions/infini-run"
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")

@@ -11,9 +11,9 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from live import read_all
 
 from infini_run.multinode.output import Lines, Outlet, Source
+from tests.support.group_case import read_all
 
 
 @given(st.lists(st.binary(max_size=40)))

@@ -20,9 +20,12 @@ import termios
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, OURS, Command, marked, play, processes, until
 
-ROOT = Path(__file__).parent.parent
+from tests.support.command import Command, play
+from tests.support.paths import ROOT
+from tests.support.processes import OURS, marked, processes
+from tests.support.waiting import LIMIT_S, until
+
 SCRIPTS = Path(sys.executable).parent
 UNSHARE = ("unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--kill-child", "--propagation=private")
 STRAY = ["daemon", "ignore=TERM", "name=left-behind", "say=stray", "wait", "done"]

@@ -6,7 +6,7 @@ import subprocess
 from graphlib import TopologicalSorter
 from itertools import product
 
-from native import CORE, compiler
+from tests.support.build_c import CORE, compiler
 
 ORDER = ("sys", "spawn", "io", "teardown", "children", "group")  # as csrc/group/group.h has it
 

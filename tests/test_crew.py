@@ -13,9 +13,11 @@ import time
 from concurrent.futures import CancelledError, as_completed, wait
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
+from tests.support.command import CHILDREN
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S, until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import echo, obey

@@ -10,9 +10,11 @@ import signal
 import sys
 
 import pytest
-from conftest import CHILDREN, Command, is_alive, marked, until
 
 import infini_run as ir
+from tests.support.command import CHILDREN, Command
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import ENDINGS, ender

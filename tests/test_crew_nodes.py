@@ -7,10 +7,11 @@ import os
 import signal
 
 import pytest
-from conftest import LIMIT_S, marked, until
-from hosts import Bed, agents
 
 import infini_run as ir
+from tests.support.hosts import Bed, agents
+from tests.support.processes import marked
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
 

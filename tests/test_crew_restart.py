@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import CHILDREN, is_alive
 from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
 from infini_run.crews.restart_policy import STRATEGIES, Budget, affected
+from tests.support.command import CHILDREN
+from tests.support.processes import is_alive
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey

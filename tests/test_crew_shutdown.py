@@ -11,10 +11,12 @@ import sys
 import threading
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, Command, interrupt_main, is_alive, marked, until
 
 import infini_run as ir
 from infini_run.crews.protocol import Taken, encode
+from tests.support.command import CHILDREN, Command
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S, interrupt_main, until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey

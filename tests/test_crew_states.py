@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from infini_run.crews import worker_states
 from infini_run.crews.supervised_worker import Member
 from infini_run.crews.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
+from tests.support.paths import ROOT
 
-DOC = Path(__file__).parent.parent / "docs/crews.md"
+DOC = ROOT / "docs/crews.md"
 
 
 def test_no_cell_is_blank():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 
-from conftest import LIMIT_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native import build
+
+from tests.support.build_c import build
+from tests.support.waiting import LIMIT_S
 
 SELF, SPAWN = 10, 1000
 

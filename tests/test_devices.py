@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
 from infini_run.devices.gpu import Gpu
 from infini_run.devices.nvidia import Card, visible
 from infini_run.devices.visible import VENDORS, Found, count_cpus, resolve_nproc, share
 from infini_run.errors import DeviceError
+from tests.support.nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
 ENTRY_POINTS = (
     "nvmlInitWithFlags",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
 
-PROGRAM = Path(__file__).parent.parent / "examples/inference.py"
+from tests.support.paths import ROOT
+from tests.support.waiting import LIMIT_S
+
+PROGRAM = ROOT / "examples/inference.py"
 
 
 def serve(*flags):

@@ -6,7 +6,9 @@ import json
 import os
 import signal
 
-from conftest import play, state_of, until
+from tests.support.command import play
+from tests.support.processes import state_of
+from tests.support.waiting import until
 
 ONE_FAILS = 'test "$RANK" = 1 || exec sleep 1000; ulimit -c 0; '
 

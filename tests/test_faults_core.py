@@ -1,6 +1,6 @@
 """Any system call of the core may fail: the command then does its job or says cleanly why not; nothing is left.
 
-tests/faulty.c makes the k-th call of a function fail. Each function's first call is taken, and
+tests/c/faulty.c makes the k-th call of a function fail. Each function's first call is taken, and
 a sample of all, seeded by TEST_SEED; `make walk` (TEST_ROWS=all) takes them all.
 """
 
@@ -15,12 +15,14 @@ import shutil
 import signal
 import struct
 import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, SEED, marked, sample
 
-HERE = Path(__file__).parent
+from tests.support.paths import C
+from tests.support.processes import marked
+from tests.support.rows import SEED, sample
+from tests.support.waiting import LIMIT_S
+
 # what each function can really fail with; man pages, section ERRORS
 SHORT = ("EMFILE", "ENFILE", "ENOMEM")
 # Left out: prctl(2), by which we become a subreaper. Where that is forbidden, strays are not found.
@@ -76,14 +78,14 @@ def shim(tmp_path_factory):
     if compiler is None:
         pytest.skip("there is no C compiler here")
     library = tmp_path_factory.mktemp("faulty") / "faulty.so"
-    words = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1", "-o", library, HERE / "faulty.c", "-ldl"]
+    words = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1", "-o", library, C / "faulty.c", "-ldl"]
     subprocess.run([compiler, *words], check=True)
     return library
 
 
 def names():
     """The counters of the shim, in order."""
-    text = (HERE / "faulty.c").read_text()
+    text = (C / "faulty.c").read_text()
     listed = re.findall(r"\bX\((\w+), (?:MINUS|NOTHING|NUMBER)\)", text)
     return [*listed, "malloc", "calloc", "realloc", *(f"syscall{number}" for number in range(512))]
 

@@ -11,8 +11,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import LIBC_OWN, is_alive, marked, play, state_of, until
-from shape import as_root
+
+from tests.support.command import LIBC_OWN, play
+from tests.support.launch_shapes import as_root
+from tests.support.processes import is_alive, marked, state_of
+from tests.support.waiting import until
 
 READY = play("tell=USR2", "end=TERM:0", "say=ready", "wait")
 

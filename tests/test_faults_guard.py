@@ -1,6 +1,6 @@
 """Any system call of the guard may fail: it ends all the same, and what the launcher has left ends with it.
 
-A small program plays the launcher, so that the guard can be started with the shim of tests/faulty.c; `make walk`
+A small program plays the launcher, so that the guard can be started with the shim of tests/c/faulty.c; `make walk`
 takes all points.
 """
 
@@ -15,9 +15,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SEED, is_alive, marked, sample, until
-from native import build_guard
-from test_faults_core import SHORT, Shim, shim  # noqa: F401
+
+from tests.support.build_c import build_guard
+from tests.support.processes import is_alive, marked
+from tests.support.rows import SEED, sample
+from tests.support.waiting import until
+from tests.test_faults_core import SHORT, Shim, shim  # noqa: F401
 
 # What each function of the guard can really fail with, once.
 ERRORS = {

@@ -11,8 +11,11 @@ import subprocess
 import termios
 
 import pytest
-from conftest import LIMIT_S, is_alive, is_full, marked, play, state_of, until
-from shape import as_root
+
+from tests.support.command import play
+from tests.support.launch_shapes import as_root
+from tests.support.processes import is_alive, is_full, marked, state_of
+from tests.support.waiting import LIMIT_S, until
 
 PREFIX = "--console=prefix"
 

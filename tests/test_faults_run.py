@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, COMMAND, is_alive, marked, play, processes, state_of, until
-from shape import STRAY, STUBBORN, UNSHARE, as_root, numbers_in, strace, with_strace
+
+from tests.support.command import CHILDREN, COMMAND, play
+from tests.support.launch_shapes import STRAY, STUBBORN, UNSHARE, as_root, numbers_in, strace, with_strace
+from tests.support.processes import is_alive, marked, processes, state_of
+from tests.support.waiting import until
 
 READY = play("tell=USR1", "end=TERM:0", "say=ready", "wait")
 PYTHON = os.path.basename(sys.executable)[:15]  # as /proc has it

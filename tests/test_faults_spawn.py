@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, is_alive, marked, play, processes, until
-from shape import as_root, pass_time, strace, with_strace
+
+from tests.support.command import CHILDREN, play
+from tests.support.launch_shapes import as_root, pass_time, strace, with_strace
+from tests.support.processes import is_alive, marked, processes
+from tests.support.waiting import until
 
 EARLY_TRIALS = int(os.environ.get("FAULT_TRIALS", "100"))  # `make stress` asks for 10,000
 SLEEP = ("sh", "-c", "setsid sleep 1000 <&- >&- 2>&- & exec sleep 1000")

@@ -8,8 +8,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, LIMIT_S, Command, is_alive, marked, play, state_of, until
-from shape import STUBBORN, as_root, strace, with_strace
+
+from tests.support.command import COMMAND, Command, play
+from tests.support.launch_shapes import STUBBORN, as_root, strace, with_strace
+from tests.support.processes import is_alive, marked, state_of
+from tests.support.waiting import LIMIT_S, until
 
 GUARD_S = 20.0  # a second is promised; a loaded machine, and one that strace holds up, gets more
 

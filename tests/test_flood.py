@@ -9,7 +9,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
+
+from tests.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 
 FLOOD = """
 import _socket, collections, struct, sys, time

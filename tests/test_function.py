@@ -10,9 +10,9 @@ import threading
 import time
 
 import pytest
-from conftest import marked
 
 import infini_run as ir
+from tests.support.processes import marked
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 

@@ -16,11 +16,12 @@ import threading
 import time
 
 import pytest
-from conftest import LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
 from infini_run.channel.decoder import BYTES, HEAD, PICKLE
 from infini_run.crews import worker_main
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S, until
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 

@@ -11,9 +11,10 @@ import threading
 import time
 
 import pytest
-from conftest import LIMIT_S, is_alive, marked, until
 
 import infini_run as ir
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S, until
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 

@@ -11,10 +11,13 @@ import threading
 import time
 
 import pytest
-from conftest import LIMIT_S, Command, children, marked, until
-from hosts import Bed, agents
 
 import infini_run as ir
+from tests.support.command import Command
+from tests.support.hosts import Bed, agents
+from tests.support.paths import ROOT
+from tests.support.processes import children, marked
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group("functions")  # one bed for all of them
 
@@ -355,7 +358,7 @@ CALLER = """
 import sys
 sys.path.insert(0, {tests!r})
 import infini_run as ir
-from test_function_nodes import _ring
+from tests.test_function_nodes import _ring
 ir.Launcher(["host1", "host2"], 2, engine="ssh", ssh_config={config!r}, preload={preload!r}).run(_ring, {path!r})
 """
 
@@ -363,7 +366,7 @@ ir.Launcher(["host1", "host2"], 2, engine="ssh", ssh_config={config!r}, preload=
 @pytest.mark.parametrize("preload", [(), ("fractions",)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_caller_that_is_killed_leaves_nothing_anywhere(bed, bell, number, preload):
-    tests = os.path.dirname(os.path.abspath(__file__))
+    tests = str(ROOT)
     words = CALLER.format(tests=tests, config=str(bed.config), path=bell.path, preload=preload)
     caller = Command([sys.executable, "-c", words])
     try:

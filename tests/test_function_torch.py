@@ -6,16 +6,16 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import marked
 
 import infini_run as ir
+from tests.support.paths import ROOT
+from tests.support.processes import marked
 
 IS_MISSING = importlib.util.find_spec("torch") is None and os.environ.get("TEST_TORCH") != "required"
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(IS_MISSING, reason="torch is not installed: make torch")]
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 LIMIT_S = 300.0
 
 

@@ -1,15 +1,17 @@
-"""What the fuzzers once went through, and found, holds with any compiler: tests/fuzz; `make fuzz` looks for more."""
+"""What the fuzzers once went through, and found, holds with any compiler: tests/c/fuzz; `make fuzz` looks for
+more."""
 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
-from native import build
 
-CORPUS = Path(__file__).parent / "fuzz"
+from tests.support.build_c import build
+from tests.support.paths import C
+from tests.support.waiting import LIMIT_S
+
+CORPUS = C / "fuzz"
 
 
 @pytest.mark.parametrize(("target", "instead_of"), [("pump", ""), ("stat", "*")])

@@ -7,12 +7,13 @@ import signal
 import subprocess
 
 import pytest
-from conftest import LIMIT_S, play
-from native import build
 
 import infini_run as ir
 from infini_run.node.launch import NodeRun
 from infini_run.options.options import resolve
+from tests.support.build_c import build
+from tests.support.command import play
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import sys
 import threading
 
 import pytest
-from conftest import LIMIT_S, children, descriptors, is_full, processes, until
 from infini_run._irun import ffi, lib
-from live import Live, spec, wait_for_line
 
 from infini_run.core.group import INHERIT, PIPE, STEPS, TO_CONSOLE, TO_LOG, debug_flags
 from infini_run.errors import StartError
+from tests.support.group_case import Live, spec, wait_for_line
+from tests.support.processes import children, descriptors, is_full, processes
+from tests.support.waiting import LIMIT_S, until
 
 PATHS = ["", "fork", "nopidfd", "fork,nopidfd"]
 
@@ -174,7 +175,7 @@ def test_what_fails_between_clone_and_exec_is_told_with_its_step_and_errno(debug
 WALK = """
 import errno, os, resource, sys
 sys.path[:0] = sys.argv[2:]
-from live import Live, spec
+from tests.support.group_case import Live, spec
 from infini_run.errors import StartError
 from infini_run.core.group import PIPE
 for fd in range(3, 64):

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, GUARD, is_alive, marked, play, processes, state_of, until
-from live import Live, spec
 
 import infini_run
 from infini_run.core.group import debug_flags
+from tests.support.command import COMMAND, play
+from tests.support.group_case import Live, spec
+from tests.support.processes import GUARD, is_alive, marked, processes, state_of
+from tests.support.waiting import until
 
 STUBBORN = ["daemon", "ignore=TERM", "ignore=HUP", "name=left-behind", "say=stray", "wait", "done"]
 MEEK = [*STUBBORN, "say=ready", "wait"]

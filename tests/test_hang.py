@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, is_alive, marked, play
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,9 @@ import infini_run as ir
 from infini_run.system import procfs
 from infini_run.watchdog.hang_detector import Vigil
 from infini_run.watchdog.pyspy import find_pyspy
+from tests.support.command import play
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S
 
 PYSPY = pytest.mark.skipif(not find_pyspy(os.environ), reason="py-spy is not installed")
 HOST = os.uname().nodename

@@ -6,11 +6,11 @@ import os
 import subprocess
 
 import pytest
-from conftest import COMMAND
 
 from infini_run.options import hints
 from infini_run.options.grammar import GRAMMAR
 from infini_run.options.table import FLAGS, TABLE
+from tests.support.command import COMMAND
 
 
 @pytest.fixture

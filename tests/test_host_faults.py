@@ -9,8 +9,9 @@ import sys
 import textwrap
 
 import pytest
-from conftest import CHILDREN, Command
-from shape import UNSHARE, as_root
+
+from tests.support.command import CHILDREN, Command
+from tests.support.launch_shapes import UNSHARE, as_root
 
 UNDER_PYTHON = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-c"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import _cffi_backend
 import pytest
-from conftest import LIMIT_S
 
 import infini_run
+from tests.support.waiting import LIMIT_S
 
 SCRIPTS = Path(sys.executable).parent
 LONG = "/".join(["x" * 100] * 4)

@@ -10,7 +10,10 @@ import signal
 import time
 
 import pytest
-from conftest import GUARD, LIBC_OWN, marked, play, processes, until
+
+from tests.support.command import LIBC_OWN, play
+from tests.support.processes import GUARD, marked, processes
+from tests.support.waiting import until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]

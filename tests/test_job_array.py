@@ -7,12 +7,12 @@ import signal
 import sys
 
 import pytest
-from conftest import until
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
 from infini_run.jobs.scheduler_command import Said
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from tests.support.waiting import until
 
 LISTS = [
     ("0-3", (0, 1, 2, 3), 0, "0-3"),

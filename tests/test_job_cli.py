@@ -11,9 +11,6 @@ from pathlib import Path
 
 import _cffi_backend
 import pytest
-from batch import COMMANDS
-from conftest import LIMIT_S
-from window import Window
 
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
@@ -22,7 +19,10 @@ from infini_run.jobs.options.help import help_text
 from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
 from infini_run.jobs.result import wants_again
 from infini_run.jobs.time_limit import NEVER, parse
-from jobs import JOB
+from tests.support.batch import COMMANDS
+from tests.support.job_case import JOB
+from tests.support.pty_window import Window
+from tests.support.waiting import LIMIT_S
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
-from conftest import LIMIT_S, is_alive, until
-from native import build
 
 from infini_run.jobs.scheduler_command import MISSING, ask, kill_group
+from tests.support.build_c import build
+from tests.support.processes import is_alive
+from tests.support.waiting import LIMIT_S, until
 
 
 def sh(text, limit_s=LIMIT_S):

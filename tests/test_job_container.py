@@ -9,12 +9,13 @@ import signal
 import sys
 
 import pytest
-from cluster import need
-from conftest import play, until
-from podman import IMAGE, binds, limits
-from test_many_slurm import Slurm
 
-from jobs import Jobs
+from tests.support.cluster import need
+from tests.support.command import play
+from tests.support.job_case import Jobs
+from tests.support.podman import IMAGE, binds, limits
+from tests.support.waiting import until
+from tests.test_many_slurm import Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")
 

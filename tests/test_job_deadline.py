@@ -6,10 +6,10 @@ import select
 import time
 
 import pytest
-from conftest import LIMIT_S
 
 from infini_run.jobs.request import Request
 from infini_run.jobs.time_limit import NEVER, Alarm, Outside
+from tests.support.waiting import LIMIT_S
 
 START_S = 1_700_000_000.0
 AT_THE_END = "--noheader --states=all --jobs=7 --Format=PreemptTime:32,TimeLeft:32"

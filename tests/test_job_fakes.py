@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, until
+
+from tests.support.paths import ROOT
+from tests.support.processes import is_alive
+from tests.support.waiting import until
 
 SUBMIT = {
     "slurm": ("sbatch", "--parsable", "--nodes=2"),
@@ -72,8 +75,8 @@ def test_a_queue_that_is_closed_leaves_nothing(queue, submit, bell):
 def test_a_test_that_is_killed_leaves_nothing(tmp_path, bell):
     code = f"""
 import os, subprocess, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from batch import Queue
+sys.path.insert(0, {str(ROOT)!r})
+from tests.support.batch import Queue
 queue = Queue("slurm")
 script = {str(tmp_path / "job.sh")!r}
 open(script, "w").write("echo $$ >{bell.path}; sleep 1000")

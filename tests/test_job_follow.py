@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 import pytest
-from test_job_state import ID, Said, begin, made
 
 from infini_run.jobs import watch as module
 from infini_run.jobs.inotify import Changes
@@ -13,6 +12,7 @@ from infini_run.jobs.job_dir import Ending, Phase
 from infini_run.jobs.logs import Reader
 from infini_run.jobs.schedulers.scheduler import Seen
 from infini_run.jobs.watch import Follow
+from tests.test_job_state import ID, Said, begin, made
 
 
 @pytest.fixture

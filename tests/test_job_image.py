@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from podman import IMAGE, binds, limits
 
 from infini_run.errors import UsageError
 from infini_run.jobs.container import Image, Place, problems, srun_options, wrap
+from tests.support.podman import IMAGE, binds, limits
 
 PLACE = Place(folder="/jobs/ir-1", cwd="/home/me/my work", slot_type="cuda")
 BOUND = ("--bind=/jobs/ir-1", "--bind=/home/me/my work")

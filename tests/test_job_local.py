@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, is_alive, play, until
-from native import build
 
-from jobs import JOB
+from tests.support.build_c import build
+from tests.support.command import play
+from tests.support.job_case import JOB
+from tests.support.processes import is_alive
+from tests.support.waiting import LIMIT_S, until
 
 
 def hold(bell):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from infini_run.jobs.options.table import VERBS
+from tests.support.paths import ROOT
 
-SHARE = Path(__file__).parents[1] / "share"
+SHARE = ROOT / "share"
 PAGE = SHARE / "man/man1/infini-job.1"
 BASH = SHARE / "bash-completion/completions/infini-job"
 ZSH = SHARE / "zsh/site-functions/_infini-job"

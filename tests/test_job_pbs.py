@@ -7,7 +7,6 @@ import os
 import stat
 
 import pytest
-from conftest import until
 
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import scheduler_command
@@ -16,6 +15,7 @@ from infini_run.jobs.schedulers.pbs import Pbs, _read_jobs, _seen, _size_mb, hol
 from infini_run.jobs.schedulers.scheduler import Kind
 from infini_run.jobs.script import plan, render
 from infini_run.record import replace
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""On a real OpenPBS: `make pbs`. tests/beds/pbs.sh starts one, and says how to build it. Its jobs are a user's.
+"""On a real OpenPBS: `make pbs`. tests/support/beds/pbs.sh starts one, and says how to build it. Its jobs are a
+user's.
 
 PBS_ROUNDS (2): how often each way to end a job is tried. PBS_EXEC (/opt/pbs): where it is.
 """
@@ -14,9 +15,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, until
 
-BED = Path(__file__).parent / "beds" / "pbs.sh"
+from tests.support.paths import ROOT, SUPPORT
+from tests.support.waiting import LIMIT_S, until
+
+BED = SUPPORT / "beds" / "pbs.sh"
 EXEC = os.environ.get("PBS_EXEC", "/opt/pbs")
 ROUNDS = int(os.environ.get("PBS_ROUNDS", "2"))
 WHOLE = ("--slots=6", "--slots_per_node=2", "--slot_type=cpu")
@@ -34,7 +37,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="the bed of a real PBS needs root"),
     pytest.mark.skipif(
         not os.access(f"{EXEC}/sbin/pbs_mom", os.X_OK),
-        reason=f"there is no OpenPBS in {EXEC} (PBS_EXEC): the head of tests/beds/pbs.sh says how to build one",
+        reason=f"there is no OpenPBS in {EXEC} (PBS_EXEC): tests/support/beds/pbs.sh says how to build one",
     ),
 ]
 
@@ -103,7 +106,7 @@ def bed():
     """Without a history, which is PBS's default."""
     folder = tempfile.mkdtemp(prefix="pbs-", dir="/tmp")
     os.chmod(folder, 0o755)
-    shown = f"{sys.base_prefix} {Path(__file__).parent.parent} {sys.prefix}"
+    shown = f"{sys.base_prefix} {ROOT} {sys.prefix}"
     env = {**os.environ, "PBS_TB_HISTORY": "False", "PBS_TB_SHOW": shown, "PBS_TB_NSPREFIX": f"p{os.getpid()}"}
     started = subprocess.run(
         [BED, "start", folder, "3", "8", "2"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
@@ -335,7 +338,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_stand_ins_say_what_pbs_says(bare, pbs_queue, words):
-    """Without a history; tests/fakes/batch_pbs.py."""
+    """Without a history; tests/support/fakes/batch_pbs.py."""
     pbs_queue.set(history=False)
     real = bare.user(*(word.replace("SERVER", "head") for word in words))
     theirs = [word.replace("SERVER", "pbshead") for word in words]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,8 +17,9 @@ from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import described, plan, render, render_node, render_srun
 from infini_run.record import replace
+from tests.support.paths import SUPPORT
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = SUPPORT / "golden"
 POOL = pool_of("gpu", [Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)], is_default=True)
 SLURM = Facts(scheduler="slurm", has_tres=True, has_gres=True, pools=(POOL,))
 PBS = Facts(scheduler="pbs", has_gres=True, pools=(POOL,))

@@ -9,8 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import Bed, free_ports, need
-from conftest import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +22,8 @@ from infini_run.jobs.schedulers.scheduler import Facts, Kind, clean
 from infini_run.jobs.schedulers.slurm import Slurm, _gpus, span_s
 from infini_run.jobs.schedulers.slurm_output import hold_of, is_out_of_memory, state_of
 from infini_run.jobs.script import plan, render
+from tests.support.cluster import Bed, free_ports, need
+from tests.support.waiting import until
 
 QUIET = {"name": "ir-1", "command": ("x",), "cwd": "/", "python": "/bin/true"}
 

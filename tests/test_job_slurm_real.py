@@ -1,4 +1,4 @@
-"""infini-job on a real Slurm of four nodes (tests/beds/slurm.sh): every way for a job to end."""
+"""infini-job on a real Slurm of four nodes (tests/support/beds/slurm.sh): every way for a job to end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import give_up, missing, need
-from conftest import LIMIT_S, play, processes, until
-from test_many_slurm import Slurm
 
-from jobs import Jobs
+from tests.support.cluster import give_up, missing, need
+from tests.support.command import play
+from tests.support.job_case import Jobs
+from tests.support.processes import processes
+from tests.support.waiting import LIMIT_S, until
+from tests.test_many_slurm import Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 

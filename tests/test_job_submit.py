@@ -13,8 +13,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import play, until
-from test_job_state import made
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.container import Image
@@ -25,7 +23,10 @@ from infini_run.jobs.schedulers.scheduler import clean
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace
-from jobs import Jobs
+from tests.support.command import play
+from tests.support.job_case import Jobs
+from tests.support.waiting import until
+from tests.test_job_state import made
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 ASK = {"slurm": "squeue", "pbs": "qstat"}

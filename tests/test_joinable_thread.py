@@ -4,9 +4,9 @@ import os
 import threading
 
 import pytest
-from conftest import LIMIT_S, interrupt_main
 
 from infini_run.crews.joinable_thread import JoinableThread
+from tests.support.waiting import LIMIT_S, interrupt_main
 
 
 def test_a_join_that_was_interrupted_can_be_repeated():

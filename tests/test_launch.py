@@ -10,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, marked, processes, until
-from test_site import SRUN
 
 import infini_run as ir
+from tests.support.command import CHILDREN
+from tests.support.processes import marked, processes
+from tests.support.waiting import LIMIT_S, until
+from tests.test_site import SRUN
 
 IDLE = 'echo "$RANK" > "$0"; exec sleep 600'  # rings, then stays
 

@@ -12,9 +12,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Command, marked, until
 
 import infini_run as ir
+from tests.support.command import Command
+from tests.support.processes import marked
+from tests.support.waiting import LIMIT_S, until
 
 IDLE = 'echo "$RANK" > "$0"; exec sleep 600'
 

@@ -9,12 +9,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Bell, marked, until
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import infini_run as ir
+from tests.support.command import Bell
+from tests.support.processes import marked
+from tests.support.waiting import until
 
 NPROC = 3
 # Each rank has a FIFO of its own, open at both ends: it exits with what is written there.

@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live import Live, spec
 
 from infini_run.core.group import INHERIT, PIPE, PLAIN, TO_CONSOLE
+from tests.support.group_case import Live, spec
+from tests.support.waiting import until
 
 # A rank's every byte says whose it is: its pieces of a line, however long the machine lets one wait for the next.
 PIECES = """

@@ -10,7 +10,6 @@ import socket
 from contextlib import contextmanager
 
 import pytest
-from conftest import state_of, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,8 @@ from infini_run.multinode.listener import Lobby
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.tcp import join
 from infini_run.system.poller import Poller
+from tests.support.processes import state_of
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
-from conftest import COMMAND, is_alive, play, until
-from window import Window
+
+from tests.support.command import COMMAND, play
+from tests.support.paths import C
+from tests.support.processes import is_alive
+from tests.support.pty_window import Window
+from tests.support.waiting import until
 
 HEAD = "RANK STATE"
 LIVE = ("--live",)
@@ -398,7 +401,7 @@ def test_a_program_that_dropped_its_launcher_keeps_no_descriptor(window, tmp_pat
 def busy_gpus(tmp_path_factory):
     """A stand-in for NVML, see nvml_busy.c."""
     folder = tmp_path_factory.mktemp("busy")
-    source = Path(__file__).parent / "nvml_busy.c"
+    source = C / "nvml_busy.c"
     compiler = os.environ.get("CC", "cc").split()
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([*compiler, *flags, "-o", str(folder / "libnvidia-ml.so.1"), str(source)], check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,8 +14,9 @@ from infini_run.options.grammar import GRAMMAR
 from infini_run.options.help import EXAMPLES, explain, usage
 from infini_run.options.manpage import escape, man_page
 from infini_run.options.table import FLAGS
+from tests.support.paths import ROOT
 
-PAGE = Path(__file__).parents[1] / "share/man/man1/infini-run.1"
+PAGE = ROOT / "share/man/man1/infini-run.1"
 needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 needs_man = pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
 needs_mandoc = pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")

@@ -1,4 +1,4 @@
-"""--engine=mpi with Debian's Open MPI and MPICH (Hydra), over real sshd hosts (tests/beds/ssh.sh)."""
+"""--engine=mpi with Debian's Open MPI and MPICH (Hydra), over real sshd hosts (tests/support/beds/ssh.sh)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from cluster import AS_CASE, Bed, Case, free_ports, need
-from conftest import OURS, processes, until
+
+from tests.support.cluster import AS_CASE, Bed, Case, free_ports, need
+from tests.support.processes import OURS, processes
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("mpi")  # one bed for all of them
 

@@ -1,4 +1,4 @@
-"""--engine=pbs over stand-ins that run what they are asked to (tests/fakes): no environment, no output."""
+"""--engine=pbs over stand-ins that run what they are asked to (tests/support/fakes): no environment, no output."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import AS_CASE, Case
-from conftest import OURS, until
 
-FAKES = Path(__file__).parent / "fakes"
+from tests.support.cluster import AS_CASE, Case
+from tests.support.paths import SUPPORT
+from tests.support.processes import OURS
+from tests.support.waiting import until
+
+FAKES = SUPPORT / "fakes"
 NODES = ("node1", "node2", "node3", "node4")
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
 HARD = 'trap "" TERM INT; setsid sleep 1000 & echo up; sleep 1000; sleep 1000'

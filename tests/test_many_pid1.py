@@ -7,10 +7,12 @@ import signal
 import subprocess
 
 import pytest
-from conftest import processes, until
-from test_by_hand import node, port, ring  # noqa: F401
-from test_many_ssh import bed, many, no_agent_left  # noqa: F401
-from test_pid1 import UNSHARE, process_1
+
+from tests.support.processes import processes
+from tests.support.waiting import until
+from tests.test_by_hand import node, port, ring  # noqa: F401
+from tests.test_many_ssh import bed, many, no_agent_left  # noqa: F401
+from tests.test_pid1 import UNSHARE, process_1
 
 pytestmark = [
     pytest.mark.root,

@@ -1,4 +1,5 @@
-"""--engine=slurm on a real Slurm of four nodes (tests/beds/slurm.sh): salloc, sbatch, srun, and every way to end."""
+"""--engine=slurm on a real Slurm of four nodes (tests/support/beds/slurm.sh): salloc, sbatch, srun, and every way to
+end."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Bed, Case, free_ports, need
-from conftest import COMMAND, LIMIT_S, OURS, until
+
+from tests.support.cluster import Bed, Case, free_ports, need
+from tests.support.command import COMMAND
+from tests.support.processes import OURS
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 

@@ -13,10 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHILDREN, COMMAND, is_alive, lead_group, marked, play, state_of, until
-from hosts import Bed, agents
 
 from infini_run.version import VERSION
+from tests.support.command import CHILDREN, COMMAND, play
+from tests.support.hosts import Bed, agents
+from tests.support.processes import is_alive, lead_group, marked, state_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from conftest import LIMIT_S
-from native import build
+
+from tests.support.build_c import build
+from tests.support.waiting import LIMIT_S
 
 MARK = "INFINI_RUN_ID=0123456789abcdef"
 LOOKS = 3000

@@ -1,4 +1,5 @@
-"""Functions and crews on two nodes of a real Slurm (tests/beds/slurm.sh): the same API, by srun and the Link."""
+"""Functions and crews on two nodes of a real Slurm (tests/support/beds/slurm.sh): the same API, by srun and the
+Link."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ import signal
 import sys
 
 import pytest
-from cluster import Case, need
-from conftest import LIMIT_S, OURS, Command, marked, until
-from test_many_slurm import Allocation, Slurm
 
 import infini_run as ir
+from tests.support.cluster import Case, need
+from tests.support.command import Command
+from tests.support.processes import OURS, marked
+from tests.support.waiting import LIMIT_S, until
+from tests.test_many_slurm import Allocation, Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMMAND, GUARD, children, is_alive, marked, play, processes, state_of, until
 
 import infini_run as ir
+from tests.support.command import COMMAND, play
+from tests.support.processes import GUARD, children, is_alive, marked, processes, state_of
+from tests.support.waiting import until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
 STUBBORN = ["daemon", "ignore=TERM", *STRAY[1:]]

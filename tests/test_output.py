@@ -15,13 +15,15 @@ import sys
 import tty
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, is_full, processes, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import Live, read_all, spec, wait_for_line
 
 import infini_run as ir
 from infini_run.core.group import PIPE, TO_CONSOLE, TO_LOG
+from tests.support.command import CHILDREN
+from tests.support.group_case import Live, read_all, spec, wait_for_line
+from tests.support.processes import is_full, processes
+from tests.support.waiting import LIMIT_S, until
 
 F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032  # fcntl(2); the module has them from Python 3.10 on, on some builds
 BUFFER = 65536  # STREAM_BUFFER of csrc/group/group.h: the longest line that stays in one piece

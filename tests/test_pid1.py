@@ -7,7 +7,10 @@ import signal
 import subprocess
 
 import pytest
-from conftest import marked, play, processes, until
+
+from tests.support.command import play
+from tests.support.processes import marked, processes
+from tests.support.waiting import until
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import COMMAND
 
 from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
+from tests.support.command import COMMAND
 
 
 @pytest.fixture

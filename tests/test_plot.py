@@ -13,7 +13,6 @@ import sys
 import matplotlib.colors
 import numpy as np
 import pytest
-from conftest import play, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,6 +21,8 @@ from matplotlib.image import imread
 from infini_run.display.plot import COLOURS, draw, plot
 from infini_run.display.timeline import Bar, Timeline, read_timeline
 from infini_run.errors import UsageError
+from tests.support.command import play
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", autouse=True)

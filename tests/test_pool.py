@@ -10,9 +10,10 @@ import textwrap
 import threading
 
 import pytest
-from conftest import LIMIT_S, children, is_alive, marked, until
 
 import infini_run as ir
+from tests.support.processes import children, is_alive, marked
+from tests.support.waiting import LIMIT_S, until
 
 
 @pytest.fixture

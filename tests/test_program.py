@@ -6,11 +6,11 @@ import os
 import sys
 
 import pytest
-from conftest import COMMAND
 
 from infini_run.errors import NotExecutable, ProgramMissing
 from infini_run.plan.model import Command
 from infini_run.plan.program import find_command
+from tests.support.command import COMMAND
 
 
 def make(path, content="#!/bin/sh\n", mode=0o755):

@@ -13,14 +13,16 @@ import threading
 import time
 
 import pytest
-from conftest import LIMIT_S, descriptors, play, processes, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live import Live, spec
 
 import infini_run as ir
 from infini_run.core.group import PIPE, TO_CONSOLE, debug_flags
 from infini_run.errors import StartError
+from tests.support.command import play
+from tests.support.group_case import Live, spec
+from tests.support.processes import descriptors, processes
+from tests.support.waiting import LIMIT_S, until
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 SYSTEMD_NOTIFY = pytest.mark.skipif(shutil.which("systemd-notify") is None, reason="systemd-notify is not installed")

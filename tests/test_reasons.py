@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
 from infini_run.multinode.engines import mpi, slurm, ssh
+from tests.test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
 REMOTE = "--remote_python"
 CPU_BIND = "srun: cluster configuration lacks support for cpu binding\n"

@@ -13,9 +13,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import is_alive, marked, play, processes, state_of, until
-from shape import STUBBORN, as_root, pass_time
-from test_terminal import PROMPT, terminal  # noqa: F401
+
+from tests.support.command import play
+from tests.support.launch_shapes import STUBBORN, as_root, pass_time
+from tests.support.processes import is_alive, marked, processes, state_of
+from tests.support.waiting import until
+from tests.test_terminal import PROMPT, terminal  # noqa: F401
 
 NOW = "--restart_delay=0"
 NEVER = "--restart_delay=1000"  # a test that waited for it would not end

@@ -8,9 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import marked, play, until
 
 import infini_run as ir
+from tests.support.command import play
+from tests.support.processes import marked
+from tests.support.waiting import until
 
 THIRD_TIME = ["sh", "-c", "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 3"]
 NEVER = {"max_restarts": 1, "restart_delay": 1000}

@@ -7,12 +7,11 @@ import subprocess
 import sys
 import time
 
-from conftest import until
-from nvml import MIG, UUIDS, environment
-
 from infini_run.display.resource_usage import Card, Sampler, gpu_share
 from infini_run.plan.model import Output, Worker
 from infini_run.system.procfs import Table
+from tests.support.nvml import MIG, UUIDS, environment
+from tests.support.waiting import until
 
 OUTPUT = Output(console=False, log=False, piped=True)
 WORKER = Worker(

@@ -15,7 +15,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import Command, marked, play, until
+
+from tests.support.command import Command, play
+from tests.support.processes import marked
+from tests.support.waiting import until
 
 STRANGER = 30000 + os.getpid() % 20000
 SECRET = "do-not-tell-7261"

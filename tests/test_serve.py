@@ -9,10 +9,12 @@ import signal
 import socket
 
 import pytest
-from conftest import LIMIT_S, is_alive, play, until
-from service import Events, Service
 
-from jobs import Jobs
+from tests.support.command import play
+from tests.support.job_case import Jobs
+from tests.support.processes import is_alive
+from tests.support.serve_case import Events, Service
+from tests.support.waiting import LIMIT_S, until
 
 HOLD = "exec sleep 1000"
 HOST = os.uname().nodename

@@ -11,10 +11,10 @@ import sys
 import tempfile
 
 import pytest
-from conftest import LIMIT_S, until
-from service import Service
 
-from jobs import JOB
+from tests.support.job_case import JOB
+from tests.support.serve_case import Service
+from tests.support.waiting import LIMIT_S, until
 
 NOBODY = 65534
 

@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from cluster import give_up, need
-from conftest import CHILDREN, LIMIT_S, play
 
-from jobs import Jobs
+from tests.support.cluster import give_up, need
+from tests.support.command import CHILDREN, play
+from tests.support.job_case import Jobs
+from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.xdist_group("page")  # one bed for all of them
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import free_ports
-from conftest import OURS
 
 from infini_run.system.interpreter import flags, own_python
+from tests.support.cluster import free_ports
+from tests.support.processes import OURS
 
 SCRIPTS = Path(sys.executable).parent
 RUN, JOB = str(SCRIPTS / "infini-run"), str(SCRIPTS / "infini-job")

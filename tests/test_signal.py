@@ -8,7 +8,9 @@ import signal
 import time
 
 import pytest
-from conftest import play, until
+
+from tests.support.command import play
+from tests.support.waiting import until
 
 STOPPING = {"TERM": "TERM", "INT": "INT", "QUIT": "QUIT"}
 ALL_BLOCKED = 0xFFFFFFFFFFFFFFFF & ~(1 << 8 | 1 << 18 | 3 << 31)  # but KILL, STOP and glibc's own two

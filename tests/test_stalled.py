@@ -13,10 +13,10 @@ import sys
 import tty
 
 import pytest
-from cluster import free_ports
-from conftest import LIMIT_S, until
 
 from infini_run.core.nonblocking_writer import Outlet, write_all
+from tests.support.cluster import free_ports
+from tests.support.waiting import LIMIT_S, until
 
 # Another user's pipe or terminal cannot be opened anew, also by a root without this capability.
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")

@@ -10,8 +10,12 @@ import subprocess
 import sys
 
 import pytest
-from conftest import COMMAND, marked, processes, sample, until
-from native import build
+
+from tests.support.build_c import build
+from tests.support.command import COMMAND
+from tests.support.processes import marked, processes
+from tests.support.rows import sample
+from tests.support.waiting import until
 
 
 def plain(argv, **kwargs):

@@ -10,12 +10,14 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHILDREN, LIMIT_S, processes, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import Live, spec, wait_for_line
 
 from infini_run.core.group import PIPE, TO_CONSOLE
+from tests.support.command import CHILDREN
+from tests.support.group_case import Live, spec, wait_for_line
+from tests.support.processes import processes
+from tests.support.waiting import LIMIT_S, until
 
 COUNT = (sys.executable, "-ISE", CHILDREN / "count_bytes.py")
 BIG = os.urandom(5_000_000)

@@ -8,8 +8,10 @@ import signal
 import subprocess
 
 import pytest
-from conftest import COMMAND, is_alive, play
-from test_site import HYDRA, SRUN
+
+from tests.support.command import COMMAND, play
+from tests.support.processes import is_alive
+from tests.test_site import HYDRA, SRUN
 
 
 def step(counts=(2, 2), ranks=None):

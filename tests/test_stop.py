@@ -8,7 +8,10 @@ import signal
 import subprocess
 
 import pytest
-from conftest import is_alive, play, processes, state_of, until
+
+from tests.support.command import play
+from tests.support.processes import is_alive, processes, state_of
+from tests.support.waiting import until
 
 
 def pids_that_got(command, name):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 TEARDOWN = (ROOT / "docs" / "teardown.md").read_text()
 WORDS = {"stay": "-", "impossible": "never"}
 

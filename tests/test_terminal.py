@@ -13,7 +13,10 @@ import subprocess
 import termios
 
 import pytest
-from conftest import COMMAND, GUARD, LIMIT_S, is_alive, marked, play, processes, state_of, until
+
+from tests.support.command import COMMAND, play
+from tests.support.processes import GUARD, is_alive, marked, processes, state_of
+from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 PROMPT = b"next> "

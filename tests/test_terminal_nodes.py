@@ -10,11 +10,14 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import COMMAND, marked, state_of, until
-from hosts import Bed, agents
-from test_by_hand import TOKEN, port  # noqa: F401  a fixture
-from test_many_lost import sleepers
-from test_terminal import PROMPT, Terminal
+
+from tests.support.command import COMMAND
+from tests.support.hosts import Bed, agents
+from tests.support.processes import marked, state_of
+from tests.support.waiting import until
+from tests.test_by_hand import TOKEN, port  # noqa: F401  a fixture
+from tests.test_many_lost import sleepers
+from tests.test_terminal import PROMPT, Terminal
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 READ = ["sh", "-c", 'echo up $RANK; while read line; do echo "read $line $RANK"; done; echo over $RANK']

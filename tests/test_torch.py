@@ -9,16 +9,16 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import CHILDREN
-from test_torchrun import DOCUMENTED
 
 from infini_run.options.table import TABLE
+from tests.support.command import CHILDREN
+from tests.support.paths import ROOT
+from tests.test_torchrun import DOCUMENTED
 
 pytestmark = pytest.mark.torch
-EXAMPLE = str(Path(__file__).parent.parent / "examples" / "ddp.py")
+EXAMPLE = str(ROOT / "examples" / "ddp.py")
 RANK = str(CHILDREN / "torch_rank.py")
 LIMIT_S = 300.0  # importing torch takes its time on a busy machine
 OPTIONS = """

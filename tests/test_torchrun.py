@@ -8,11 +8,8 @@ import re
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conftest import COMMAND
-from test_plan import plan_of
 
 from infini_run.errors import UsageError
 from infini_run.options.grammar import Setting
@@ -20,8 +17,11 @@ from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
 from infini_run.options.torchrun import translate
 from infini_run.system.secure_files import open_logs
+from tests.support.command import COMMAND
+from tests.support.paths import ROOT
+from tests.test_plan import plan_of
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "torchrun.md"
+DOCUMENT = ROOT / "docs" / "torchrun.md"
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")
 # a value that makes a difference where the flag is honoured, and is allowed where it has none
 VALUES = {

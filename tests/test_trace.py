@@ -10,12 +10,14 @@ import stat
 import time
 
 import pytest
-from conftest import play, processes, until
 
 import infini_run as ir
 from infini_run.core.group import Event
 from infini_run.display.chrome_trace import Trace
 from infini_run.plan.model import Output, Plan, Worker
+from tests.support.command import play
+from tests.support.processes import processes
+from tests.support.waiting import until
 
 PHASES = {"X": {"dur"}, "i": {"s"}, "C": {"args"}, "M": {"args"}}
 METADATA = {"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}

@@ -10,12 +10,13 @@ import threading
 import warnings
 
 import pytest
-from conftest import is_alive, marked, processes, until
 
 import infini_run as ir
 from infini_run.crews.fork_spawner import ForkSpawner
 from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import StartError, UsageError
+from tests.support.processes import is_alive, marked, processes
+from tests.support.waiting import until
 
 
 @pytest.fixture

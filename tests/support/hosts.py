@@ -16,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, OURS, processes
 
-BEDS = Path(__file__).parent / "beds"
+from tests.support.paths import SUPPORT
+from tests.support.processes import OURS, processes
+from tests.support.waiting import LIMIT_S
+
+BEDS = SUPPORT / "beds"
 _NEEDED = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2", "unshare": "util-linux"}
 _SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -26,7 +29,7 @@ _SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 def require(needed: dict[str, str]) -> None:
     """Skip where a program is missing, with the Debian package that has it. CI is to have them all."""
     missing = sorted({package for program, package in needed.items() if not shutil.which(program, path=_SEARCHED)})
-    problem = f"no {', '.join(missing)} here (tests/beds/install.sh {' '.join(missing)})" if missing else ""
+    problem = f"no {', '.join(missing)} here (tests/support/beds/install.sh {' '.join(missing)})" if missing else ""
     if not problem and os.geteuid() != 0:
         problem = "hosts are made of namespaces, by root"
     if problem and os.environ.get("CI"):

@@ -20,9 +20,10 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from cluster import need
 
-ROOT = Path(__file__).parent.parent
+from tests.support.cluster import need
+from tests.support.paths import ROOT
+
 IMAGE = "localhost/infini-run-test"
 SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
 

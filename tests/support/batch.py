@@ -1,4 +1,5 @@
-"""A batch scheduler that is none: its commands on PATH, which really run what they are told (tests/fakes/batch_*.py).
+"""A batch scheduler that is none: its commands on PATH, which really run what they are told
+(tests/support/fakes/batch_*.py).
 
 slurm_queue, pbs_queue      fixtures: Queue, with the environment that has them
 """
@@ -16,9 +17,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, until
 
-FAKES = Path(__file__).parent / "fakes"
+from tests.support.paths import SUPPORT
+from tests.support.waiting import LIMIT_S, until
+
+FAKES = SUPPORT / "fakes"
 COMMANDS = {
     "slurm": ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "sacct", "srun"),
     "pbs": ("qsub", "qstat", "qsig", "qdel", "qselect", "qmgr"),

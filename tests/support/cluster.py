@@ -13,9 +13,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, is_alive, processes, until
 
-BEDS = Path(__file__).parent / "beds"
+from tests.support.paths import SUPPORT
+from tests.support.processes import is_alive, processes
+from tests.support.waiting import LIMIT_S, until
+
+BEDS = SUPPORT / "beds"
 AS_CASE = "TEST_CASE"  # a variable that marks one launch: what carries it, on whichever node, came from there
 
 

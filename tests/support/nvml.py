@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+from tests.support.paths import ROOT, SUPPORT, C
 
 UUIDS = ("GPU-5a88edbe-90c4", "GPU-5a88ffff-0001", "GPU-7d1a2244-0002", "GPU-c08d91cb-e324")
 FOUR = [f"{uuid}|NVIDIA H200|143771|off" for uuid in UUIDS]
@@ -32,7 +31,7 @@ def ask_all(library_path: Path | None, questions: list[dict]) -> list[dict]:
     """The answers of one child: a process loads libnvidia-ml.so.1 once, and pytest's should not."""
     extra = {"LD_LIBRARY_PATH": str(library_path)} if library_path else {}
     child = subprocess.run(
-        [sys.executable, HERE / "children" / "ask_devices.py"],
+        [sys.executable, SUPPORT / "children" / "ask_devices.py"],
         input="".join(json.dumps({"set": {}, **question}) + "\n" for question in questions),
         env=environment(**extra),
         stdout=subprocess.PIPE,
@@ -70,7 +69,7 @@ def stub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvml")
     compiler = os.environ.get("CC", "cc")
     library = folder / "libnvidia-ml.so.1"
-    source = HERE / "nvml_stub.c"
+    source = C / "nvml_stub.c"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     subprocess.run([*compiler.split(), *flags, "-o", library, source], check=True)
     return folder

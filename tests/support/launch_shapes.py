@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, SEED, Command, Gate, processes, until
+
+from tests.support.command import COMMAND, Command, Gate
+from tests.support.processes import processes
+from tests.support.rows import SEED
+from tests.support.waiting import until
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 RANKS = (1, 8)

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Case
-from conftest import LIMIT_S, OURS, Bell, Command, until
+
+from tests.support.cluster import Case
+from tests.support.command import Bell, Command
+from tests.support.processes import OURS
+from tests.support.waiting import LIMIT_S, until
 
 JOB = [sys.executable, "-m", "infini_run.jobs"]
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OOM", "PREEMPTED", "LOST")

@@ -9,7 +9,7 @@
 #define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
 
 static void fail(const char *what, int line) {
-    (void)fprintf(stderr, "tests/fuzz/stat.c:%d: not true: %s\n", line, what);
+    (void)fprintf(stderr, "tests/c/fuzz/stat.c:%d: not true: %s\n", line, what);
     abort();
 }
 

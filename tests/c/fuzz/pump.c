@@ -34,7 +34,7 @@ static int mode;
 #define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
 
 static void fail(const char *what, int line) {
-    (void)fprintf(stderr, "tests/fuzz/pump.c:%d: not true: %s\n", line, what);
+    (void)fprintf(stderr, "tests/c/fuzz/pump.c:%d: not true: %s\n", line, what);
     abort();
 }
 

@@ -8,9 +8,9 @@ import select
 import signal
 import time
 
-from conftest import LIMIT_S, OURS
-
 from infini_run.core.group import INHERIT, Group, Spec
+from tests.support.processes import OURS
+from tests.support.waiting import LIMIT_S
 
 _serial = itertools.count()
 

@@ -69,7 +69,7 @@ static uint64_t private_counts[COUNTERS], *counts = private_counts;
 static int chosen = -1, chosen_errno;
 static uint64_t chosen_call;
 static int and_after;
-int faulty_off; /* set by tests/coverage.c: what counts for gcov is in the core's file, but not the core's */
+int faulty_off; /* set by tests/c/coverage.c: what counts for gcov is in the core's file, but not the core's */
 static uintptr_t core_start, core_end;
 
 static int find_core(struct dl_phdr_info *info, size_t size, void *unused) {

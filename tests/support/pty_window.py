@@ -12,7 +12,9 @@ import termios
 import time
 
 import pyte
-from conftest import COMMAND, LIMIT_S
+
+from tests.support.command import COMMAND
+from tests.support.waiting import LIMIT_S
 
 
 class Window:

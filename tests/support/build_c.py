@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import infini_run
+from tests.support.paths import ROOT, C
 
-HERE = Path(__file__).parent
-CORE = HERE.parent / "csrc"
+CORE = ROOT / "csrc"
 
 
 def compiler() -> str:
@@ -30,11 +30,11 @@ def build_guard() -> str:
     if b"/ld-" in installed.read_bytes():
         return str(installed)
     made = build(
-        "../csrc/guard/main.c",
-        "../csrc/guard/find_leftovers.c",
-        "../csrc/teardown/fork_chase.c",
-        "../csrc/sys/clock.c",
-        "../csrc/sys/procfs.c",
+        "../../csrc/guard/main.c",
+        "../../csrc/guard/find_leftovers.c",
+        "../../csrc/teardown/fork_chase.c",
+        "../../csrc/sys/clock.c",
+        "../../csrc/sys/procfs.c",
         instead_of="*",
     )
     named = Path(made).with_name("irun-guard")
@@ -44,7 +44,7 @@ def build_guard() -> str:
 
 @functools.cache
 def build(source: str, *more: str, instead_of: str = "") -> str:
-    """Build tests/`source`, and `more` of tests/, together with the core; return the path of the program.
+    """Build tests/c/`source`, and `more` of tests/c/, together with the core; return the path of the program.
 
     instead_of: a file of the core that the source #includes, to reach what is static in it; "*": no file is added.
     """
@@ -52,7 +52,7 @@ def build(source: str, *more: str, instead_of: str = "") -> str:
     parts = [] if instead_of == "*" else [path for path in core if path.name != instead_of]
     made = Path(tempfile.mkdtemp()) / Path(source).stem
     words = [compiler(), "-std=c11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{CORE}"]
-    words += ["-o", str(made), *(str(HERE / name) for name in (source, *more)), *map(str, parts)]
+    words += ["-o", str(made), *(str(C / name) for name in (source, *more)), *map(str, parts)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return str(made)

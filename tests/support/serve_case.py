@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Jobs
+from tests.support.job_case import Jobs
 
 
 class Service:

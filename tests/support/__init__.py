@@ -1,0 +1,1 @@
+"""What tests share. No file here is a test."""

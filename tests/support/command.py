@@ -1,0 +1,181 @@
+"""A running `infini-run`, or any other program, of a test; and what ranks of tests do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.processes import state_of
+from tests.support.waiting import LIMIT_S, until
+
+CHILDREN = Path(__file__).parent / "children"
+
+
+PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
+
+
+class Bell:
+    """A FIFO that ranks ring: `echo word > path`. How a test hears that a rank is there."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._heard = b""
+
+    def hear(self, count: int, limit_s: float = LIMIT_S) -> list[str]:
+        """The next `count` lines."""
+        end = time.monotonic() + limit_s
+        while self._heard.count(b"\n") < count:
+            ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
+            assert ready, f"{count} lines never came; so far {self._heard!r}"
+            self._heard += os.read(self._fd, 65536)
+        *lines, self._heard = self._heard.split(b"\n", count)
+        return [line.decode() for line in lines]
+
+    def ring(self, line: str) -> None:
+        """Say something to whoever reads at the other end."""
+        os.write(self._fd, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def play(*words: str) -> list[str]:
+    """A worker that does what the words say (children/play.py)."""
+    return [sys.executable, "-ISu", str(CHILDREN / "play.py"), *map(str, words)]
+
+
+class Gate:
+    """A pipe that workers wait at (`hold={gate}`): its read end is theirs by inheritance, opening it is ours."""
+
+    def __init__(self) -> None:
+        self.fd, self._ours = os.pipe()
+
+    def __str__(self) -> str:
+        return str(self.fd)
+
+    def open(self, text: str = "") -> None:
+        if self._ours >= 0:
+            os.write(self._ours, text.encode())
+            os.close(self._ours)
+            self._ours = -1
+
+    def close(self) -> None:
+        self.open()
+        os.close(self.fd)
+
+
+class Command:
+    """A running `infini-run`, or any other program, of a test; it is always ended and reaped."""
+
+    def __init__(self, argv: list[str], **kwargs: object) -> None:
+        kwargs.setdefault("stdin", subprocess.DEVNULL)
+        kwargs.setdefault("stdout", subprocess.PIPE)
+        kwargs.setdefault("stderr", subprocess.PIPE)
+        self.process = subprocess.Popen(argv, **kwargs)  # type: ignore[call-overload]
+        self.pid: int = self.process.pid
+        self.out = b""
+        self.err = b""
+
+    def read_until(self, text: bytes, limit_s: float = LIMIT_S) -> bytes:
+        """Read stdout until `text` has been seen in all that came so far."""
+        while text not in self.out:
+            self.read_more(limit_s)
+        return self.out
+
+    def read_more(self, limit_s: float = LIMIT_S) -> None:
+        fd = self.process.stdout.fileno()
+        ready, _, _ = select.select([fd], [], [], limit_s)
+        assert ready, f"nothing more came; so far {self.out!r}"
+        chunk = os.read(fd, 65536)
+        assert chunk, f"stdout ended: {self.out!r} {self.process.stderr.read()!r}"
+        self.out += chunk
+
+    def read_lines(self, text: bytes, n: int = 1) -> list[list[str]]:
+        """Read stdout until `n` whole lines begin with `text`; those lines, split into words."""
+        while True:
+            lines = [line for line in self.out.split(b"\n")[:-1] if line.startswith(text)]
+            if len(lines) >= n:
+                return [line.decode().split() for line in lines]
+            self.read_more()
+
+    def pids_of(self, text: bytes, n: int = 1) -> dict[int, int]:
+        """rank: pid, as `n` workers told them after `text`."""
+        return {int(words[-2]): int(words[-1]) for words in self.read_lines(text, n)}
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def insist(self, number: int) -> None:
+        """Send the same signal again until it has ended: within a moment of the first it is the same request."""
+        with contextlib.suppress(ProcessLookupError):
+            until(lambda: self.process.poll() is not None or self.signal(number))
+
+    def read_error_until(self, text: bytes) -> None:
+        """The same for stderr."""
+        while text not in self.err:
+            ready, _, _ = select.select([self.process.stderr], [], [], LIMIT_S)
+            assert ready, f"nothing more came; so far {self.err!r}"
+            chunk = os.read(self.process.stderr.fileno(), 65536)
+            assert chunk, f"stderr ended: {self.err!r}"
+            self.err += chunk
+
+    def close_stdin(self) -> None:
+        self.process.stdin.close()
+        self.process.stdin = None
+
+    def suspend(self) -> None:
+        """Stop it, so that several things happen before it looks again (SIGCONT)."""
+        self.signal(signal.SIGSTOP)
+        until(lambda: state_of(self.pid) == "T")
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """Its exit code; self.out and self.err hold everything that it wrote."""
+        out, err = self.process.communicate(timeout=limit_s)
+        self.out += out or b""
+        self.err += err or b""
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+
+def ask_modules(*argv: str) -> set[str]:
+    """The modules that a Python command loads."""
+    environ = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+class Tracer:
+    """Another process that holds a process, dead or alive, until it is told to let go."""
+
+    def __init__(self, pid):
+        words = [sys.executable, "-ISu", str(CHILDREN / "trace.py"), str(pid)]
+        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.said = self.process.stdout.readline()
+
+    def let_go(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+# asan.sh has an interpreter of its own
+COMMAND = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-m", "infini_run"]
+
+
+LIBC_OWN = 3 << 31  # signals 32 and 33, which a sanitizer's runtime may have ignored for all that follows

@@ -1,0 +1,26 @@
+"""Waiting for what a test is about, within a limit."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
+
+
+def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """Wait for something that no descriptor tells of. The pause is how often we look, not what we wait for."""
+    end = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < end, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+def interrupt_main(raised: threading.Event) -> None:
+    """SIGINT to the main thread, again until `raised`: CPython sees one that comes just before it waits for a lock
+    only when it wakes."""
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    while not raised.wait(1):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
