@@ -15,7 +15,7 @@ import pytest
 from infini_run.options.table import TABLE
 from tests.support.command import CHILDREN
 from tests.support.paths import ROOT
-from tests.test_torchrun import DOCUMENTED
+from tests.unit.options.test_torchrun import DOCUMENTED
 
 pytestmark = pytest.mark.torch
 EXAMPLE = str(ROOT / "examples" / "ddp.py")
