@@ -16,7 +16,19 @@ from infini_run.options.from_environment import describe, facts
 from infini_run.options.options import Request, resolve
 from infini_run.plan import model
 from tests.support.command import ask_modules
-from tests.test_site import BATCH_SCRIPT, FILES, HYDRA, JOB, KNOWN, LWS, OPENMPI, SRUN, VALUES, VECTORS, reader
+from tests.unit.environments.test_site import (
+    BATCH_SCRIPT,
+    FILES,
+    HYDRA,
+    JOB,
+    KNOWN,
+    LWS,
+    OPENMPI,
+    SRUN,
+    VALUES,
+    VECTORS,
+    reader,
+)
 
 ONE_NODE = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}
 TASKS = SRUN | {
