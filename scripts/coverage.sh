@@ -8,10 +8,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 : "${PYTHON:=python3}" "${COVERAGE_LEAST:=90}"
-[ $# -gt 0 ] || set -- -q tests/test_group.py tests/test_output.py tests/test_stdin.py tests/test_stop.py \
-    tests/test_orphan.py tests/test_exit_code.py tests/test_start.py tests/test_signal.py tests/test_terminal.py \
-    tests/test_pid1.py tests/test_isolate.py tests/test_launch.py tests/test_faults_core.py tests/test_faults_guard.py tests/test_guard.py \
-    tests/test_cgroup_leaves.py tests/test_ready.py tests/test_hang.py tests/test_faults_io.py tests/test_faults_run.py \
+[ $# -gt 0 ] || set -- -q tests/launch/test_group.py tests/launch/test_output.py tests/launch/test_stdin.py tests/launch/test_stop.py \
+    tests/launch/test_orphan.py tests/launch/test_exit_code.py tests/launch/test_start.py tests/launch/test_signal.py tests/launch/test_terminal.py \
+    tests/launch/test_pid1.py tests/launch/test_isolate.py tests/test_launch.py tests/test_faults_core.py tests/test_faults_guard.py tests/launch/test_guard.py \
+    tests/launch/test_cgroup_leaves.py tests/launch/test_ready.py tests/launch/test_hang.py tests/test_faults_io.py tests/test_faults_run.py \
     tests/test_faults_teardown.py tests/test_faults_entry.py
 
 venv=$PWD/.venv/coverage source=$PWD/.venv/coverage-source

@@ -329,7 +329,7 @@ static void check_log(int worker) {
     int stream = mode & LOG_ERR ? 1 : 0;
     const struct bytes *from = &written[worker][stream];
     if ((mode & LOG_ERR) && (mode & LOG_OUT))
-        return; /* their order is theirs: tests/test_output.py */
+        return; /* their order is theirs: tests/launch/test_output.py */
     for (size_t i = 0, size; (mode & (LOG_ERR | LOG_OUT)) && i < from->size; i += size) {
         size = line_size(from->at + i, from->size - i);
         if (stream == 1) bytes_add(&want, "ERROR: ", 7);

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.test_terminal import PROMPT, terminal  # noqa: F401
 from tests.support.command import play
 from tests.support.launch_shapes import STUBBORN, as_root, pass_time
 from tests.support.processes import is_alive, marked, processes, state_of
 from tests.support.waiting import until
-from tests.test_terminal import PROMPT, terminal  # noqa: F401
 
 NOW = "--restart_delay=0"
 NEVER = "--restart_delay=1000"  # a test that waited for it would not end

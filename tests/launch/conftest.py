@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.support.launch_shapes import draw, launch  # noqa: F401
