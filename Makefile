@@ -88,7 +88,7 @@ coverage:
 	PYTHON="$(PYTHON)" scripts/coverage.sh $(PYTEST_ARGS)
 
 walk: $(VENV)/made
-	TEST_ROWS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/test_faults_core.py tests/test_faults_guard.py $(PYTEST_ARGS)
+	TEST_ROWS=all $(BIN)/python -m pytest -o faulthandler_timeout=0 tests/launch/faults/test_faults_core.py tests/launch/faults/test_faults_guard.py $(PYTEST_ARGS)
 
 fuzz:
 	scripts/fuzz.sh

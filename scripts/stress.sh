@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 : "${TEST_SEED:=$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}"
 trials=$FAULT_TRIALS
 unset FAULT_TRIALS
-[ $# -gt 0 ] || set -- tests/test_faults_*.py
+[ $# -gt 0 ] || set -- tests/launch/faults/test_faults_*.py
 log=$(mktemp) busy=
 
 finish() {
@@ -50,7 +50,7 @@ done
 [ "$STRESS" -eq 0 ] || echo "stress: $STRESS rounds green, LOAD=$LOAD, $(($(date +%s) - started)) s"
 if [ "$trials" -gt 0 ]; then
     export FAULT_TRIALS=$trials ROUND_S=7200
-    if ! run tests/test_faults_spawn.py -k no_term_of_the_first_milliseconds_is_lost; then
+    if ! run tests/launch/faults/test_faults_spawn.py -k no_term_of_the_first_milliseconds_is_lost; then
         tail -n 60 "$log"
         echo "stress: a TERM of the first milliseconds was lost; again: TEST_SEED=$((TEST_SEED - 1)) STRESS=0"
         exit 1

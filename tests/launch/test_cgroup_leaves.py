@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.faults.test_faults_core import Shim, complaint_of, shim  # noqa: F401
 from tests.launch.test_isolate import as_somebody
 from tests.support.command import COMMAND, Command, play
 from tests.support.processes import is_alive
 from tests.support.rows import sample
 from tests.support.waiting import LIMIT_S, until
-from tests.test_faults_core import Shim, complaint_of, shim  # noqa: F401
 
 ROOTS = [
     root for root in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")) if (root / "cgroup.procs").exists()

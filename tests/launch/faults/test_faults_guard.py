@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.faults.test_faults_core import SHORT, Shim, shim  # noqa: F401
 from tests.support.build_c import build_guard
 from tests.support.processes import is_alive, marked
 from tests.support.rows import SEED, sample
 from tests.support.waiting import until
-from tests.test_faults_core import SHORT, Shim, shim  # noqa: F401
 
 # What each function of the guard can really fail with, once.
 ERRORS = {
