@@ -11,18 +11,18 @@ import sys
 
 import pytest
 
+from tests.display.test_live import (
+    assert_in_order,
+    shell,  # noqa: F401
+    window,  # noqa: F401
+)
+from tests.display.test_trace import validate
 from tests.support.command import COMMAND, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import until
 from tests.test_by_hand import port  # noqa: F401  a fixture
 from tests.test_clock import late  # noqa: F401  a fixture
-from tests.test_live import (
-    assert_in_order,
-    shell,  # noqa: F401
-    window,  # noqa: F401
-)
-from tests.test_trace import validate
 
 TOKEN = {"INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.display.test_live import assert_in_order, heads, window  # noqa: F401
+from tests.display.test_trace import of, rank_slices, read
 from tests.support.command import play
-from tests.test_live import assert_in_order, heads, window  # noqa: F401
-from tests.test_trace import of, rank_slices, read
 
 TELL_CPUS = ("sh", "-c", 'grep Cpus_allowed_list /proc/self/status; exec "$@"', "sh")
 

@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.support.nvml import driver, stub_folder  # noqa: F401
