@@ -9,8 +9,8 @@ import pytest
 
 from infini_run import channel
 from infini_run.errors import Broken, Closed, End
+from tests.channel.test_channel import FULL, Helper
 from tests.support.waiting import LIMIT_S
-from tests.test_channel import FULL, Helper
 
 
 @pytest.fixture
