@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
+from tests.multinode.test_many_slurm import Slurm
 from tests.support.cluster import need
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.podman import IMAGE, binds, limits
 from tests.support.waiting import until
-from tests.test_many_slurm import Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.multinode.test_many_slurm import Slurm
 from tests.support.cluster import give_up, missing, need
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.processes import processes
 from tests.support.waiting import LIMIT_S, until
-from tests.test_many_slurm import Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 

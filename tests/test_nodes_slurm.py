@@ -10,11 +10,11 @@ import sys
 import pytest
 
 import infini_run as ir
+from tests.multinode.test_many_slurm import Allocation, Slurm
 from tests.support.cluster import Case, need
 from tests.support.command import Command
 from tests.support.processes import OURS, marked
 from tests.support.waiting import LIMIT_S, until
-from tests.test_many_slurm import Allocation, Slurm
 
 pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
 

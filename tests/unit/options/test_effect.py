@@ -9,7 +9,7 @@ import pytest
 import infini_run as ir
 from infini_run.options.ineffective_flags import NAMES
 from infini_run.options.options import _ABOUT_NODES, resolve
-from tests.test_by_hand import node, port  # noqa: F401  fixtures
+from tests.multinode.test_by_hand import node, port  # noqa: F401  fixtures
 
 TOKEN = {"INFINI_RUN_TOKEN": "x"}
 TWO = ("--nnodes=2", "--rdzv_endpoint=h:1", "--node_rank=0")
@@ -76,7 +76,7 @@ def test_isolate_with_a_token_is_refused(node):  # noqa: F811
 
 @pytest.mark.parametrize("flag", ["--trace=t", "--max_restarts=1"])
 def test_where_each_task_is_a_rank_nobody_traces_or_restarts_it(infini_run, flag):
-    from tests.test_by_hand import step
+    from tests.multinode.test_by_hand import step
 
     command = infini_run("--engine=auto", flag, "true", env={**os.environ, **step(0, 2)})
     assert command.wait() == 2

@@ -10,11 +10,11 @@ import subprocess
 
 import pytest
 
+from tests.multinode.test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
+from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, processes, state_of
 from tests.support.waiting import until
-from tests.test_by_hand import node, port, ring, takes_ctrl_z, told  # noqa: F401
-from tests.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 
 
 def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # noqa: F811

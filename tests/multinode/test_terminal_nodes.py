@@ -12,12 +12,12 @@ import subprocess
 import pytest
 
 from tests.launch.test_terminal import PROMPT, Terminal
+from tests.multinode.test_by_hand import TOKEN, port  # noqa: F401  a fixture
+from tests.multinode.test_many_lost import sleepers
 from tests.support.command import COMMAND
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked, state_of
 from tests.support.waiting import until
-from tests.test_by_hand import TOKEN, port  # noqa: F401  a fixture
-from tests.test_many_lost import sleepers
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
 READ = ["sh", "-c", 'echo up $RANK; while read line; do echo "read $line $RANK"; done; echo over $RANK']

@@ -18,8 +18,8 @@ from infini_run.errors import LinkError
 from infini_run.multinode import protocol
 from infini_run.multinode.connection import Handshake, Wire
 from infini_run.multinode.protocol import TAG, pack
+from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until
-from tests.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 
 PROBLEM = "a frame of the link was changed, dropped, repeated or moved on its way"
 HEAD = 5  # bytes of a frame's head

@@ -17,12 +17,12 @@ from tests.display.test_live import (
     window,  # noqa: F401
 )
 from tests.display.test_trace import validate
+from tests.multinode.test_by_hand import port  # noqa: F401  a fixture
+from tests.multinode.test_clock import late  # noqa: F401  a fixture
 from tests.support.command import COMMAND, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import until
-from tests.test_by_hand import port  # noqa: F401  a fixture
-from tests.test_clock import late  # noqa: F401  a fixture
 
 TOKEN = {"INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
 

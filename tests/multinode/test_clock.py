@@ -11,8 +11,8 @@ import time
 import pytest
 
 from infini_run.multinode.clock_offset import ClockGap, answer, ask
+from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
-from tests.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 
 
 @pytest.fixture(scope="session")

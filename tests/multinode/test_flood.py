@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
+from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 
 FLOOD = """
 import _socket, collections, struct, sys, time

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from infini_run.multinode.engines import mpi, slurm, ssh
-from tests.test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
+from tests.multinode.test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
 REMOTE = "--remote_python"
 CPU_BIND = "srun: cluster configuration lacks support for cpu binding\n"

@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
+from tests.multinode.test_many_ssh import bed, lines_of, many, no_agent_left, own_lines, ring  # noqa: F401
 from tests.support.hosts import agents
 from tests.support.waiting import until
-from tests.test_many_ssh import bed, lines_of, many, no_agent_left, own_lines, ring  # noqa: F401
 
 pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
 

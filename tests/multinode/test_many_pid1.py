@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from tests.launch.test_pid1 import UNSHARE, process_1
+from tests.multinode.test_by_hand import node, port, ring  # noqa: F401
+from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.processes import processes
 from tests.support.waiting import until
-from tests.test_by_hand import node, port, ring  # noqa: F401
-from tests.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 
 pytestmark = [
     pytest.mark.root,

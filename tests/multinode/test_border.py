@@ -24,9 +24,9 @@ from infini_run.multinode.record_codec import to_plain
 from infini_run.multinode.tcp import dial
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
+from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
+from tests.multinode.test_plain import JUNK
 from tests.support.waiting import until
-from tests.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
-from tests.test_plain import JUNK
 
 HELLO = {"version": VERSION, "host": "h", "pid": 1, "begun": "1", "nproc": 1, "port": 1, "address": "", "told": []}
 SPEC = {
