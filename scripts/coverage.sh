@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 : "${PYTHON:=python3}" "${COVERAGE_LEAST:=90}"
 [ $# -gt 0 ] || set -- -q tests/launch/test_group.py tests/launch/test_output.py tests/launch/test_stdin.py tests/launch/test_stop.py \
     tests/launch/test_orphan.py tests/launch/test_exit_code.py tests/launch/test_start.py tests/launch/test_signal.py tests/launch/test_terminal.py \
-    tests/launch/test_pid1.py tests/launch/test_isolate.py tests/test_launch.py tests/launch/faults/test_faults_core.py tests/launch/faults/test_faults_guard.py tests/launch/test_guard.py \
+    tests/launch/test_pid1.py tests/launch/test_isolate.py tests/api/test_launch.py tests/launch/faults/test_faults_core.py tests/launch/faults/test_faults_guard.py tests/launch/test_guard.py \
     tests/launch/test_cgroup_leaves.py tests/launch/test_ready.py tests/launch/test_hang.py tests/launch/faults/test_faults_io.py tests/launch/faults/test_faults_run.py \
     tests/launch/faults/test_faults_teardown.py tests/launch/faults/test_faults_entry.py
 

@@ -1,4 +1,4 @@
-"""The Python API by itself: run, launch_local, ProcessLauncher. What it does beside a host: test_launch_host.py."""
+"""The Python API by itself: run, launch_local, ProcessLauncher. What it does beside a host: test_host_program.py."""
 
 from __future__ import annotations
 
