@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 TORCH := .venv/torch-$(VERSION)
-TORCH_TESTS := tests/test_function_torch.py tests/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py
+TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py
 
 .PHONY: help generated test test-all torch torch-env pbs check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
 help:

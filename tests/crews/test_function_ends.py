@@ -97,13 +97,13 @@ def test_an_exception_comes_back_as_itself_while_the_others_would_never_end(run)
     assert "in fail\n    raise error" in note
     assert "infini_run/crews" not in note
     assert isinstance(error.__cause__, ir.RemoteError)
-    assert (error.__cause__.rank, error.__cause__.kind) == (1, "test_function_ends.Mine")
+    assert (error.__cause__.rank, error.__cause__.kind) == (1, "tests.crews.test_function_ends.Mine")
 
 
 def test_one_that_cannot_be_made_again_comes_as_its_words(run):
-    with pytest.raises(ir.RemoteError, match=r"^test_function_ends\.Lost: 1 and 2\n") as caught:
+    with pytest.raises(ir.RemoteError, match=r"^tests\.crews\.test_function_ends\.Lost: 1 and 2\n") as caught:
         run(others_idle(lambda: fail(Lost(1, 2))))
-    assert (caught.value.rank, caught.value.kind) == (1, "test_function_ends.Lost")
+    assert (caught.value.rank, caught.value.kind) == (1, "tests.crews.test_function_ends.Lost")
     assert "raise error" in caught.value.trace
     assert pickle.loads(pickle.dumps(caught.value)).rank == 1
 

@@ -358,7 +358,7 @@ CALLER = """
 import sys
 sys.path.insert(0, {tests!r})
 import infini_run as ir
-from tests.test_function_nodes import _ring
+from tests.crews.test_function_nodes import _ring
 ir.Launcher(["host1", "host2"], 2, engine="ssh", ssh_config={config!r}, preload={preload!r}).run(_ring, {path!r})
 """
 
