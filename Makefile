@@ -65,7 +65,7 @@ torch: torch-env
 pbs: $(VENV)/made
 	tests/support/beds/install.sh postgresql iproute2 || true
 	@tests/support/beds/pbs.sh where
-	$(BIN)/python -m pytest -m pbs tests/test_job_pbs_real.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m pbs tests/jobs/test_job_pbs_real.py $(PYTEST_ARGS)
 
 lint: $(VENV)/made
 	$(BIN)/ruff check .

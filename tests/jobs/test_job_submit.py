@@ -23,10 +23,10 @@ from infini_run.jobs.schedulers.scheduler import clean
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace
+from tests.jobs.test_job_state import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.waiting import until
-from tests.test_job_state import made
 
 COMMAND = {"slurm": "sbatch", "pbs": "qsub"}
 ASK = {"slurm": "squeue", "pbs": "qstat"}

@@ -12,7 +12,7 @@ from infini_run.jobs.job_dir import Ending, Phase
 from infini_run.jobs.logs import Reader
 from infini_run.jobs.schedulers.scheduler import Seen
 from infini_run.jobs.watch import Follow
-from tests.test_job_state import ID, Said, begin, made
+from tests.jobs.test_job_state import ID, Said, begin, made
 
 
 @pytest.fixture
