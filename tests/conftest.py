@@ -27,15 +27,6 @@ from tests.support.rows import SEED, TAKES_ALL, sample
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-pytest_plugins = [
-    "tests.support.launch_shapes",
-    "tests.support.nvml",
-    "tests.support.fake_sysfs",
-    "tests.support.batch",
-    "tests.support.job_case",
-    "tests.support.podman",
-    "tests.support.serve_case",
-]
 FOREIGN = (
     "INFINI_",
     "SLURM",
