@@ -13,9 +13,9 @@ from _imp import extension_suffixes
 from posix import F_OK, access  # built in: `os` may not be there yet
 
 if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_suffixes()):
-    from infini_run.source_checkout import give_way
+    from infini_run.source_checkout import use_installed_package
 
-    give_way(__path__[0])
+    use_installed_package(__path__[0])
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.result import LaunchResult
     from infini_run.errors import (
-        Broken,
         CannotUnpickle,
+        ChannelBroken,
+        ChannelClosed,
+        ChannelEnd,
         ChannelError,
-        Closed,
         DeviceError,
-        End,
         InfiniRunError,
         LaunchTimeout,
         LinkError,
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
     from infini_run.report.report import Exit, Report
 
 __all__ = [
-    "Broken",
     "Cancelled",
     "CannotUnpickle",
+    "ChannelBroken",
+    "ChannelClosed",
+    "ChannelEnd",
     "ChannelError",
-    "Closed",
     "Context",
     "Crew",
     "CrewEvent",
     "CrewFailed",
     "CrewStatus",
     "DeviceError",
-    "End",
     "Event",
     "Exit",
     "InfiniRunError",

@@ -113,15 +113,15 @@ class ChannelError(InfiniRunError):
     """A message could not be sent or received."""
 
 
-class Closed(ChannelError):
+class ChannelClosed(ChannelError):
     """We have closed this end of the channel."""
 
 
-class Broken(ChannelError):
+class ChannelBroken(ChannelError):
     """The other side has died, or, to a sender, has closed its receiver. What it sent whole has been received."""
 
 
-class End(ChannelError):
+class ChannelEnd(ChannelError):
     """The other side has closed its end in good order, and everything that it sent has been received."""
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NAME = "infini_run"
 
 
-def give_way(folder: str) -> None:
+def use_installed_package(folder: str) -> None:
     """Import the installed package in place of the one in `folder`. Raises ImportError: there is none."""
     spec = _find_installed(folder)
     if spec is None or spec.loader is None:

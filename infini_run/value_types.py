@@ -20,14 +20,14 @@ STDERR = 2
 
 
 @record
-class StreamMap:
+class RankStreams:
     """Which streams of which local rank: STDOUT | STDERR for `ranks`, `others` for those not among them."""
 
     others: int = 0
     ranks: tuple[tuple[int, int], ...] = ()
 
 
-def streams_of(chosen: StreamMap, local_rank: int) -> int:
+def streams_of(chosen: RankStreams, local_rank: int) -> int:
     """0, STDOUT, STDERR or STDOUT | STDERR."""
     for rank, streams in chosen.ranks:
         if rank == local_rank:
@@ -41,7 +41,7 @@ def number(text: str) -> int | None:
     return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
 
-def whole(low: int, high: int = MAX_INT) -> Callable[[str], int]:
+def bounded_int(low: int, high: int = MAX_INT) -> Callable[[str], int]:
     def read(text: str) -> int:
         value = number(text)
         if value is None or not low <= value <= high:
@@ -56,7 +56,7 @@ def node_count(text: str) -> int:
     low, colon, high = text.partition(":")
     if colon and number(low) is not None and number(high) is not None and low != high:
         raise ValueError(f"a job does not grow or shrink here: give one number, --nnodes={high}")
-    return whole(1)(low if low == high else text)
+    return bounded_int(1)(low if low == high else text)
 
 
 def proc_count(text: str) -> int | str:
@@ -163,11 +163,11 @@ def ranks(text: str) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def streams(text: str) -> StreamMap:
+def streams(text: str) -> RankStreams:
     """torchrun's: one of 0 to 3 for every local rank, or `0:3,10:1` for those named and 0 for the others."""
     every = number(text)
     if every is not None and 0 <= every <= 3:
-        return StreamMap(others=every)
+        return RankStreams(others=every)
     chosen: dict[int, int] = {}
     for part in text.split(","):
         left, _, right = part.partition(":")
@@ -175,7 +175,7 @@ def streams(text: str) -> StreamMap:
         if rank is None or value is None or not 0 <= rank <= MAX_INT or not 0 <= value <= 3:
             raise ValueError("0 (none), 1 (stdout), 2 (stderr), 3 (both) or LOCAL_RANK:0-3,... is allowed")
         chosen[rank] = value
-    return StreamMap(ranks=tuple(sorted(chosen.items())))
+    return RankStreams(ranks=tuple(sorted(chosen.items())))
 
 
 def stdin_reader(text: str) -> int | str:

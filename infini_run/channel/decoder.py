@@ -14,7 +14,7 @@ from bisect import bisect_right
 from io import BytesIO
 from struct import Struct
 
-from infini_run.errors import Broken, MessageTooLong
+from infini_run.errors import ChannelBroken, MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Inbox:
             body = start + _HEAD_SIZE
             if stop < body:
                 if stop > start and self._memory[start] not in _KINDS:  # nothing more may come
-                    raise Broken(_NOT_OURS)
+                    raise ChannelBroken(_NOT_OURS)
                 return None
             kind, count, size = _unpack_head(self._memory, start)
             end = body + size
@@ -116,7 +116,7 @@ class Inbox:
                 if is_valid:
                     return kind, payload
             elif count if kind in _SMALL else kind != PARTS or not 0 < count * SIZE.size <= size:
-                raise Broken(_NOT_OURS)
+                raise ChannelBroken(_NOT_OURS)
             elif size >= _DIRECT or kind == PARTS:
                 self._begin(_Large(kind, count, size, self._limit))
             else:
@@ -202,7 +202,7 @@ class _Large:
             return
         sizes = [size for (size,) in SIZE.iter_unpack(self._table)]
         if self._table_size + sum(size & ~WRITABLE for size in sizes) != self.size:
-            raise Broken(_NOT_OURS)
+            raise ChannelBroken(_NOT_OURS)
         self._open_all(sizes)
 
     def _open(self, start: int, size: int) -> None:

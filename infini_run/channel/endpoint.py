@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from threading import get_ident
 
-from infini_run.errors import ChannelError, Closed
+from infini_run.errors import ChannelClosed, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class Half:
             was_closed, self._closed = self._closed, True
         return not was_closed
 
-    def _closed_error(self) -> Closed:
-        return Closed(f"this {type(self).__name__} has been closed")
+    def _closed_error(self) -> ChannelClosed:
+        return ChannelClosed(f"this {type(self).__name__} has been closed")
 
     def _abandon(self) -> None:
         """In a forked child, where locks may be held by threads that are not there."""

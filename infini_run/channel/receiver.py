@@ -8,7 +8,7 @@ import socket
 from infini_run.channel.decoder import BYTES, END, PICKLE, Inbox
 from infini_run.channel.endpoint import LIMIT, Half
 from infini_run.channel.serializer import unpack
-from infini_run.errors import Broken, ChannelError, End
+from infini_run.errors import ChannelBroken, ChannelEnd, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Receiver(Half):
         if self._kept is None and not self._closed and self._over is None and self._lock.acquire(False):
             try:
                 self._kept = self._inbox.take()
-            except Broken as error:
+            except ChannelBroken as error:
                 self._tear(error)
             finally:
                 self._leave()
@@ -90,7 +90,7 @@ class Receiver(Half):
         while not self._closed:
             try:
                 message = self._kept or (None if inbox.is_drained else inbox.take())
-            except Broken as error:
+            except ChannelBroken as error:
                 self._tear(error)
                 raise
             if message is None:
@@ -104,17 +104,17 @@ class Receiver(Half):
                 except BlockingIOError:
                     self._wait(select.POLLIN, end_s)
                     continue
-                except Broken as error:
+                except ChannelBroken as error:
                     self._tear(error)
                     raise
                 except ConnectionResetError:  # it has gone with messages of ours unread
                     count = 0
                 if not count:
                     where = "" if inbox.is_empty else " in the middle of a message"
-                    self._over = Broken, f"the other side has died{where}: its stream ends without END"
+                    self._over = ChannelBroken, f"the other side has died{where}: its stream ends without END"
             elif message[0] == END:
                 self._kept = None
-                self._over = End, "the other side has closed; everything has been received"
+                self._over = ChannelEnd, "the other side has closed; everything has been received"
             elif must_be and message[0] != must_be:
                 self._kept = message
                 raise TypeError("the next message is an object and not bytes: recv() takes it")
@@ -123,8 +123,8 @@ class Receiver(Half):
                 return message
         raise self._closed_error()
 
-    def _tear(self, error: Broken) -> None:
-        self._over, self.is_torn = (Broken, str(error)), True
+    def _tear(self, error: ChannelBroken) -> None:
+        self._over, self.is_torn = (ChannelBroken, str(error)), True
         self._inbox.is_drained = True
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Receiver(Half):
     def __next__(self) -> Any:
         try:
             return self.recv()
-        except End:
+        except ChannelEnd:
             raise StopIteration from None
 
     def __aiter__(self) -> Receiver:
@@ -152,7 +152,7 @@ class Receiver(Half):
     async def __anext__(self) -> Any:
         try:
             return await self.arecv()
-        except End:
+        except ChannelEnd:
             raise StopAsyncIteration from None
 
     def __enter__(self) -> Receiver:

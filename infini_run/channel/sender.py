@@ -15,7 +15,7 @@ from threading import get_ident
 from infini_run.channel.encoder import Outgoing, bytes_frame, end_frame, parcel_frame
 from infini_run.channel.endpoint import LIMIT, Half
 from infini_run.channel.serializer import pack
-from infini_run.errors import Broken, ChannelError
+from infini_run.errors import ChannelBroken, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Sender(Half):
         if self._closed:
             raise self._closed_error()
         if self._broken:
-            raise Broken(self._broken)
+            raise ChannelBroken(self._broken)
         self._settle(end_s)
         if self._ends:
             self._line.sock.shutdown(socket.SHUT_WR)
@@ -152,7 +152,7 @@ class Sender(Half):
         if (self._closed or self._ends) and out is not self._last:
             raise self._closed_error()
         if self._broken:
-            raise Broken(self._broken)
+            raise ChannelBroken(self._broken)
         if self._out is not None or self._posted:
             self._settle(end_s)
         self._out = out
@@ -212,7 +212,7 @@ class Sender(Half):
         if self._closed:
             return self._closed_error()
         self._broken = "the other side takes no more: it has died, or closed its receiver"
-        return Broken(self._broken)
+        return ChannelBroken(self._broken)
 
     def close(self, linger_s: float = LINGER_S) -> None:
         """Say END and end this direction; what was sent can still be received. Safe twice, and in any state.

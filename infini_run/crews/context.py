@@ -23,7 +23,7 @@ from infini_run.crews.protocol import (
     decode,
     encode,
 )
-from infini_run.errors import End, UsageError
+from infini_run.errors import ChannelEnd, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Inbox:
                 self._take(decode(self._receiver.recv_bytes(timeout_s)))
             except TimeoutError:
                 return
-            except End:
+            except ChannelEnd:
                 self.has_ended = True
             timeout_s = 0.0
 

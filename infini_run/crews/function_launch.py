@@ -18,7 +18,15 @@ from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
 from infini_run.crews.remote_exception import rebuild
 from infini_run.crews.result import LaunchResult
-from infini_run.errors import Broken, ChannelError, End, InfiniRunError, LaunchTimeout, RemoteError, UsageError
+from infini_run.errors import (
+    ChannelBroken,
+    ChannelEnd,
+    ChannelError,
+    InfiniRunError,
+    LaunchTimeout,
+    RemoteError,
+    UsageError,
+)
 from infini_run.record import record
 from infini_run.report.failures import WorkerDied
 from infini_run.report.report import describe_end, duration_text
@@ -194,7 +202,7 @@ class Launch:
                 frame = seat.runner.events.recv_bytes(0.0)
             except TimeoutError:
                 return
-            except (End, Broken):
+            except (ChannelEnd, ChannelBroken):
                 seat.ended_s = time.time()
                 if seat.runner.events.is_torn:
                     self._tear(seat)

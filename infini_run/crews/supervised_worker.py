@@ -30,7 +30,7 @@ from infini_run.crews.protocol import (
     encode,
 )
 from infini_run.crews.remote_exception import in_words
-from infini_run.errors import ChannelError, End, printable
+from infini_run.errors import ChannelEnd, ChannelError, printable
 from infini_run.record import record
 from infini_run.report.failures import WorkerDied
 from infini_run.report.report import Exit, describe_end, duration_text
@@ -346,7 +346,7 @@ class Member:
                 self._take(decode(events.recv_bytes(0.0)))
             except TimeoutError:
                 break
-            except End:
+            except ChannelEnd:
                 self._has_ended_well = self._is_over = True
                 self.happen("end")
             except (ChannelError, TypeError, ValueError, KeyError, EOFError):  # the last ones: it is no message

@@ -20,7 +20,7 @@ from infini_run.crews.payload import dump, load_task
 from infini_run.crews.protocol import NO_TASK, Done, Hello, Taken, decode, encode
 from infini_run.crews.protocol import Cancelled as Gone
 from infini_run.crews.remote_exception import describe
-from infini_run.errors import Broken
+from infini_run.errors import ChannelBroken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def serve(fd: int) -> int:
     _kept.append(receiver)
     try:
         return Worker(sender, receiver).run()
-    except Broken:
+    except ChannelBroken:
         return _BAD  # the supervisor is gone, and there is nobody to tell
     except SystemExit as leaving:
         return _code_of(leaving)

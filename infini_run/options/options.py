@@ -10,7 +10,7 @@ from infini_run.errors import UsageError
 from infini_run.options.grammar import COMMAND_LINE, parse
 from infini_run.options.table import DEFAULTS, GRACES_S, PREFIXES, TABLE
 from infini_run.record import fields, record, replace
-from infini_run.value_types import MAX_INT, NO_PORT, StreamMap
+from infini_run.value_types import MAX_INT, NO_PORT, RankStreams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ class Options:
     ranks_on_console: tuple[int, ...] | None
     local_ranks_filter: tuple[int, ...] | None
     stdin: int | str  # a global rank, all, none
-    redirects: StreamMap
-    tee: StreamMap
+    redirects: RankStreams
+    tee: RankStreams
     grace_s: float  # after a failure, and where the host program stops the ranks
     told_grace_s: float  # where a signal from outside stops them
     stop_signal: int

@@ -151,7 +151,7 @@ FLAGS = (
     _row("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
          "auto: gpu where there is one, else cpu"),
-    _row("job", "node_rank", value_types.whole(0), 0, "N", "which node this is, from 0"),
+    _row("job", "node_rank", value_types.bounded_int(0), 0, "N", "which node this is, from 0"),
     _row("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
          "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
          shown="127.0.0.1:29500"),
@@ -190,7 +190,7 @@ FLAGS = (
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),
 
-    _row("devices", "gpus_per_proc", value_types.whole(0), 0, "N",
+    _row("devices", "gpus_per_proc", value_types.bounded_int(0), 0, "N",
          "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
          "ASCEND_RT_VISIBLE_DEVICES) alone"),
     _choice("devices", "bind", ("none", "numa", "socket", "cores"),
@@ -214,11 +214,11 @@ FLAGS = (
     _row("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
     _row("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
          "who reads this terminal's input; the others read /dev/null", shown="rank0"),
-    _row("output", "redirects", value_types.streams, value_types.StreamMap(), "0-3|RANK:0-3,...",
+    _row("output", "redirects", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
          "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only; "
          "--log_dir=/dev/null drops them",
          shown="0", aliases=("r",)),
-    _row("output", "tee", value_types.streams, value_types.StreamMap(), "0-3|RANK:0-3,...",
+    _row("output", "tee", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
          "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
     _row("output", "local_ranks_filter", value_types.ranks, None, "all|0,4-7",
          "as torchrun: the local ranks whose output is shown", shown="all"),
@@ -232,7 +232,7 @@ FLAGS = (
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
-    _row("ending", "max_restarts", value_types.whole(0), 0, "N",
+    _row("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
          "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
          "exit code is 126 or 127"),
     _row("ending", "restart_delay", value_types.duration, 1.0, "TIME",

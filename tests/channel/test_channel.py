@@ -14,11 +14,11 @@ import pytest
 
 from infini_run import channel
 from infini_run.errors import (
-    Broken,
     CannotUnpickle,
+    ChannelBroken,
+    ChannelClosed,
+    ChannelEnd,
     ChannelError,
-    Closed,
-    End,
     MessageTooLong,
     UnpicklableError,
 )
@@ -152,7 +152,7 @@ def test_pending_tells_of_a_message_that_select_no_longer_does(way):
     assert [rx.recv(), rx.recv()] == [1, 2]
     assert not rx.pending
     tx.close()
-    with pytest.raises(End):
+    with pytest.raises(ChannelEnd):
         rx.recv()
     assert rx.pending
 
@@ -166,7 +166,7 @@ def test_the_end_comes_after_everything_and_again(way):
     tx.close()
     assert rx.recv() == "last"
     for _ in range(3):
-        with pytest.raises(End):
+        with pytest.raises(ChannelEnd):
             rx.recv()
 
 
@@ -186,10 +186,10 @@ def test_a_side_that_is_let_go_of_without_a_word_is_broken(sides):
         half.forget()
     assert rx.recv() == "last words"
     for _ in range(2):
-        with pytest.raises(Broken, match="has died"):
+        with pytest.raises(ChannelBroken, match="has died"):
             rx.recv()
     for _ in range(2):
-        with pytest.raises(Broken, match="takes no more"):
+        with pytest.raises(ChannelBroken, match="takes no more"):
             tx.send(1)
 
 
@@ -210,14 +210,14 @@ def test_half_a_message_is_told_as_such(sides):
         theirs[0].send_bytes(bytes(FULL), timeout_s=0)
     for half in theirs:
         half.forget()
-    with pytest.raises(Broken, match="in the middle of a message"):
+    with pytest.raises(ChannelBroken, match="in the middle of a message"):
         rx.recv()
 
 
 def test_a_closed_receiver_breaks_its_sender_and_nothing_else(sides):
     (tx, rx), (their_tx, their_rx) = sides
     their_rx.close()
-    with pytest.raises(Broken):
+    with pytest.raises(ChannelBroken):
         tx.send(1)
     their_tx.send("still")
     assert rx.recv() == "still"
@@ -230,7 +230,7 @@ def test_use_after_close_says_who_closed(sides, act):
     rx.close()
     acts = {"send": lambda: tx.send(1), "send_bytes": lambda: tx.send_bytes(b"1"), "recv": rx.recv}
     acts |= {"recv_bytes": rx.recv_bytes, "next": lambda: next(rx)}
-    with pytest.raises(Closed, match="has been closed"):
+    with pytest.raises(ChannelClosed, match="has been closed"):
         acts[act]()
 
 
@@ -324,7 +324,7 @@ def test_closing_wakes_a_thread_that_sends(way, timeout_s):
     helper = Helper(tx.send_bytes, bytes(FULL), timeout_s).until_blocked()
     tx.close(linger_s=0.01)
     assert helper.end()[0] == "Closed"
-    with pytest.raises(Broken, match="in the middle of a message"):
+    with pytest.raises(ChannelBroken, match="in the middle of a message"):
         rx.recv()
 
 
@@ -450,7 +450,14 @@ def test_what_does_not_unpickle_costs_only_itself(way):
 
 @pytest.mark.parametrize(
     "error",
-    [Closed("a"), Broken("b"), End("c"), MessageTooLong(5, 4), UnpicklableError("d", "p"), CannotUnpickle("e")],
+    [
+        ChannelClosed("a"),
+        ChannelBroken("b"),
+        ChannelEnd("c"),
+        MessageTooLong(5, 4),
+        UnpicklableError("d", "p"),
+        CannotUnpickle("e"),
+    ],
 )
 def test_errors_travel(way, error):
     way[0].send(error)
@@ -546,7 +553,7 @@ def test_a_signal_handler_that_sends_while_we_send_is_refused_and_does_not_hang(
     main = threading.main_thread()
     try:
         helper = Helper(lambda: [until(lambda: blocks(main)), signal.pthread_kill(main.ident, signal.SIGUSR1)])
-        with pytest.raises(Closed):
+        with pytest.raises(ChannelClosed):
             tx.send_bytes(bytes(FULL))
         assert helper.end()[0] == "ok"
     finally:
@@ -579,9 +586,9 @@ def test_what_is_posted_goes_when_there_is_room_in_its_order(way):
         came += [value for kind, value in [outcome(rx.recv, 0)] if kind == "ok"]
     came += rx
     assert came == [bytes(FULL), b"third"]
-    with pytest.raises(Closed):
+    with pytest.raises(ChannelClosed):
         tx.post_bytes(b"more")
-    with pytest.raises(Closed):
+    with pytest.raises(ChannelClosed):
         tx.send(1)
 
 
@@ -599,8 +606,8 @@ def test_posting_to_who_has_gone_is_broken(sides):
     assert not tx.post_bytes(bytes(FULL))
     sides[1][1].close()
     for _ in range(2):
-        with pytest.raises(Broken):
+        with pytest.raises(ChannelBroken):
             tx.flush()
     tx.close()
-    with pytest.raises(Closed):
+    with pytest.raises(ChannelClosed):
         tx.flush()

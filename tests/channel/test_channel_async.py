@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from infini_run import channel
-from infini_run.errors import Broken, Closed, End
+from infini_run.errors import ChannelBroken, ChannelClosed, ChannelEnd
 from tests.channel.test_channel import FULL, Helper
 from tests.support.waiting import LIMIT_S
 
@@ -122,7 +122,7 @@ def test_a_send_that_is_cancelled_is_not_delivered_and_tears_nothing(way):
         assert await rx.arecv() == "small"
         await sending
         await tx.aclose()
-        with pytest.raises(End):
+        with pytest.raises(ChannelEnd):
             await rx.arecv()
 
     run(play())
@@ -202,8 +202,8 @@ def test_closing_wakes_coroutines_that_wait(sides, from_thread):
             close()
         return [type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)]
 
-    assert run(play()) == [Closed, Closed]
-    with pytest.raises(Broken):
+    assert run(play()) == [ChannelClosed, ChannelClosed]
+    with pytest.raises(ChannelBroken):
         sides[1][1].recv()
 
 
@@ -218,14 +218,14 @@ def test_aclose_waits_for_what_is_half_sent_and_no_longer_than_it_lingers(sides)
         assert await their_rx.arecv() == bytes(FULL)
         await closing
         await sending
-        with pytest.raises(End):
+        with pytest.raises(ChannelEnd):
             await their_rx.arecv()
         abandoned = asyncio.create_task(their_tx.asend(bytes(FULL)))
         await settled()
         await their_tx.aclose(linger_s=0.01)
-        with pytest.raises(Closed):
+        with pytest.raises(ChannelClosed):
             await abandoned
-        with pytest.raises(Broken):
+        with pytest.raises(ChannelBroken):
             await rx.arecv()
 
     run(play())
@@ -240,7 +240,7 @@ def test_a_block_of_a_coroutine_closes(way):
         async with rx:
             came = [message async for message in rx]
         await rx.aclose()
-        with pytest.raises(Closed):
+        with pytest.raises(ChannelClosed):
             await rx.arecv()
         return came
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from infini_run import channel
-from infini_run.errors import Broken, Closed
+from infini_run.errors import ChannelBroken, ChannelClosed
 from tests.support.channel_players import Player, fork, two_players
 from tests.support.waiting import LIMIT_S
 
@@ -53,7 +53,7 @@ def test_one_that_is_killed_in_mid_message_is_broken_at_once(start):
     assert rx.recv() == "first"
     assert select.select([rx], [], [], LIMIT_S)[0]  # a part of it is here; there is no room for all of it
     process.kill()
-    with pytest.raises(Broken, match="in the middle of a message"):
+    with pytest.raises(ChannelBroken, match="in the middle of a message"):
         rx.recv(timeout_s=LIMIT_S)
 
 
@@ -63,7 +63,7 @@ def test_a_sender_that_waits_for_room_learns_of_the_death(start):
     killer = subprocess.Popen(["/bin/sh", "-c", f"read line; kill -9 {process.pid}"], stdin=subprocess.PIPE)
     killer.stdin.write(b"go\n")
     killer.stdin.close()
-    with pytest.raises(Broken):
+    with pytest.raises(ChannelBroken):
         tx.send_bytes(bytes(100_000_000))
     assert killer.wait(LIMIT_S) == 0
 
@@ -71,7 +71,7 @@ def test_a_sender_that_waits_for_room_learns_of_the_death(start):
 def test_exit_without_a_word_is_no_end(start):
     _, rx, _ = start("tx.send('result'); import os; os._exit(0)")
     assert rx.recv() == "result"
-    with pytest.raises(Broken):
+    with pytest.raises(ChannelBroken):
         rx.recv()
 
 
@@ -117,7 +117,7 @@ os.waitpid(pid, 0)
     _, rx, process = start(code)
     child = rx.recv()
     try:
-        with pytest.raises(Broken):
+        with pytest.raises(ChannelBroken):
             rx.recv(timeout_s=LIMIT_S)
     finally:
         os.kill(child, signal.SIGKILL)
@@ -131,7 +131,7 @@ def test_a_fork_does_not_disturb_the_parent_whatever_it_does():
         for half in (tx, rx, *theirs):
             half.close()
             assert half.closed
-        with pytest.raises(Closed):
+        with pytest.raises(ChannelClosed):
             rx.recv()
 
     assert os.waitpid(fork(play), 0)[1] == 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE, WRITABLE
 from infini_run.channel.endpoint import Line
 from infini_run.channel.receiver import Receiver
-from infini_run.errors import Broken, CannotUnpickle, ChannelError, MessageTooLong
+from infini_run.errors import CannotUnpickle, ChannelBroken, ChannelError, MessageTooLong
 
 LIMIT = 1 << 20
 NUMBERS = st.integers(0, 40) | st.sampled_from([1 << 16, 1 << 20, 1 << 31, (1 << 32) - 1])
@@ -106,7 +106,7 @@ def test_any_bytes_are_messages_or_an_error_of_ours(data):
 )
 def test_a_head_that_cannot_be_is_broken(data):
     (error,) = received(data)
-    assert type(error) is Broken
+    assert type(error) is ChannelBroken
     assert str(error) == "what came over the channel is not what infini-run sends"
 
 

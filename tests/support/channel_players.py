@@ -10,7 +10,7 @@ import threading
 import warnings
 
 from infini_run import channel
-from infini_run.errors import Broken, ChannelError
+from infini_run.errors import ChannelBroken, ChannelError
 
 REPLY_LIMIT_S = 60.0  # after that it counts as hung
 
@@ -122,7 +122,7 @@ def _talk(tx, rx, before, sizes, reads, how):
         for number, size in enumerate(sizes):
             tx.send(things(number, size))
             story["sent"] += 1
-    except Broken:
+    except ChannelBroken:
         pass
     if how == "die":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -10,7 +10,7 @@ from infini_run.jobs.array import notation
 from infini_run.jobs.container import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
-from infini_run.value_types import duration, stop_signal, timeout, whole
+from infini_run.value_types import bounded_int, duration, stop_signal, timeout
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
@@ -82,11 +82,11 @@ SOCKET = _flag("socket", plain, "", "answer", "PATH", "where to listen, in a dir
                shown="none")  # fmt: skip
 
 SUBMIT = (
-    _flag("slots", whole(1), 1, "slots", "N", "devices (GPUs, or CPUs) in all: one rank each"),
-    _flag("slots_per_node", whole(1), 0, "slots", "N", "slots of each node", shown="as many as a node has"),
+    _flag("slots", bounded_int(1), 1, "slots", "N", "devices (GPUs, or CPUs) in all: one rank each"),
+    _flag("slots_per_node", bounded_int(1), 0, "slots", "N", "slots of each node", shown="as many as a node has"),
     _flag("slot_type", plain, "", "slots", "", "what a slot is", choices=(CUDA, ROCM, CPU), shown="detected"),
     _flag("gpu_type", plain, "", "slots", "TYPE", "which of a pool's GPUs", shown="any"),
-    _flag("cpus_per_slot", whole(1), 0, "slots", "N", "CPUs for each slot", shown="a GPU's share of its node"),
+    _flag("cpus_per_slot", bounded_int(1), 0, "slots", "N", "CPUs for each slot", shown="a GPU's share of its node"),
     _flag("mem_per_slot", _memory, 0, "slots", "SIZE", "memory for each slot, such as 16G", shown="the pool's"),
     switch("single_node", "slots", "all slots on one node"),
     switch("round_up", "slots", "take more slots where those asked for do not fill their nodes"),
@@ -115,7 +115,7 @@ SUBMIT = (
     _flag("array", notation, "", "job", "LIST[%M]",
           "a task for each index of 0-9, 1,3,7 or 0-20:5, at most M at a time; INFINI_JOB_TASK is its index",
           shown="none"),
-    _flag("restarts", whole(0), 0, "job", "N", "run it again so often after a failure, through the queue"),
+    _flag("restarts", bounded_int(0), 0, "job", "N", "run it again so often after a failure, through the queue"),
     _flag("container", plain, "", "container", "IMAGE", "run in this image", shown="none"),
     _flag("runtime", plain, "", "container", "", "by which program", choices=RUNTIMES, shown="the one that is there"),
     _flag("container_python", plain, "python3", "container", "FILE", "the image's Python, which has infini-run"),
@@ -130,10 +130,10 @@ SUBMIT = (
 
 LOGS = (
     switch("follow", "answer", "go on until the job has ended", aliases=("f",)),
-    _flag("task", whole(0), -1, "answer", "K", "of this task of an array only", shown="all"),
-    _flag("rank", whole(0), -1, "answer", "R", "of this rank only", shown="all"),
+    _flag("task", bounded_int(0), -1, "answer", "K", "of this task of an array only", shown="all"),
+    _flag("rank", bounded_int(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
-    _flag("attempt", whole(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),
+    _flag("attempt", bounded_int(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),
     switch("scheduler_log", "answer", "what its scheduler has said"),
     DIR,
 )

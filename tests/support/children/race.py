@@ -15,7 +15,7 @@ import signal
 import sys
 
 from infini_run import channel
-from infini_run.errors import ChannelError, End
+from infini_run.errors import ChannelEnd, ChannelError
 
 EVENTS = [*range(20), "error: out of memory"]
 
@@ -123,7 +123,7 @@ def killed(start):
     if start is by_channel:
         try:
             receive()
-        except (ChannelError, End) as error:
+        except (ChannelError, ChannelEnd) as error:
             return {"end": type(error).__name__}
     os.set_blocking(fd, False)
     try:

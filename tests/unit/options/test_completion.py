@@ -12,7 +12,7 @@ import pytest
 from infini_run.options.completion import SHELLS, kind, script, values
 from infini_run.options.grammar import GRAMMAR, Flag
 from infini_run.options.table import FLAGS
-from infini_run.value_types import whole
+from infini_run.value_types import bounded_int
 from tests.support.paths import ROOT
 from tests.support.pty_window import Window
 
@@ -185,7 +185,7 @@ def test_another_shell_is_refused(infini_run):
 
 def test_what_a_value_can_be_is_in_its_metavar():
     def flag(metavar, choices=()):
-        return Flag(name="x", kind=whole(0), default=0, group="job", help="x", metavar=metavar, choices=choices)
+        return Flag(name="x", kind=bounded_int(0), default=0, group="job", help="x", metavar=metavar, choices=choices)
 
     assert values(flag("N|auto|gpu")) == ("auto", "gpu")
     assert values(flag("", ("a", "b-c"))) == ("a", "b-c")

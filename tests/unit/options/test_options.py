@@ -16,7 +16,7 @@ from infini_run.options.grammar import GRAMMAR
 from infini_run.options.options import Options, resolve
 from infini_run.options.table import FLAGS, GROUPS, PREFIXES, TABLE
 from infini_run.record import fields, replace
-from infini_run.value_types import MAX_INT, StreamMap
+from infini_run.value_types import MAX_INT, RankStreams
 
 DESIGN = [
     *(
@@ -151,8 +151,8 @@ def test_the_defaults_are_complete():
         ranks_on_console=None,
         local_ranks_filter=None,
         stdin=0,
-        redirects=StreamMap(),
-        tee=StreamMap(),
+        redirects=RankStreams(),
+        tee=RankStreams(),
         grace_s=10.0,
         told_grace_s=25.0,
         stop_signal=15,
@@ -248,9 +248,9 @@ def every_option(draw):
     nnodes = draw(st.integers(1, 64))
     nproc = draw(st.integers(1, 64) | st.sampled_from(["auto", "gpu", "cpu"]))
     local = 4096 if isinstance(nproc, str) else nproc
-    maps = st.integers(0, 3).map(lambda value: StreamMap(others=value)) | st.dictionaries(
+    maps = st.integers(0, 3).map(lambda value: RankStreams(others=value)) | st.dictionaries(
         st.integers(0, local - 1), st.integers(0, 3), min_size=1
-    ).map(lambda ranks: StreamMap(ranks=tuple(sorted(ranks.items()))))
+    ).map(lambda ranks: RankStreams(ranks=tuple(sorted(ranks.items()))))
     some = lambda count: st.none() | st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple)  # noqa: E731
     module, standalone = draw(st.booleans()), nnodes == 1 and draw(st.booleans())
     gpus, run_id = draw(st.integers(0, 16)), draw(names)
