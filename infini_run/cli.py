@@ -181,9 +181,9 @@ def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
         _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
         return
-    from infini_run.system.addresses import complaint, read_hosts
+    from infini_run.system.addresses import read_hosts, unreachable_reason
 
-    why = complaint(options.master_addr, read_hosts())
+    why = unreachable_reason(options.master_addr, read_hosts())
     if why:
         _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 
@@ -370,9 +370,9 @@ def _tell(text: str, *, wait_s: float | None = None) -> None:
 
 
 def _stop_fd() -> int:
-    from infini_run.system.signal_pipe import Signals
+    from infini_run.system.signal_pipe import SignalPipe
 
-    return Signals().fd
+    return SignalPipe().fd
 
 
 def _print(fd: int, text: str) -> int:

@@ -20,7 +20,7 @@ from infini_run.multinode.record_codec import to_plain
 from infini_run.node.ports import free_port
 from infini_run.plan.model import Span
 from infini_run.system.poller import READ, WRITE, Poller
-from infini_run.system.signal_pipe import STOPS, Signals
+from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Outpost:
         self._lives: dict[int, Life] = {}
         self._watched: set[int] = set()
         self._spawner: ExecSpawner | None = None
-        self._signals: Signals | None = None
+        self._signals: SignalPipe | None = None
         self._has_lost = False  # the other side
         self._is_stopping = False  # nothing is started any more
 
@@ -171,7 +171,7 @@ class Outpost:
             self._say("refused", **_words_of(error))
             return
         self._spawner = spawner
-        self._signals = Signals()
+        self._signals = SignalPipe()
         self._poller.watch(self._signals.fd, READ, self._hear_signals)
         self._say("up", nproc=spawner.world_size, port=free_port(), notices=list(spawner.notices))
 
@@ -251,11 +251,11 @@ class Outpost:
         assert self._signals is not None
         for number in self._signals.read():
             for life in self._lives.values():
-                if number in STOPS:
+                if number in STOP_SIGNALS:
                     life.runner.stop(number if number in (_INT, _QUIT) else 0)
                 else:
                     life.runner.signal(number)
-            self._is_stopping = self._is_stopping or number in STOPS
+            self._is_stopping = self._is_stopping or number in STOP_SIGNALS
 
 
 def _words_of(error: InfiniRunError) -> dict[str, object]:

@@ -13,7 +13,7 @@ from collections import deque
 from struct import Struct
 
 from infini_run.errors import LinkError
-from infini_run.system.json_codec import dump, load
+from infini_run.system.json_codec import decode, encode
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -271,7 +271,7 @@ class Lanes:
 
     def say(self, content: object) -> None:
         """Words for the other end."""
-        self.post(_WORD, 0, dump(content))
+        self.post(_WORD, 0, encode(content))
 
     def give(self, number: int, pieces: Sequence[Buffer], then: Callable[[], None]) -> None:
         """Send a gift of that number as there is room, and call `then` when all of it is on its way."""
@@ -339,7 +339,7 @@ class Lanes:
 
     def _hear_word(self, payload: bytes) -> None:
         try:
-            word = load(payload)
+            word = decode(payload)
         except (ValueError, RecursionError):
             raise _nonsense("no JSON") from None
         if type(word) is not dict:

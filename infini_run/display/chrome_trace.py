@@ -332,10 +332,10 @@ def write_trace(path: str, content: dict[str, Any]) -> str:
     """The file, whole or not at all. Why that was not possible, or ""."""
     import json
 
-    from infini_run.system.secure_files import write_whole
+    from infini_run.system.secure_files import write_atomic
 
     try:
-        write_whole(path, json.dumps(content, separators=(",", ":")).encode() + b"\n")
+        write_atomic(path, json.dumps(content, separators=(",", ":")).encode() + b"\n")
     except OSError as error:
         return f"the trace {path} cannot be written: {error.strerror}"
     return ""

@@ -106,10 +106,10 @@ def open_seeing(
     if options.trace:
         from infini_run.display.chrome_trace import Trace
         from infini_run.plan.program import absolute
-        from infini_run.system.secure_files import check_target
+        from infini_run.system.secure_files import check_writable
 
         trace = Trace(absolute("trace", options.trace))
-        check_target("trace", options.trace, options.log_dir)
+        check_writable("trace", options.trace, options.log_dir)
     display = open_display(options, environ, say)
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Seeing(trace, display)), options

@@ -51,12 +51,12 @@ def plot(target: str, sources: Sequence[str]) -> None:
 
 
 def _write(target: str, data: bytes) -> None:
-    from infini_run.system.secure_files import write_whole
+    from infini_run.system.secure_files import write_atomic
 
     if os.path.exists(target) and not os.path.isfile(target):
         raise UsageError(f"--plot={printable(target)} is not a regular file")
     try:
-        write_whole(target, data)
+        write_atomic(target, data)
     except OSError as error:
         raise UsageError(f"--plot={printable(target)} cannot be written: {error.strerror}") from None
 

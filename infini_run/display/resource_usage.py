@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from infini_run.devices.nvidia import cards_of, processes_on
 from infini_run.record import record
-from infini_run.system.procfs import Table
+from infini_run.system.procfs import ProcessTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Sampler:
         """By pid. ranks: of each pid its worker, and when it started (the clock of now_s)."""
         if not self._opened:
             self._opened, self._meter = True, open_meter()
-        table = Table()
+        table = ProcessTable()
         cards = self._meter.read() if self._meter is not None else []
         found = {}
         for pid, (worker, start_s) in ranks.items():

@@ -28,7 +28,7 @@ from infini_run.options.nodes import Roster
 from infini_run.options.options import resolve
 from infini_run.record import replace
 from infini_run.report.report import signal_name
-from infini_run.system.signal_pipe import Signals
+from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 class Attempt:
     """One time that the job runs."""
 
-    def __init__(self, folder: Folder, job: Order, number: int, signals: Signals, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Folder, job: Order, number: int, signals: SignalPipe, environ: Mapping[str, str]
+    ) -> None:
         self._folder = folder
         self._job = job
         self._number = number
@@ -244,7 +246,7 @@ def _write(text: str) -> None:
 def run(folder: Folder, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
     job = folder.read_order()
-    signals = Signals(hears_urgent=job.request.scheduler == "pbs")
+    signals = SignalPipe(hears_urgent=job.request.scheduler == "pbs")
     _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
     while True:
         number = folder.begin()

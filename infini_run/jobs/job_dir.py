@@ -19,8 +19,8 @@ from infini_run.jobs.array import parse
 from infini_run.jobs.container import Image
 from infini_run.jobs.request import LOG, SPOOL, Request
 from infini_run.record import record, replace
-from infini_run.system.json_codec import dump, load
-from infini_run.system.secure_files import write_whole
+from infini_run.system.json_codec import decode, encode
+from infini_run.system.secure_files import write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -293,10 +293,10 @@ class Folder:
     # ---- bytes
 
     def _write(self, name: str, data: bytes) -> None:
-        write_whole(self.file(name), data)
+        write_atomic(self.file(name), data)
 
     def _write_json(self, name: str, content: object) -> None:
-        self._write(name, dump(content) + b"\n")
+        self._write(name, encode(content) + b"\n")
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -311,7 +311,7 @@ class Folder:
         if data is None:
             return {}
         try:
-            content = load(data.strip())
+            content = decode(data.strip())
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):

@@ -13,7 +13,7 @@ from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import HAND, Roster
 from infini_run.record import replace
-from infini_run.system.signal_pipe import STOPS, Signals
+from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, sa
     Raises UsageError before anything was started.
     """
     if options.report:
-        from infini_run.system.secure_files import check_target
+        from infini_run.system.secure_files import check_writable
 
-        check_target("report", options.report)
+        check_writable("report", options.report)
     _fill_stdio()
-    signals = Signals()
+    signals = SignalPipe()
     overview: Overview | None = None
     if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
         from infini_run.multinode.head_observers import open_overview
@@ -141,7 +141,7 @@ def obey(head: Head, number: int) -> None:
         head.suspend()
     elif number == signal.SIGCHLD:
         head.reap()
-    elif number in STOPS:
+    elif number in STOP_SIGNALS:
         head.tell(number)
     else:
         head.signal(number)

@@ -366,12 +366,12 @@ def open_overview(
     from infini_run.display.observers import check_names, open_display
     from infini_run.plan.program import absolute
     from infini_run.record import replace
-    from infini_run.system.secure_files import check_target
+    from infini_run.system.secure_files import check_writable
 
     check_names(options)
     path = absolute("trace", options.trace) if options.trace else ""
     if path:
-        check_target("trace", options.trace)
+        check_writable("trace", options.trace)
     made: list[Overview] = []
     display = open_display(options, environ, say, lambda: made[0].clocks())
     options = replace(options, live="off" if display is None else "on")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from struct import Struct
 
 from infini_run.errors import LinkError
-from infini_run.system.json_codec import dump, load
+from infini_run.system.json_codec import decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def pack(kind: bytes, payload: bytes = b"") -> bytes:
 
 def pack_json(kind: bytes, content: object) -> bytes:
     """One frame of plain types."""
-    return pack(kind, dump(content))
+    return pack(kind, encode(content))
 
 
 def unpack_json(payload: bytes) -> Any:
     """The plain types of a payload. Raises LinkError."""
     try:
-        return load(payload)
+        return decode(payload)
     except (ValueError, RecursionError):
         raise LinkError("what came over the link is not what infini-run sends") from None
 

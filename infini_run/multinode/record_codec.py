@@ -7,7 +7,7 @@ from infini_run.options.options import Options
 from infini_run.record import fields
 from infini_run.report.hang_snapshot import Look
 from infini_run.report.report import Clock, Exit, Report, Stray
-from infini_run.system.procfs import Picture, Thread
+from infini_run.system.procfs import ProcessSnapshot, Thread
 from infini_run.value_types import RankStreams
 
 TYPE_CHECKING = False
@@ -21,7 +21,9 @@ _BOUNDS = {  # what goes into an exit code, or is looked up
     "Report": (("told", 64), ("taken_port", 65535), ("error_code", 255)),
 }
 _MOST = 2**63  # of a number: what is counted, or timed, is less
-_RECORDS = {cls.__name__: cls for cls in (Clock, Exit, Look, Options, Picture, Report, Stray, RankStreams, Thread)}
+_RECORDS = {
+    cls.__name__: cls for cls in (Clock, Exit, Look, Options, ProcessSnapshot, Report, Stray, RankStreams, Thread)
+}
 
 
 def to_plain(value: Any) -> Any:

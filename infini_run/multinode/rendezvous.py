@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost, UsageError
-from infini_run.system.addresses import complaint
+from infini_run.system.addresses import unreachable_reason
 from infini_run.value_types import MAX_INT
 
 TYPE_CHECKING = False
@@ -79,8 +79,8 @@ def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:
 def doubt(address: str, peers: Sequence[Peer], hosts: str) -> str:
     """Why the other nodes may not reach node 0 at that address; "" where nothing speaks against it, or where all of
     them are on this machine. hosts: what is in /etc/hosts."""
-    why = complaint(address, hosts)
+    why = unreachable_reason(address, hosts)
     others = (str(peer.hello["address"]) or peer.name for peer in peers[1:])
-    if not why or all(complaint(other, hosts) for other in others):
+    if not why or all(unreachable_reason(other, hosts) for other in others):
         return ""
     return f"other nodes cannot reach node 0: {why}; give --rdzv_endpoint=HOST:PORT, or another name for it"

@@ -131,9 +131,9 @@ class NodeRun:
                 self._say("infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves")
 
     def _explained(self, error: StartError) -> StartError:
-        from infini_run.system.resource_limits import explain
+        from infini_run.system.resource_limits import with_limit_hint
 
-        return explain(error)
+        return with_limit_hint(error)
 
     @property
     def group(self) -> Group:

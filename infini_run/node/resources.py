@@ -47,9 +47,9 @@ class Scratch:
     def make(self, plan: Plan, options: Options, heading: str) -> None:
         """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
         if options.report or options.log_dir:
-            from infini_run.system.secure_files import check_target, open_logs
+            from infini_run.system.secure_files import check_writable, open_logs
 
-            check_target("report", options.report, options.log_dir)
+            check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
         if not options.log_dir:
             self._make_error_folder(os.path.dirname(plan.workers[0].error_file))

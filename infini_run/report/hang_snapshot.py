@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.system.procfs import Picture
+    from infini_run.system.procfs import ProcessSnapshot
 
 _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 
@@ -30,7 +30,7 @@ class Look:
     kind: str = ""
     why: str = ""
     status: str = ""
-    processes: tuple[Picture, ...] = ()
+    processes: tuple[ProcessSnapshot, ...] = ()
     python: tuple[str, ...] = ()
     python_note: str = ""
     file: str = ""
@@ -102,7 +102,7 @@ def _thread_json(thread: Any) -> dict[str, Any]:
     }
 
 
-def _waits_in(process: Picture) -> str:
+def _waits_in(process: ProcessSnapshot) -> str:
     """Of its main thread: a kernel function, else the number of the system call, else its state."""
     thread = process.threads[0] if process.threads else None
     if thread is None or thread.state == "R":

@@ -21,7 +21,7 @@ def read_hosts() -> str:
         return ""
 
 
-def complaint(address: str, hosts: str) -> str:
+def unreachable_reason(address: str, hosts: str) -> str:
     """Why other nodes cannot use the address; "" where nothing speaks against it. `hosts`: what is in /etc/hosts."""
     why = _own(address)
     if why:

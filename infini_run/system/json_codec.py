@@ -28,7 +28,7 @@ def _refuse(value: object) -> object:
     raise TypeError(f"{value!r} is none of JSON's types")
 
 
-def dump(content: object) -> bytes:
+def encode(content: object) -> bytes:
     """The shortest JSON of plain types, in ASCII. Raises TypeError."""
     if c is None:
         import json
@@ -38,7 +38,7 @@ def dump(content: object) -> bytes:
     return "".join(encode(content, 0)).encode()
 
 
-def load(data: bytes) -> Any:
+def decode(data: bytes) -> Any:
     """What `dump` was given; tuples as lists. Raises ValueError or RecursionError: it did not write that."""
     text = data.decode()
     if c is None:

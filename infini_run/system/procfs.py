@@ -47,7 +47,7 @@ class Thread:
 
 
 @record
-class Picture:
+class ProcessSnapshot:
     """A process and its threads, the main one first."""
 
     pid: int
@@ -57,7 +57,7 @@ class Picture:
     threads: tuple[Thread, ...]
 
 
-class Table:
+class ProcessTable:
     """Every process there was when it was made. Empty where /proc is not there, or another PID namespace's."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ def _process(pid: int, stat: str) -> Process | None:
     )
 
 
-def pictures(members: Sequence[Process]) -> tuple[Picture, ...]:
+def snapshot_processes(members: Sequence[Process]) -> tuple[ProcessSnapshot, ...]:
     """What processes wait in, as many as are shown of one rank."""
     found, threads = [], 0
     for process in members[:_PROCESSES]:
@@ -132,13 +132,13 @@ def pictures(members: Sequence[Process]) -> tuple[Picture, ...]:
     return tuple(found)
 
 
-def _picture(process: Process, most: int) -> Picture:
+def _picture(process: Process, most: int) -> ProcessSnapshot:
     folder = f"/proc/{process.pid}/task"
     try:
         tids = sorted(map(int, os.listdir(folder)), key=lambda tid: (tid != process.pid, tid))[:most]
     except OSError:
         tids = []
-    return Picture(
+    return ProcessSnapshot(
         pid=process.pid,
         name=process.name,
         state=process.state,

@@ -14,7 +14,7 @@ LIMITS = {
 }
 
 
-def explain(error: StartError) -> StartError:
+def with_limit_hint(error: StartError) -> StartError:
     """The same error in a sentence: who, which step, the system's word, and the limit."""
     return _explained(error, "nothing can" if error.rank is None else f"rank {error.rank} cannot")
 

@@ -182,7 +182,7 @@ def _forget_earlier(error_file: str, at: int) -> None:
         raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
 
-def check_target(flag: str, path: str, log_dir: str = "") -> None:
+def check_writable(flag: str, path: str, log_dir: str = "") -> None:
     """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device.
     log_dir: the one folder that is made for it, where it lies directly in that."""
     if not path:
@@ -206,10 +206,10 @@ def write_report(path: str, content: dict[str, object]) -> None:
     """As `write_whole`. Raises OSError."""
     import json
 
-    write_whole(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
 
 
-def write_whole(path: str, data: bytes) -> None:
+def write_atomic(path: str, data: bytes) -> None:
     """By rename, so that a reader finds all of it or what was there before. Raises OSError."""
     partial = _partial(path)
     try:

@@ -14,13 +14,13 @@ _LEFT_ALONE = {
     signal.SIGTTOU,
     signal.SIGURG,
 }
-STOPS = {
+STOP_SIGNALS = {
     signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS,
     signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ,
 }  # fmt: skip
 
 
-class Signals:
+class SignalPipe:
     """What the process is told, as a descriptor: each byte read from it is a signal's number. SIGCHLD is among them
     for process 1, to which all orphans come; SIGURG, which means nothing to others, for who asks for it."""
 

@@ -10,7 +10,7 @@ import time
 
 from infini_run.record import record, replace
 from infini_run.report.hang_snapshot import Look
-from infini_run.system.procfs import pictures
+from infini_run.system.procfs import snapshot_processes
 from infini_run.system.secure_files import append_text
 from infini_run.watchdog.pyspy import Dumps, find_pyspy
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.core.group import Entry, Group
-    from infini_run.system.procfs import Table
+    from infini_run.system.procfs import ProcessTable
 
 _RANKS = 256  # that are looked at, those that hang first
 _PYTHONS = 4  # processes of one rank that py-spy looks at
@@ -42,7 +42,7 @@ class Inquest:
     def __init__(
         self,
         subjects: Sequence[Subject],
-        table: Table,
+        table: ProcessTable,
         *,
         group: Group,
         entry: Entry | None,
@@ -103,7 +103,7 @@ class Inquest:
             kind=subject.kind,
             why=subject.why,
             status=self._group.status(subject.index).decode("utf-8", "replace"),
-            processes=pictures(self._table.tree(subject.pid)),
+            processes=snapshot_processes(self._table.tree(subject.pid)),
             file=f"{self._folder}/hang_{subject.rank}.txt" if self._folder else "",
         )
 

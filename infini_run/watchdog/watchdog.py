@@ -12,7 +12,7 @@ import time
 from infini_run.core.group import Event
 from infini_run.record import record
 from infini_run.report.report import duration_text
-from infini_run.system.procfs import Table
+from infini_run.system.procfs import ProcessTable
 from infini_run.watchdog.hang_detector import Vigil
 from infini_run.watchdog.snapshot_collector import Inquest, Subject, write_looks
 
@@ -176,7 +176,7 @@ class Watch:
 
     def _judge_all(self, now_s: float) -> Inquest | None:
         """A look at all ranks, where one of them gives reason for it."""
-        table = Table()
+        table = ProcessTable()
         self._due_s = None
         reasons, self._reasons = self._reasons, {}
         for rank in self._ranks.values() if not self._stopping else ():
@@ -195,7 +195,7 @@ class Watch:
             folder=self._folder,
         )
 
-    def _judge(self, rank: _Rank, now_s: float, table: Table) -> tuple[str, str]:
+    def _judge(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:
         """Its kind, and why; empty: nothing is wrong, or it is not its turn."""
         if now_s >= self._late_s(rank):
             rank.ready = True  # no second time

@@ -9,7 +9,7 @@ import time
 
 from infini_run.display.resource_usage import Card, Sampler, gpu_share
 from infini_run.plan.model import Output, Worker
-from infini_run.system.procfs import Table
+from infini_run.system.procfs import ProcessTable
 from tests.support.nvml import MIG, UUIDS, environment
 from tests.support.waiting import until
 
@@ -33,8 +33,8 @@ def test_cpu_and_memory_are_those_of_a_rank_and_its_children():
             first = sampler.take(ranks, time.monotonic())[process.pid]
             assert first.memory > 80 << 20
             assert first.cpu > 0
-            table_s = Table().cpu_s(process.pid)
-            until(lambda: Table().cpu_s(process.pid) > table_s + 0.1)
+            table_s = ProcessTable().cpu_s(process.pid)
+            until(lambda: ProcessTable().cpu_s(process.pid) > table_s + 0.1)
             second = sampler.take(ranks, time.monotonic())[process.pid]
             assert 0 < second.cpu < 1.5
             assert second.gpu is None

@@ -142,7 +142,7 @@ def test_the_tree_of_a_rank_has_its_group_and_its_descendants(infini_run):
     command = infini_run(*play(*kid, *stray, "say=up", "wait"))
     ((_, _, pid),) = command.read_lines(b"up")
     ((_, _, kid),) = command.read_lines(b"kid")
-    members = [member.pid for member in procfs.Table().tree(int(pid))]
+    members = [member.pid for member in procfs.ProcessTable().tree(int(pid))]
     assert members == [int(pid), int(kid)], "a daemon is nobody's child any more"
     command.signal(signal.SIGTERM)
     command.wait()
@@ -154,8 +154,8 @@ def test_a_look_at_what_is_gone_finds_nothing():
         launcher.wait()
         pid = launcher.status()[0].pid
     gone = procfs.Process(pid=pid, parent=1, group=pid, state="S", name="true", cpu_s=0.0, memory=0)
-    assert procfs.Table().tree(pid) == []
-    assert procfs.pictures([gone])[0].threads == ()
+    assert procfs.ProcessTable().tree(pid) == []
+    assert procfs.snapshot_processes([gone])[0].threads == ()
 
 
 # ---- what is told

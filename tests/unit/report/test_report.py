@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from infini_run.record import replace
 from infini_run.report.hang_snapshot import Look
 from infini_run.report.report import TEXT_LINES, Exit, Report, Stray, signal_name
-from infini_run.system.procfs import Picture, Thread
+from infini_run.system.procfs import ProcessSnapshot, Thread
 
 
 def ended(rank=0, **fields):
@@ -215,7 +215,7 @@ LOOK = Look(
     why="no CPU used for 30.0 s",
     status="loading \x1b[2J",
     processes=tuple(
-        Picture(pid=pid, name="p", state="S", is_python=True, threads=(
+        ProcessSnapshot(pid=pid, name="p", state="S", is_python=True, threads=(
             Thread(tid=pid, name="p", state="S", wchan="do_wait", syscall="61 0x1", stack=("a+0x1", "b+0x2")),
         ))
         for pid in range(7, 12)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.system.addresses import complaint
+from infini_run.system.addresses import unreachable_reason
 
 HOSTS = """127.0.0.1 localhost
 127.0.1.1 Node0.example node0   # Debian
@@ -43,24 +43,24 @@ fe80::2 node3
     ],
 )
 def test_what_stays_on_its_machine_is_named(address, why):
-    assert why in complaint(address, HOSTS)
+    assert why in unreachable_reason(address, HOSTS)
 
 
 @pytest.mark.parametrize(
     "address", ["node1", "node2", "elsewhere", "10.0.0.1", "fec0::1", "2001:db8::1", "128.0.0.1", "a\0b"]
 )
 def test_what_others_may_reach_is_not(address):
-    assert complaint(address, HOSTS) == ""
+    assert unreachable_reason(address, HOSTS) == ""
 
 
 @given(st.ip_addresses())
 def test_the_numbers_are_read_as_the_standard_library_reads_them(address):
     plain = getattr(address, "ipv4_mapped", None) or address
     expected = plain.is_loopback or plain.is_unspecified or plain.is_link_local
-    assert bool(complaint(str(address), "")) == expected
+    assert bool(unreachable_reason(str(address), "")) == expected
     assert isinstance(address, (ipaddress.IPv4Address, ipaddress.IPv6Address))
 
 
 @given(st.text(), st.text())
 def test_no_text_is_more_than_a_name(address, hosts):
-    assert isinstance(complaint(address, hosts), str)
+    assert isinstance(unreachable_reason(address, hosts), str)
