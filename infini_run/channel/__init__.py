@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 
-from infini_run.channel.endpoint import LIMIT, Line
+from infini_run.channel.endpoint import LIMIT, SharedSocket
 from infini_run.channel.receiver import Receiver
 from infini_run.channel.sender import LINGER_S, Sender
 
@@ -37,5 +37,5 @@ def connect(fd: int, limit: int = LIMIT) -> tuple[Sender, Receiver]:
 
 
 def _side(sock: socket.socket, limit: int) -> tuple[Sender, Receiver]:
-    line = Line(sock)
+    line = SharedSocket(sock)
     return Sender(line, limit), Receiver(line, limit)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Payload = bytes | list[bytes | bytearray]
     Message = tuple[int, Payload]
-    _State = tuple[int, int, "_Large | None", int, list[int]]
+    _State = tuple[int, int, "_LargeFrame | None", int, list[int]]
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
@@ -38,7 +38,7 @@ _KINDS = frozenset((*_SMALL, PARTS))
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
-class Inbox:
+class FrameDecoder:
     """Messages of a stream: `pull()` bytes, then `take()` what has become whole."""
 
     def __init__(self, limit: int) -> None:
@@ -118,7 +118,7 @@ class Inbox:
             elif count if kind in _SMALL else kind != PARTS or not 0 < count * SIZE.size <= size:
                 raise ChannelBroken(_NOT_OURS)
             elif size >= _DIRECT or kind == PARTS:
-                self._begin(_Large(kind, count, size, self._limit))
+                self._begin(_LargeFrame(kind, count, size, self._limit))
             else:
                 return None
 
@@ -132,7 +132,7 @@ class Inbox:
             self._state = start, stop, large, filled, []
         return self._state
 
-    def _begin(self, large: _Large) -> None:
+    def _begin(self, large: _LargeFrame) -> None:
         """A large frame: what of it is in memory goes to its own."""
         start, stop, _, _, counts = self._settle()
         start += _HEAD_SIZE
@@ -144,7 +144,7 @@ class Inbox:
             start, filled = start + size, filled + size
         self._state = start, stop, large, filled, counts
 
-    def _end_large(self, large: _Large) -> bool | None:
+    def _end_large(self, large: _LargeFrame) -> bool | None:
         """Whether the large frame counts, which then is done with; None: it has not come whole."""
         start, stop, _, filled, counts = self._settle()
         if filled < large.size or start == stop:
@@ -153,7 +153,7 @@ class Inbox:
         return bool(self._memory[start])
 
 
-class _Large:
+class _LargeFrame:
     """A frame that is read into memory of its own: one piece of bytes, or a table and its parts. One that is over the
     limit, or finds no memory, is passed over: what comes of it goes nowhere."""
 

@@ -17,7 +17,7 @@ _PIECES = 512  # of one sendmsg (IOV_MAX is 1024)
 _ZEROS = memoryview(bytes(1 << 16))
 
 
-class Outgoing:
+class OutgoingFrame:
     """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written."""
 
     is_live = False  # somebody waits for it: it is to be finished and not given up
@@ -53,7 +53,7 @@ class Outgoing:
                 break
         return rest
 
-    def filler(self) -> Outgoing | None:
+    def filler(self) -> OutgoingFrame | None:
         """What makes this frame a void one, if a part of it has been written: its head and table as they are, nothing
         for its payload, and the word that it does not count."""
         written = self.written
@@ -72,8 +72,8 @@ class Outgoing:
         return _filler(pieces, left)
 
 
-def _filler(pieces: Sequence[Buffer], size: int) -> Outgoing:
-    out = Outgoing(pieces, size)
+def _filler(pieces: Sequence[Buffer], size: int) -> OutgoingFrame:
+    out = OutgoingFrame(pieces, size)
     out.is_filler = True
     return out
 
@@ -82,18 +82,18 @@ def _size_of(piece: Buffer) -> int:
     return len(piece) if type(piece) is bytes else memoryview(piece).nbytes
 
 
-def end_frame() -> Outgoing:
+def end_frame() -> OutgoingFrame:
     """The last one."""
     return _frame(END, (), 0)
 
 
-def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Outgoing:
+def bytes_frame(data: Buffer | list[Buffer], limit: int) -> OutgoingFrame:
     """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
     pieces: tuple[Buffer, ...]
     if type(data) is bytes:
         size = len(data)
         if size <= _JOINED and size <= limit:
-            return Outgoing((b"".join((_pack_head(BYTES, 0, size), data, VALID)),), size + _OVERHEAD)
+            return OutgoingFrame((b"".join((_pack_head(BYTES, 0, size), data, VALID)),), size + _OVERHEAD)
         pieces = (data,)
     elif type(data) is list:
         size = sum(map(_size_of, data))
@@ -106,7 +106,7 @@ def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Outgoing:
     return _frame(BYTES, pieces, size)
 
 
-def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
+def parcel_frame(parcel: Parcel, limit: int) -> OutgoingFrame:
     """Raises MessageTooLong."""
     size = parcel.size
     if size > limit:
@@ -117,9 +117,9 @@ def parcel_frame(parcel: Parcel, limit: int) -> Outgoing:
     sizes = [len(parcel.head), *(view.nbytes | (0 if view.readonly else WRITABLE) for view in views)]
     table = b"".join(map(SIZE.pack, sizes))
     head = HEAD.pack(PARTS, len(sizes), len(table) + size) + table
-    return Outgoing([head, parcel.head, *views, VALID], len(head) + size + 1)
+    return OutgoingFrame([head, parcel.head, *views, VALID], len(head) + size + 1)
 
 
-def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> Outgoing:
+def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> OutgoingFrame:
     pieces = (_pack_head(kind, 0, size), *data, VALID)
-    return Outgoing((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)
+    return OutgoingFrame((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)

@@ -29,7 +29,7 @@ _MOST_MS = 2**31 - 1  # poll(2): who waits for longer waits again
 LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
 
 
-class Line:
+class SharedSocket:
     """A socket that two halves share; it is closed when both have let go of it."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -48,12 +48,12 @@ class Line:
                 self.sock.close()
 
 
-class Half:
+class Endpoint:
     """What a Sender and a Receiver have in common."""
 
     _too_late = ""
 
-    def __init__(self, line: Line, limit: int) -> None:
+    def __init__(self, line: SharedSocket, limit: int) -> None:
         self._line = line
         self._fd = line.sock.fileno()
         self._limit = limit
@@ -229,7 +229,7 @@ def _ring(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-_halves: weakref.WeakSet[Half] = weakref.WeakSet()
+_halves: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:

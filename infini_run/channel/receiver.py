@@ -5,9 +5,9 @@ from __future__ import annotations
 import select
 import socket
 
-from infini_run.channel.decoder import BYTES, END, PICKLE, Inbox
-from infini_run.channel.endpoint import LIMIT, Half
-from infini_run.channel.serializer import unpack
+from infini_run.channel.decoder import BYTES, END, PICKLE, FrameDecoder
+from infini_run.channel.endpoint import LIMIT, Endpoint
+from infini_run.channel.serializer import deserialize
 from infini_run.errors import ChannelBroken, ChannelEnd, ChannelError
 
 TYPE_CHECKING = False
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.channel.decoder import Message
-    from infini_run.channel.endpoint import Line
+    from infini_run.channel.endpoint import SharedSocket
 
 _NOW, _ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
 
 
-class Receiver(Half):
+class Receiver(Endpoint):
     """The end that messages come out of. Iterating, by `for` or `async for`, gives them all, up to the End."""
 
     _too_late = "no message came in time"
 
-    def __init__(self, line: Line, limit: int = LIMIT) -> None:
+    def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
         self._recv_into = line.sock.recv_into
-        self._inbox = Inbox(limit)
+        self._inbox = FrameDecoder(limit)
         self._kept: Message | None = None  # a message that was seen and not taken
         self._over: tuple[type[ChannelError], str] | None = None
         self.is_torn = False  # something came that is no message, and what follows it cannot be told apart
@@ -173,5 +173,5 @@ def _open(message: Message) -> object:
     if kind == BYTES:
         return payload
     if kind == PICKLE:
-        return unpack(payload)  # type: ignore[arg-type]
-    return unpack(payload[0], payload[1:])  # type: ignore[arg-type]
+        return deserialize(payload)  # type: ignore[arg-type]
+    return deserialize(payload[0], payload[1:])  # type: ignore[arg-type]

@@ -12,16 +12,16 @@ import time
 from collections import deque
 from threading import get_ident
 
-from infini_run.channel.encoder import Outgoing, bytes_frame, end_frame, parcel_frame
-from infini_run.channel.endpoint import LIMIT, Half
-from infini_run.channel.serializer import pack
+from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, parcel_frame
+from infini_run.channel.endpoint import LIMIT, Endpoint
+from infini_run.channel.serializer import serialize
 from infini_run.errors import ChannelBroken, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-    from infini_run.channel.endpoint import Line
+    from infini_run.channel.endpoint import SharedSocket
     from infini_run.channel.serializer import Buffer
 
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
@@ -30,19 +30,19 @@ _QUIET_ONCE = (_QUIET,)
 _QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
-class Sender(Half):
+class Sender(Endpoint):
     """The end that messages go into. Threads and coroutines take turns."""
 
     _too_late = "nobody made room for the message in time"
 
-    def __init__(self, line: Line, limit: int = LIMIT) -> None:
+    def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
         self._sock_send, self._sock_sendmsg = line.sock.send, line.sock.sendmsg
-        self._out: Outgoing | None = None  # what is being sent, or was given up in its middle
-        self._posted: deque[Outgoing] = deque()  # what is to be sent when there is room
+        self._out: OutgoingFrame | None = None  # what is being sent, or was given up in its middle
+        self._posted: deque[OutgoingFrame] = deque()  # what is to be sent when there is room
         self._ends = False  # END is the last of them
         self._broken = ""
-        self._last: Outgoing | None = None  # END, once we close
+        self._last: OutgoingFrame | None = None  # END, once we close
         self._is_widened = False
         self._bell = -1  # wakes who waits for room when we close; there from the first such wait on
 
@@ -64,7 +64,7 @@ class Sender(Half):
         if type(thing) is bytes:
             self._locked(timeout_s, self._start, bytes_frame(thing, self._limit))
         else:
-            self._locked(timeout_s, self._start, parcel_frame(pack(thing), self._limit))
+            self._locked(timeout_s, self._start, parcel_frame(serialize(thing), self._limit))
 
     def send_bytes(self, data: Buffer | list[Buffer], timeout_s: float | None = None) -> None:
         """Send the bytes of any contiguous buffer, or of a list of them as one message. Raises as `send` does."""
@@ -90,7 +90,7 @@ class Sender(Half):
             return False
         return True
 
-    def _post(self, out: Outgoing) -> bool:
+    def _post(self, out: OutgoingFrame) -> bool:
         if self._closed or self._ends:
             raise self._closed_error()
         out.is_live = True
@@ -111,13 +111,13 @@ class Sender(Half):
         if type(thing) is bytes:
             await self._asend(bytes_frame(thing, self._limit))
         else:
-            await self._asend(parcel_frame(pack(thing), self._limit))
+            await self._asend(parcel_frame(serialize(thing), self._limit))
 
     async def asend_bytes(self, data: Buffer) -> None:
         """`send_bytes` in a coroutine."""
         await self._asend(bytes_frame(data, self._limit))
 
-    async def _asend(self, out: Outgoing) -> None:
+    async def _asend(self, out: OutgoingFrame) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class Sender(Half):
             out.is_live = False
             raise
 
-    async def _try(self, loop: AbstractEventLoop, out: Outgoing) -> bool:
+    async def _try(self, loop: AbstractEventLoop, out: OutgoingFrame) -> bool:
         """Whether all of it has been sent, be it by us."""
         await self._until_free(loop)
         try:
@@ -147,7 +147,7 @@ class Sender(Half):
             self._leave()
         return True
 
-    def _start(self, out: Outgoing, end_s: float | None) -> None:
+    def _start(self, out: OutgoingFrame, end_s: float | None) -> None:
         """Send a frame, after what is left of the one before. The lock is ours."""
         if (self._closed or self._ends) and out is not self._last:
             raise self._closed_error()
@@ -175,7 +175,7 @@ class Sender(Half):
                 self._out = self._posted.popleft()
             self._push(self._out, end_s)
 
-    def _push(self, out: Outgoing, end_s: float | None) -> None:
+    def _push(self, out: OutgoingFrame, end_s: float | None) -> None:
         flags = _QUIET if end_s is None else _QUIET_NOW
         counts, pieces = out.counts, out.pieces
         while sum(counts) != out.size:
@@ -192,7 +192,7 @@ class Sender(Half):
                 raise self._gone() from None
         self._out = None
 
-    def _wait_for_room(self, out: Outgoing, end_s: float | None) -> None:
+    def _wait_for_room(self, out: OutgoingFrame, end_s: float | None) -> None:
         if out is self._last and not self._is_widened:
             self._is_widened = True  # END finds room however full it is: twice as much, within the kernel's limit
             sock = self._line.sock

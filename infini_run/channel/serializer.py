@@ -47,7 +47,7 @@ class Parcel:
 
     def unpack(self) -> object:
         """The object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
-        return unpack(self.head, self.buffers)
+        return deserialize(self.head, self.buffers)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Parcel, (self.head, list(self.buffers))
@@ -56,7 +56,7 @@ class Parcel:
         return f"<Parcel of {self.size} bytes>"
 
 
-class _Foreign(Exception):
+class _NeedsCloudpickle(Exception):
     """What is being pickled may need cloudpickle."""
 
 
@@ -67,7 +67,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(thing, (type, FunctionType)):
             home = thing.__module__
             if home != "builtins" and not home.startswith("infini_run."):
-                raise _Foreign
+                raise _NeedsCloudpickle
         return NotImplemented
 
 
@@ -78,7 +78,7 @@ class _Chunks(list):  # type: ignore[type-arg]
     seen = 0  # so many have been looked at
 
 
-def pack(thing: object, name: str = "message") -> Parcel:
+def serialize(thing: object, name: str = "message") -> Parcel:
     """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
     UnpicklableError, which says what in it does not pickle; `name` is what it is called there."""
     if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
@@ -109,9 +109,9 @@ def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
     """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
         return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
-    from infini_run.channel.unpicklable import find_culprit
+    from infini_run.channel.unpicklable import find_unpicklable
 
-    path, culprit = find_culprit(thing, name, _fault_of)
+    path, culprit = find_unpicklable(thing, name, _fault_of)
     kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
     why = _fault_of(culprit) or error
     return UnpicklableError(f"{path} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})", path)
@@ -171,7 +171,7 @@ def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
         chunks[at - 1], chunks[at] = before[:-cut], _NEXT_BUFFER
 
 
-def unpack(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
+def deserialize(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
     """The object. Raises CannotUnpickle: the code that it asks for is not there, or fails."""
     try:
         return pickle.loads(head, buffers=buffers)

@@ -18,7 +18,7 @@ _OF_CLASSES = ("__dict__", "__weakref__", "__module__", "__doc__", "__qualname__
 _Part = tuple[str, object]
 
 
-def find_culprit(thing: object, name: str, fault_of: Callable[[object], Exception | None]) -> tuple[str, object]:
+def find_unpicklable(thing: object, name: str, fault_of: Callable[[object], Exception | None]) -> tuple[str, object]:
     """The path of what does not pickle in `thing`, which is called `name`, and that itself. `fault_of` says why a
     thing does not pickle; None: it does."""
     seen = {id(thing)}

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE, WRITABLE
-from infini_run.channel.endpoint import Line
+from infini_run.channel.endpoint import SharedSocket
 from infini_run.channel.receiver import Receiver
 from infini_run.errors import CannotUnpickle, ChannelBroken, ChannelError, MessageTooLong
 
@@ -30,7 +30,7 @@ def received(data, limit=LIMIT):
     ours, theirs = socket.socketpair()
     theirs.sendall(data)
     theirs.close()
-    receiver = Receiver(Line(ours), limit)
+    receiver = Receiver(SharedSocket(ours), limit)
     found = []
     for _ in range(100):
         try:
