@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.status import Status
     from infini_run.report.failures import CrewFailed, WorkerDied, WorkerError
-    from infini_run.report.hang_snapshot import Look
+    from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Exit, Report
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "DeviceError",
     "Event",
     "Exit",
+    "HangSnapshot",
     "InfiniRunError",
     "Job",
     "LaunchHandle",
@@ -81,7 +82,6 @@ __all__ = [
     "LaunchTimeout",
     "Launcher",
     "LinkError",
-    "Look",
     "MessageTooLong",
     "NodeLost",
     "NotExecutable",
@@ -117,7 +117,7 @@ _HOMES = {
     "Exit": "report.report",
     "ProcessLauncher": "api",
     "Report": "report.report",
-    "Look": "report.hang_snapshot",
+    "HangSnapshot": "report.hang_snapshot",
 }
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}

@@ -31,7 +31,7 @@ from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
 from infini_run.plan.restart_state import Repeats
 from infini_run.record import replace
-from infini_run.report.merge import join_reports, lost_report
+from infini_run.report.merge import lost_report, merge_reports
 from infini_run.report.report import Report, duration_text, signal_name
 from infini_run.system.addresses import read_hosts
 from infini_run.system.poller import READ, Poller
@@ -726,7 +726,7 @@ class Head:
                 told_by.append((report, peer.heard_s))
             elif peer.report is not None:
                 told_by.append((peer.report, peer.failed_s))
-        return join_reports(
+        return merge_reports(
             told_by,
             launch_id=self.launch_id,
             run_id=self._options.run_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from infini_run.errors import LinkError
 from infini_run.options.options import Options
 from infini_run.record import fields
-from infini_run.report.hang_snapshot import Look
+from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Clock, Exit, Report, Stray
 from infini_run.system.procfs import ProcessSnapshot, Thread
 from infini_run.value_types import RankStreams
@@ -22,7 +22,8 @@ _BOUNDS = {  # what goes into an exit code, or is looked up
 }
 _MOST = 2**63  # of a number: what is counted, or timed, is less
 _RECORDS = {
-    cls.__name__: cls for cls in (Clock, Exit, Look, Options, ProcessSnapshot, Report, Stray, RankStreams, Thread)
+    cls.__name__: cls
+    for cls in (Clock, Exit, HangSnapshot, Options, ProcessSnapshot, Report, Stray, RankStreams, Thread)
 }
 
 

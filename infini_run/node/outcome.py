@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
-    from infini_run.report.hang_snapshot import Look
+    from infini_run.report.hang_snapshot import HangSnapshot
 
 _KILL = 9
 _INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it
@@ -58,7 +58,7 @@ class Outcome:
         self._stray_count = 0
         self._stuck: list[Stray] = []
         self._notices: list[str] = []
-        self._looks: list[Look] = []
+        self._looks: list[HangSnapshot] = []
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
         self._start_s = self._end_s = time.time()  # until the first worker tells better
@@ -162,7 +162,7 @@ class Outcome:
         """So many lines of ours were dropped, because nobody read the console."""
         self.notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
 
-    def note_looks(self, looks: Sequence[Look], blamed: Sequence[int]) -> list[str]:
+    def note_looks(self, looks: Sequence[HangSnapshot], blamed: Sequence[int]) -> list[str]:
         """Take in what was seen when ranks hung or were late, and for whom the job is stopped; the lines that there
         are to tell the user now."""
         self._looks += looks[: _LOOKS - len(self._looks)]

@@ -15,7 +15,7 @@ _NAMED, _FRAMES = 3, 4  # processes and Python frames in the few lines
 
 
 @record
-class Look:
+class HangSnapshot:
     """One rank at one moment.
 
     kind: hung, late (not ready in time), or "" where another rank was the reason. why: in words. status: its last

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
 
 
-def join_reports(
+def merge_reports(
     told_by: Sequence[tuple[Report, float]],
     *,
     launch_id: str,

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.report.hang_snapshot import Look
+    from infini_run.report.hang_snapshot import HangSnapshot
 
 TEXT_LINES = 10
 _WORDS = 5  # last lines of stderr that are shown
@@ -126,7 +126,7 @@ class Report:
     stray_count: int = 0
     stuck: tuple[Stray, ...] = ()
     notices: tuple[str, ...] = ()
-    looks: tuple[Look, ...] = ()
+    looks: tuple[HangSnapshot, ...] = ()
     taken_port: int = 0
     silent: int = 0
     restarts: int = 0

@@ -9,7 +9,7 @@ import os
 import time
 
 from infini_run.record import record, replace
-from infini_run.report.hang_snapshot import Look
+from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.system.procfs import snapshot_processes
 from infini_run.system.secure_files import append_text
 from infini_run.watchdog.pyspy import Dumps, find_pyspy
@@ -49,7 +49,7 @@ class Inquest:
         environ: Mapping[str, str],
         folder: str,
     ) -> None:
-        self.looks: list[Look] = []
+        self.looks: list[HangSnapshot] = []
         self._subjects = list(reversed(subjects[:_RANKS]))
         self._table = table
         self._group = group
@@ -94,8 +94,8 @@ class Inquest:
         if self._dumps is not None:
             self._dumps.close()
 
-    def _look_at(self, subject: Subject) -> Look:
-        return Look(
+    def _look_at(self, subject: Subject) -> HangSnapshot:
+        return HangSnapshot(
             rank=subject.rank,
             pid=subject.pid,
             host=self._host,
@@ -119,18 +119,18 @@ class Inquest:
         return dumps
 
 
-def _pythons(look: Look) -> list[int]:
+def _pythons(look: HangSnapshot) -> list[int]:
     return [picture.pid for picture in look.processes if picture.is_python][:_PYTHONS]
 
 
-def _with_stacks(look: Look, dumps: Dumps) -> Look:
+def _with_stacks(look: HangSnapshot, dumps: Dumps) -> HangSnapshot:
     pids = _pythons(look)
     texts = tuple(dumps.texts[pid] for pid in pids if pid in dumps.texts)
     notes = [dumps.notes[pid] for pid in pids if pid in dumps.notes]
     return replace(look, python=texts, python_note=notes[0] if notes else look.python_note)
 
 
-def write_looks(looks: Sequence[Look]) -> tuple[tuple[Look, ...], str]:
+def write_looks(looks: Sequence[HangSnapshot]) -> tuple[tuple[HangSnapshot, ...], str]:
     """Each to the end of its file; the looks, without the files that could not be written, and why the first not."""
     written, problem = [], ""
     for look in looks:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import Entry, Group
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
-    from infini_run.report.hang_snapshot import Look
+    from infini_run.report.hang_snapshot import HangSnapshot
 
 _GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are looked at together
 _CONT = 18
@@ -34,7 +34,7 @@ class Finding:
     """What was seen, those first for whom it was looked; `blamed`: ranks for which the job is to be stopped;
     `problem`: why a file could not be written."""
 
-    looks: tuple[Look, ...]
+    looks: tuple[HangSnapshot, ...]
     blamed: tuple[int, ...]
     problem: str
     events: list[Event]
@@ -210,17 +210,17 @@ class Watch:
             carries=rank.carries,
         )
 
-    def _find(self, looks: list[Look]) -> Finding:
+    def _find(self, looks: list[HangSnapshot]) -> Finding:
         written, problem = write_looks(looks)
         reasons = [look for look in written if look.kind]
         blamed = () if self._stopping else tuple(look.rank for look in reasons if self._is_blamed(look))
         return Finding(looks=written, blamed=blamed, problem=problem, events=[self._event(look) for look in reasons])
 
-    def _event(self, look: Look) -> Event:
+    def _event(self, look: HangSnapshot) -> Event:
         index = look.rank - self._plan.workers[0].rank
         return Event(kind=look.kind, worker=index, rank=look.rank, pid=look.pid, time_ns=time.monotonic_ns())
 
-    def _is_blamed(self, look: Look) -> bool:
+    def _is_blamed(self, look: HangSnapshot) -> bool:
         """It lives, and has not come back to life while we looked."""
         rank = next((rank for rank in self._ranks.values() if rank.worker.rank == look.rank), None)
         if rank is None or look.kind == "late":

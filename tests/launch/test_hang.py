@@ -387,7 +387,7 @@ def test_a_thread_of_a_host_hears_of_a_hang_and_the_report_has_the_stacks(tmp_pa
     thread.start()
     thread.join(LIMIT_S)
     assert not thread.is_alive()
-    assert len([look for look in found if isinstance(look, ir.Look)]) >= 2
+    assert len([look for look in found if isinstance(look, ir.HangSnapshot)]) >= 2
     assert marked() == {}
 
 

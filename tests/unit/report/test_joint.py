@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.report.merge import join_reports
+from infini_run.report.merge import merge_reports
 from infini_run.report.report import Exit, Report
 
 INF = float("inf")
@@ -24,7 +24,7 @@ def of_node(node, failed=False, start_s=10.0, end_s=20.0):
 
 def joined(*told_by, **fields):
     given = {"told": 0, "notices": ("ours",), "start_s": 1.0, "end_s": 99.0, **fields}
-    return join_reports(told_by, launch_id="x", run_id="", host="head", world_size=8, **given)
+    return merge_reports(told_by, launch_id="x", run_id="", host="head", world_size=8, **given)
 
 
 def test_all_ranks_in_order_and_all_that_was_noticed():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.record import replace
-from infini_run.report.hang_snapshot import Look
+from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import TEXT_LINES, Exit, Report, Stray, signal_name
 from infini_run.system.procfs import ProcessSnapshot, Thread
 
@@ -206,7 +206,7 @@ def test_a_report_is_never_more_than_ten_lines(lines, strays, stuck, has_log, ha
     assert text.startswith("infini-run: rank 0 on node1 failed")
 
 
-LOOK = Look(
+LOOK = HangSnapshot(
     rank=0,
     pid=7,
     host="node1",
