@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event
     from infini_run.display.observers import Seeing
-    from infini_run.environments.environment import Site
+    from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head import Head
     from infini_run.multinode.head_observers import Overview
     from infini_run.node.restarting_launch import Attempts
@@ -551,18 +551,18 @@ def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
     return "nproc", nproc
 
 
-def _settle_in(site: Site, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+def _settle_in(site: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
     """Tell what engine="auto" had to guess; the environment less what is for one process alone."""
     if site.is_task:
         raise UsageError(
             f"engine='auto': with {site.source('tasks_per_node')} each task is one rank already, and no launcher is "
             "above it; start one task for each node, or give engine='local'"
         )
-    from infini_run.environments.launcher_variables import withhold_place
+    from infini_run.environments.launcher_variables import strip_launcher_environment
 
     if site.remark:
         warn(f"engine='auto': {printable(site.remark)}", RuntimeWarning, stacklevel=3)
-    return withhold_place(environ, options.export)
+    return strip_launcher_environment(environ, options.export)
 
 
 def _checked(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:

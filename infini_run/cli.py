@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.core.group import Entry
     from infini_run.display.observers import Seeing
-    from infini_run.environments.environment import Site
+    from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeRun
     from infini_run.node.restarting_launch import Attempts
     from infini_run.options.options import Options, Request
@@ -148,7 +148,7 @@ def _take_entry(before: set[int] | None) -> Entry:
     return take_entry(sum(1 << (number - 1) for number in blocked))
 
 
-def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str]) -> bool:
+def _joins_by_hand(options: Options, site: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
     """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
     from infini_run.options.options import TOKENS
 
@@ -157,15 +157,15 @@ def _joins_by_hand(options: Options, site: Site | None, environ: dict[str, str])
     return options.nnodes > 1 and not options.dry_run and not is_task and has_token
 
 
-def _settle_in(site: Site | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
+def _settle_in(site: ClusterEnvironment | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
     """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
-    from infini_run.environments.launcher_variables import withhold_place
+    from infini_run.environments.launcher_variables import strip_launcher_environment
     from infini_run.options.from_environment import NOTHING, describe
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
     if not is_quiet:
         _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
-    return withhold_place(environ, options.export) if site and not site.is_task else environ
+    return strip_launcher_environment(environ, options.export) if site and not site.is_task else environ
 
 
 def _warn_of_restarts(options: Options) -> None:
@@ -188,7 +188,7 @@ def _warn_of_address(options: Options) -> None:
         _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 
 
-def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: Site | None) -> Plan:
+def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: ClusterEnvironment | None) -> Plan:
     from infini_run.plan.model import Task, make_plan, spans_of
     from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
 
@@ -341,7 +341,7 @@ def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> i
     return _print(1, help_text(full=question == "helpfull"))
 
 
-def _show(plan: Plan, options: Options, before: set[int] | None, site: Site | None) -> int:
+def _show(plan: Plan, options: Options, before: set[int] | None, site: ClusterEnvironment | None) -> int:
     from infini_run.plan.dry_run import render_json, render_text
 
     _unblock(before)

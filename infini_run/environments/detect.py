@@ -21,7 +21,7 @@ from infini_run.environments import (
     sagemaker,
     slurm,
 )
-from infini_run.environments.environment import BATCH, STEP, Site, Surroundings, checked
+from infini_run.environments.environment import BATCH, STEP, ClusterEnvironment, Variables, checked
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.environment import Reader
 
-    Detector = Callable[[Surroundings], Site | None]
+    Detector = Callable[[Variables], ClusterEnvironment | None]
 
 DETECTORS: tuple[Detector, ...] = (
     openmpi.detect,
@@ -50,12 +50,12 @@ DETECTORS: tuple[Detector, ...] = (
 _ALLOCATIONS: tuple[Detector, ...] = (slurm.allocation, pbs.detect, lsf.detect, gridengine.detect)
 
 
-def detect(environ: Mapping[str, str], read: Reader) -> Site | None:
+def detect(environ: Mapping[str, str], read: Reader) -> ClusterEnvironment | None:
     """What the environment says, or None where it says nothing. `read`: a file's text, or OSError.
 
     Raises UsageError, and nothing else: variables that contradict each other, or are not what they should be.
     """
-    around = Surroundings(environ, read)
+    around = Variables(environ, read)
     for detector in DETECTORS:
         site = detector(around)
         if site is not None:
@@ -63,7 +63,7 @@ def detect(environ: Mapping[str, str], read: Reader) -> Site | None:
     return None
 
 
-def _within(site: Site, around: Surroundings) -> Site:
+def _within(site: ClusterEnvironment, around: Variables) -> ClusterEnvironment:
     """An MPI launcher does not say where its ranks are; the allocation that it fills does, and in their order."""
     if site.form != STEP or site.master_addr or site.nnodes < 2:
         return site

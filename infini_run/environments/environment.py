@@ -40,7 +40,7 @@ _PLACE_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 @record
-class Site:
+class ClusterEnvironment:
     """What the surroundings say. 0, -1, "" and () where they say nothing.
 
     form: "step" where every node has a process like us; "batch" where we alone hold an allocation.
@@ -79,7 +79,7 @@ class Site:
         return self.form == STEP and (self.tasks_per_node > 1 or 0 < self.nnodes < self.world_size)
 
 
-class Surroundings:
+class Variables:
     """The environment, and the files that it names. An empty variable is one that is not set."""
 
     def __init__(self, environ: Mapping[str, str], read: Reader) -> None:
@@ -157,7 +157,7 @@ def without_place(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dic
     }
 
 
-def checked(site: Site) -> Site:
+def checked(site: ClusterEnvironment) -> ClusterEnvironment:
     """Raises UsageError: what the surroundings say contradicts itself; both are shown."""
     _below(site, "node_rank", "nnodes")
     _below(site, "local_rank", "tasks_per_node")
@@ -169,7 +169,7 @@ def checked(site: Site) -> Site:
     return site
 
 
-def _below(site: Site, name: str, limit: str) -> None:
+def _below(site: ClusterEnvironment, name: str, limit: str) -> None:
     value, end = getattr(site, name), getattr(site, limit)
     if end and value >= end:
         low, high = site.source(name) or f"{name} {value}", site.source(limit) or f"{limit} {end}"

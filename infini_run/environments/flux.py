@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings, derived_port
+from infini_run.environments.environment import ClusterEnvironment, Variables, derived_port
 from infini_run.errors import UsageError
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("FLUX_JOB_ID", "FLUX_TASK_RANK"):
         return None
     rank, size = around.number("FLUX_TASK_RANK"), around.number("FLUX_JOB_SIZE", 1)
@@ -15,7 +15,7 @@ def detect(around: Surroundings) -> Site | None:
         said = f"{around.said('FLUX_JOB_SIZE')} tasks, {around.said('FLUX_JOB_NNODES')}"
         raise UsageError(f"{said}: start one for each node, or the same number on all")
     tasks = max(1, size // nnodes) if nnodes else 1
-    return Site(
+    return ClusterEnvironment(
         engine="flux",
         nnodes=nnodes,
         node_rank=(rank - local_rank) // tasks if rank >= local_rank else rank,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
+from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables, derived_port
 from infini_run.environments.hostlist import Host, quoted
 from infini_run.errors import UsageError
 from infini_run.value_types import MAX_INT, number
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("PE_HOSTFILE", "JOB_ID"):
         return None
     hosts = _hosts(around)
     if not hosts:
         raise UsageError(f"{around.said('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
     file, job = "PE_HOSTFILE", around.text("JOB_ID")
-    return Site(
+    return ClusterEnvironment(
         engine="gridengine",
         form=BATCH,
         nnodes=len(hosts),
@@ -30,7 +30,7 @@ def detect(around: Surroundings) -> Site | None:
     )
 
 
-def _hosts(around: Surroundings) -> tuple[Host, ...]:
+def _hosts(around: Variables) -> tuple[Host, ...]:
     """A host that two queues give has two lines."""
     slots: dict[str, int] = {}
     path = around.text("PE_HOSTFILE")

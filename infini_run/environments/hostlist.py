@@ -41,7 +41,7 @@ class Host:
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
-class _Wrong(ValueError):
+class _SyntaxError(ValueError):
     """What is wrong with a list, and from which of its characters on."""
 
     def __init__(self, at: int, text: str, why: str) -> None:
@@ -57,7 +57,7 @@ def parse_hosts(text: str, origin: str = "--hosts") -> tuple[Host, ...]:
     """
     try:
         return _checked(_parse(text))
-    except _Wrong as wrong:
+    except _SyntaxError as wrong:
         raise UsageError(f"{origin}: column {wrong.at + 1}, {quoted(wrong.text)}: {wrong}") from None
 
 
@@ -73,7 +73,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
         where = f"{quoted(path)}:{at}"
         try:
             hosts = _line(words) if words else ()
-        except _Wrong as wrong:
+        except _SyntaxError as wrong:
             raise UsageError(f"{where}: {quoted(wrong.text)}: {wrong}") from None
         for host in hosts:
             if host.name in lines:
@@ -151,17 +151,17 @@ def _split(text: str) -> Iterator[tuple[int, str]]:
     for at, char in enumerate(text):
         if char == "[":
             if opened >= 0:
-                raise _Wrong(at, text[at:], "a bracket inside of brackets")
+                raise _SyntaxError(at, text[at:], "a bracket inside of brackets")
             opened = at
         elif char == "]":
             if opened < 0:
-                raise _Wrong(at, text[at:], "a ] without its [")
+                raise _SyntaxError(at, text[at:], "a ] without its [")
             opened = -1
         elif char == "," and opened < 0:
             yield start, text[start:at]
             start = at + 1
     if opened >= 0:
-        raise _Wrong(opened, text[opened:], "a [ without its ]")
+        raise _SyntaxError(opened, text[opened:], "a [ without its ]")
     yield start, text[start:]
 
 
@@ -171,7 +171,7 @@ def _parse(text: str) -> list[tuple[int, Host]]:
         bare = item.strip(" ")
         at = start + len(item) - len(item.lstrip(" "))
         if not bare:
-            raise _Wrong(start, text[start:], "a host is missing here")
+            raise _SyntaxError(start, text[start:], "a host is missing here")
         found += [(at, host) for host in _item(at, bare, MAX_HOSTS - len(found))]
     return found
 
@@ -180,7 +180,7 @@ def _checked(found: Sequence[tuple[int, Host]]) -> tuple[Host, ...]:
     seen: set[str] = set()
     for at, host in found:
         if host.name in seen:
-            raise _Wrong(
+            raise _SyntaxError(
                 at, host.name, f"it is in the list twice; {_again(host.name)} says how many processes it gets"
             )
         seen.add(host.name)
@@ -195,16 +195,16 @@ def _line(words: Sequence[str]) -> tuple[Host, ...]:
     """A line of a host file. Of what may follow the name, max_slots (Open MPI) says nothing to us."""
     hosts = tuple(host for _, host in _parse(words[0]))
     if "," in words[0] and len(list(_split(words[0]))) > 1:
-        raise _Wrong(0, words[0], "one host a line is expected")
+        raise _SyntaxError(0, words[0], "one host a line is expected")
     for word in words[1:]:
         name, equals, value = word.partition("=")
         name = name.replace("-", "_")
         if equals and name == "max_slots":
             continue
         if equals and name != "slots":
-            raise _Wrong(0, word, "slots=N is the only word that may follow a host")
+            raise _SyntaxError(0, word, "slots=N is the only word that may follow a host")
         if hosts[0].slots:
-            raise _Wrong(0, word, f"{hosts[0].name} has {hosts[0].slots} slots already")
+            raise _SyntaxError(0, word, f"{hosts[0].name} has {hosts[0].slots} slots already")
         slots = _slots(0, value if equals else word)
         hosts = tuple(replace(host, slots=slots) for host in hosts)
     return hosts
@@ -219,18 +219,18 @@ def _item(at: int, text: str, room: int) -> list[Host]:
     if rest.startswith("[") and ":" in rest[: rest.find("]")]:
         name, colon, slots = rest[1:].partition("]")
         if not set(name.partition("%")[0]) <= _HEX or not set(name.partition("%")[2]) <= _LETTERS:
-            raise _Wrong(start, rest, "an IPv6 address is expected between these brackets")
+            raise _SyntaxError(start, rest, "an IPv6 address is expected between these brackets")
         if colon and slots and slots[0] != ":":
-            raise _Wrong(start + len(name) + 2, slots, "after an address :N is allowed")
+            raise _SyntaxError(start + len(name) + 2, slots, "after an address :N is allowed")
         names, colon, slots = [name], slots[:1], slots[1:]
     else:
         name, colon, slots = rest.partition(":")
         if ":" in slots:
-            raise _Wrong(start, rest, "an IPv6 address is written in brackets: [::1] or [::1]:4")
+            raise _SyntaxError(start, rest, "an IPv6 address is written in brackets: [::1] or [::1]:4")
         names = _names(start, name, room)
     count = _slots(start + len(rest) - len(slots), slots) if colon else 0
     if count >= _PORT:
-        raise _Wrong(
+        raise _SyntaxError(
             start,
             rest,
             f"this is room for {count} processes on {names[0]}, not a port: ssh has that from --ssh_config; so much "
@@ -242,19 +242,19 @@ def _item(at: int, text: str, room: int) -> list[Host]:
 def _slots(at: int, text: str) -> int:
     value = number(text)
     if value is None or not 1 <= value <= MOST_RANKS:
-        raise _Wrong(at, text, f"a number of processes from 1 to {MOST_RANKS} is allowed")
+        raise _SyntaxError(at, text, f"a number of processes from 1 to {MOST_RANKS} is allowed")
     return value
 
 
 def _check_name(at: int, text: str, what: str) -> None:
     """Letters, digits, dots, dashes, underscores; a dash in front would be an option to ssh."""
     if not text:
-        raise _Wrong(at, text, f"{what} is missing here")
+        raise _SyntaxError(at, text, f"{what} is missing here")
     for offset, char in enumerate(text):
         if char not in _LETTERS:
-            raise _Wrong(at + offset, text[offset:], f"{what} has letters, digits, '.', '-' and '_'")
+            raise _SyntaxError(at + offset, text[offset:], f"{what} has letters, digits, '.', '-' and '_'")
     if text[0] == "-":
-        raise _Wrong(at, text, f"{what} does not begin with a dash")
+        raise _SyntaxError(at, text, f"{what} does not begin with a dash")
 
 
 def _names(at: int, text: str, room: int) -> list[str]:
@@ -271,7 +271,7 @@ def _names(at: int, text: str, room: int) -> list[str]:
         names = [name + each for name in names for each in numbers]
         start += len(inside) + 2
     if len(names) > room:
-        raise _Wrong(at, names[0], _MANY)
+        raise _SyntaxError(at, names[0], _MANY)
     _check_name(at, names[0] if names else "", "a host's name")
     return names
 
@@ -284,9 +284,9 @@ def _numbers(at: int, text: str, room: int) -> list[str]:
         low, high = number(low_text), number(high_text if dash else low_text)
         is_padded = dash and high_text.startswith("0") and len(high_text) != len(low_text)
         if low is None or high is None or low < 0 or high < low or is_padded:
-            raise _Wrong(at, part, "numbers and ranges in rising order are allowed, such as 1-3,07-16")
+            raise _SyntaxError(at, part, "numbers and ranges in rising order are allowed, such as 1-3,07-16")
         if high - low >= room - len(found):
-            raise _Wrong(at, part, _MANY)
+            raise _SyntaxError(at, part, _MANY)
         width = len(low_text)
         found += [f"{value:0{width}}" for value in range(low, high + 1)]
         at += len(part) + 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 from infini_run.environments.mpi import Words, site_of
 
 _MV2 = "MV2_COMM_WORLD_"
@@ -15,7 +15,7 @@ _ALL = (
 )
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     for words in _ALL:
         if around.has(words.rank, words.size, words.local_rank, words.local_size):
             return site_of("hydra", around, words)

@@ -7,13 +7,13 @@ of several Jobs the index counts within one of them only, so there it does not s
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 from infini_run.value_types import number
 
 _INDEX = "JOB_COMPLETION_INDEX"
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has(_INDEX):
         return None
     index = around.number(_INDEX)
@@ -22,7 +22,7 @@ def detect(around: Surroundings) -> Site | None:
     job = host[: len(host) - len(str(index)) - 1]
     is_whole = _is_first_job(job, domain)
     first = f"{job}-0.{domain}" if domain and is_whole else ""
-    return Site(
+    return ClusterEnvironment(
         engine="kubernetes",
         node_rank=index if is_whole else -1,
         master_addr=first,
@@ -35,7 +35,7 @@ def detect(around: Surroundings) -> Site | None:
     )
 
 
-def _domain(around: Surroundings, host: str) -> str:
+def _domain(around: Variables, host: str) -> str:
     """What follows our host's name in the full name that /etc/hosts has for it."""
     for line in around.file("/etc/hosts").splitlines():
         for name in line.partition("#")[0].split()[1:]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def withhold_place(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
+def strip_launcher_environment(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
     """The environment that ranks are to have; what it no longer names they do not inherit either."""
     rest = without_place(environ, keep)
     for name in environ.keys() - rest.keys():
@@ -26,7 +26,7 @@ def withhold_place(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> di
     return rest
 
 
-def withhold_descriptors() -> None:
+def close_inherited_on_exec() -> None:
     """All but stdin, stdout and stderr: where an engine has started us, the user has left none here."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:

@@ -6,7 +6,7 @@ nothing on the first of them, the launch node.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
+from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables, derived_port
 from infini_run.environments.hostlist import Host
 from infini_run.environments.mpi import Words, site_of
 from infini_run.errors import UsageError
@@ -17,13 +17,13 @@ _HOSTS = "LSB_MCPU_HOSTS"
 _JSM = "JSM_NAMESPACE_"
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("LSB_JOBID", _HOSTS):
         return None
     job, hosts = around.text("LSB_JOBID"), _hosts(around)
     if around.has(_JSM + "RANK", _JSM + "SIZE"):
         return _task(around, job, hosts[1:])
-    return Site(
+    return ClusterEnvironment(
         engine="lsf",
         form=BATCH,
         nnodes=len(hosts),
@@ -43,7 +43,7 @@ def detect(around: Surroundings) -> Site | None:
     )
 
 
-def _task(around: Surroundings, job: str, hosts: tuple[Host, ...]) -> Site:
+def _task(around: Variables, job: str, hosts: tuple[Host, ...]) -> ClusterEnvironment:
     """A resource set of jsrun may be less than all hosts: only if their number fits are they ours."""
     words = Words(
         rank=_JSM + "RANK",
@@ -59,7 +59,7 @@ def _task(around: Surroundings, job: str, hosts: tuple[Host, ...]) -> Site:
     return replace(site, hosts=hosts, master_addr=hosts[0].name, sources=sources)
 
 
-def _hosts(around: Surroundings) -> tuple[Host, ...]:
+def _hosts(around: Variables) -> tuple[Host, ...]:
     words = around.text(_HOSTS).split()
     names, counts = words[::2], [number(word) for word in words[1::2]]
     if not words or len(names) != len(counts) or not all(count and 1 <= count <= MAX_INT for count in counts):

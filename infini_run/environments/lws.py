@@ -5,13 +5,13 @@ A pod has a network of its own, so the port is the default one.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("LWS_LEADER_ADDRESS"):
         return None
-    return Site(
+    return ClusterEnvironment(
         engine="lws",
         nnodes=around.number("LWS_GROUP_SIZE", 1),
         node_rank=around.number("LWS_WORKER_INDEX", unset=-1),

@@ -8,7 +8,7 @@ most; without that word by one whose rank is where no even world has it.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings, derived_port
+from infini_run.environments.environment import ClusterEnvironment, Variables, derived_port
 from infini_run.errors import UsageError
 from infini_run.record import record
 
@@ -26,7 +26,7 @@ class Words:
     most_nodes: str = ""
 
 
-def site_of(engine: str, around: Surroundings, words: Words) -> Site:
+def site_of(engine: str, around: Variables, words: Words) -> ClusterEnvironment:
     rank, size = around.number(words.rank, unset=-1), around.number(words.size, 1)
     local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
     nnodes, most = size // local_size, around.number(words.most_nodes) if words.most_nodes else 0
@@ -39,7 +39,7 @@ def site_of(engine: str, around: Surroundings, words: Words) -> Site:
         )
     job = around.text(words.job) if words.job else ""
     node_rank = (rank - local_rank) // local_size if rank >= local_rank else rank
-    return Site(
+    return ClusterEnvironment(
         engine=engine,
         nnodes=nnodes,
         node_rank=node_rank,

@@ -6,11 +6,11 @@ OMPI_MCA_orte_hnp_uri is its own, and it need not run on any node of the job.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 from infini_run.environments.mpi import Words, site_of
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         return None
     world = "OMPI_COMM_WORLD_"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 from infini_run.environments.mpi import Words, site_of
 
 _WORDS = Words(
@@ -10,7 +10,7 @@ _WORDS = Words(
 )
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("PALS_RANKID", _WORDS.rank, _WORDS.size, _WORDS.local_rank, _WORDS.local_size):
         return None
     return site_of("pals", around, _WORDS)

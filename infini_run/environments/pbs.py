@@ -6,14 +6,14 @@ The job script is task 1 of the job. What pbsdsh and pbs_tmrsh start has an envi
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, STEP, Site, Surroundings, derived_port
+from infini_run.environments.environment import BATCH, STEP, ClusterEnvironment, Variables, derived_port
 from infini_run.environments.hostlist import Host, machines, quoted
 from infini_run.errors import UsageError
 
 _AUX = "/var/spool/pbs/aux/"
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("PBS_JOBID") or not around.first("PBS_NODEFILE", "PBS_ENVIRONMENT", "PBS_NODENUM"):
         return None
     job, path = around.text("PBS_JOBID"), around.text("PBS_NODEFILE")
@@ -23,7 +23,7 @@ def detect(around: Surroundings) -> Site | None:
     is_even = len(set(counts)) == 1
     node_rank = 0 if is_script else around.number("PBS_NODENUM", unset=-1)
     file = "PBS_NODEFILE" if path else "PBS_JOBID"
-    return Site(
+    return ClusterEnvironment(
         engine="pbs",
         form=BATCH if is_script else STEP,
         nnodes=len(hosts),
@@ -46,7 +46,7 @@ def detect(around: Surroundings) -> Site | None:
     )
 
 
-def _hosts(around: Surroundings, path: str) -> tuple[Host, ...]:
+def _hosts(around: Variables, path: str) -> tuple[Host, ...]:
     """A line for each process (mpiprocs), by host in the order in which they first come."""
     names = around.file(path).split()
     for name in names:
@@ -55,7 +55,7 @@ def _hosts(around: Surroundings, path: str) -> tuple[Host, ...]:
     return machines(names)
 
 
-def _task(around: Surroundings) -> int:
+def _task(around: Variables) -> int:
     """PBS_TASKNUM is hexadecimal in OpenPBS: 08000001 is the first task on the second node."""
     text = around.text("PBS_TASKNUM") or "1"
     try:

@@ -5,13 +5,13 @@ What it knows, its server tells to a PMIx client; we are none, so the flags must
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings, derived_port
+from infini_run.environments.environment import ClusterEnvironment, Variables, derived_port
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("PMIX_RANK", "PMIX_NAMESPACE"):
         return None
-    return Site(
+    return ClusterEnvironment(
         engine="pmix",
         node_rank=around.number("PMIX_RANK"),
         master_port=derived_port(around.text("PMIX_NAMESPACE")),

@@ -6,12 +6,12 @@ and therefore always said.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 
 _NODES = ("NNODES", "NUM_NODES", "AZUREML_NODE_COUNT")
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("MASTER_ADDR") or around.first("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         return None
     if around.has("NODE_RANK"):
@@ -21,9 +21,9 @@ def detect(around: Surroundings) -> Site | None:
     return None
 
 
-def _site(around: Surroundings, size: str, rank: str) -> Site:
+def _site(around: Variables, size: str, rank: str) -> ClusterEnvironment:
     counted = f"{around.said(size)} and {around.said(rank)}" if size else around.said(rank)
-    return Site(
+    return ClusterEnvironment(
         engine="podenv",
         nnodes=around.number(size, 1) if size else 0,
         node_rank=around.number(rank, unset=-1),

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from infini_run.environments.environment import Site, Surroundings
+from infini_run.environments.environment import ClusterEnvironment, Variables
 from infini_run.environments.hostlist import Host, quoted
 from infini_run.errors import UsageError
 
 FILE = "/opt/ml/input/config/resourceconfig.json"
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if around.has("SM_HOSTS", "SM_CURRENT_HOST"):
         return _site(around, _loaded(around.text("SM_HOSTS"), "SM_HOSTS"), around.text("SM_CURRENT_HOST"), "SM_HOSTS")
     text = around.file(FILE)
@@ -24,14 +24,14 @@ def detect(around: Surroundings) -> Site | None:
     return _site(around, content.get("hosts"), content.get("current_host"), FILE)
 
 
-def _site(around: Surroundings, names: object, current: object, origin: str) -> Site:
+def _site(around: Variables, names: object, current: object, origin: str) -> ClusterEnvironment:
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in [*names, current]):
         raise UsageError(f"{origin}: a list of hosts, and which of them is this one, are expected")
     if current not in names or len(set(names)) != len(names):
         raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
     hosts = sorted(names)
     said = around.said(origin) if around.has(origin) else origin
-    return Site(
+    return ClusterEnvironment(
         engine="sagemaker",
         nnodes=len(hosts),
         node_rank=hosts.index(current),

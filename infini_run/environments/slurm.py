@@ -6,7 +6,7 @@ srun ran, which may be no node of the job: never the address where ranks meet.
 
 from __future__ import annotations
 
-from infini_run.environments.environment import BATCH, Site, Surroundings, derived_port
+from infini_run.environments.environment import BATCH, ClusterEnvironment, Variables, derived_port
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 
-def detect(around: Surroundings) -> Site | None:
+def detect(around: Variables) -> ClusterEnvironment | None:
     if not around.has("SLURM_JOB_ID"):
         return None
     if around.has("SLURM_STEP_ID", "SLURM_PROCID") and around.text("SLURM_STEP_ID") not in _OWN_STEPS:
@@ -25,13 +25,13 @@ def detect(around: Surroundings) -> Site | None:
     return allocation(around)
 
 
-def _step(around: Surroundings) -> Site:
+def _step(around: Variables) -> ClusterEnvironment:
     job, step = around.text("SLURM_JOB_ID"), around.number("SLURM_STEP_ID")
     hosts = around.hosts("SLURM_STEP_NODELIST")
     counts = around.counts("SLURM_STEP_TASKS_PER_NODE")
     node_rank = around.number("SLURM_NODEID", unset=-1)
     tasks = counts[node_rank] if 0 <= node_rank < len(counts) else 1
-    return Site(
+    return ClusterEnvironment(
         engine="slurm",
         nnodes=around.number("SLURM_STEP_NUM_NODES", 1) or len(hosts),
         node_rank=node_rank,
@@ -60,14 +60,14 @@ def _step(around: Surroundings) -> Site:
     )
 
 
-def allocation(around: Surroundings) -> Site | None:
+def allocation(around: Variables) -> ClusterEnvironment | None:
     """The whole job. A batch script runs on its first node; salloc's shell runs where it was called."""
     job = around.text("SLURM_JOB_ID")
     if not job:
         return None
     hosts = _with_tasks(around, around.hosts("SLURM_JOB_NODELIST"))
     is_there = bool(hosts) and around.text("SLURMD_NODENAME") == hosts[0].name
-    return Site(
+    return ClusterEnvironment(
         engine="slurm",
         form=BATCH,
         nnodes=around.number("SLURM_JOB_NUM_NODES", 1) or len(hosts),
@@ -91,7 +91,7 @@ def allocation(around: Surroundings) -> Site | None:
     )
 
 
-def _with_tasks(around: Surroundings, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+def _with_tasks(around: Variables, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
     """The hosts, each with its tasks, where the user has asked for tasks. Where nobody has, SLURM_TASKS_PER_NODE
     counts CPUs."""
     if not around.first("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):

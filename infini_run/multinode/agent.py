@@ -219,7 +219,7 @@ class Agent:
 
     def _prepare(self, spec: dict[str, Any]) -> tuple[Options, Command, dict[str, str]]:
         """See whether it can be done here, and tell what this node is like."""
-        from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
+        from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
         from infini_run.node.ports import free_port
         from infini_run.options.options import Options
         from infini_run.plan.program import find_command, survey
@@ -234,8 +234,8 @@ class Agent:
             ) from None
         environ = dict(self._environ)
         if not spec["is_by_hand"]:  # else the user has started us: what he has set for MPI is for the ranks
-            environ = withhold_place(environ)
-            withhold_descriptors()
+            environ = strip_launcher_environment(environ)
+            close_inherited_on_exec()
         environ |= spec["environ"]
         for name in (TOKEN, TOKEN_FILE):
             environ.pop(name, None)

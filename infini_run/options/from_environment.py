@@ -8,7 +8,7 @@ known, is asked for.
 from __future__ import annotations
 
 from infini_run.environments.detect import detect
-from infini_run.environments.environment import BATCH, Site
+from infini_run.environments.environment import BATCH, ClusterEnvironment
 from infini_run.environments.hostlist import compress, quoted
 from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import COMMAND_LINE, Setting
@@ -48,7 +48,7 @@ def read_file(path: str) -> str:
         return file.read()
 
 
-def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) -> Site | None:
+def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) -> ClusterEnvironment | None:
     """Add to `given` what the Site says and nobody else did; return the Site, None where there is none.
 
     Raises UsageError: the Site and a flag contradict each other, the Site itself, or something is still missing.
@@ -77,7 +77,7 @@ def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) ->
     return site
 
 
-def _is_head(site: Site, asked: str) -> bool:
+def _is_head(site: ClusterEnvironment, asked: str) -> bool:
     """A whole allocation is ours. On its only node we launch as on any machine; several are reached from here."""
     where = f"{site.engine} job {quoted(site.job_id)}"
     if not site.hosts:
@@ -93,7 +93,7 @@ def _is_head(site: Site, asked: str) -> bool:
     return True
 
 
-def _without_guesses(given: Given, site: Site) -> Site:
+def _without_guesses(given: Given, site: ClusterEnvironment) -> ClusterEnvironment:
     """A pod's variables are many a framework's, and count nodes or ranks: they are not asked for what PET_* says.
     Where WORLD_SIZE is as many as the ranks that were asked for, it counts those."""
     if site.engine not in _PODS:
@@ -111,7 +111,7 @@ def _without_guesses(given: Given, site: Site) -> Site:
     )
 
 
-def _agree(given: Given, site: Site, name: str) -> None:
+def _agree(given: Given, site: ClusterEnvironment, name: str) -> None:
     """What a flag and the Site both know must be the same."""
     flag, known = given.get(name), getattr(site, name)
     if flag is None or known == (0 if name == "nnodes" else -1) or flag.value == known:
@@ -122,7 +122,7 @@ def _agree(given: Given, site: Site, name: str) -> None:
     )
 
 
-def _settle_task(given: Given, site: Site) -> None:
+def _settle_task(given: Given, site: ClusterEnvironment) -> None:
     """Each process on this node is one rank: their number is the engine's, and nobody is above them."""
     tasks = site.source("tasks_per_node")
     nproc = given.get("nproc_per_node")
@@ -153,7 +153,7 @@ def _refuse_supervised(flag: Setting, tasks: str) -> None:
     )
 
 
-def _settle(given: Given, site: Site) -> None:
+def _settle(given: Given, site: ClusterEnvironment) -> None:
     is_standalone = "standalone" in given and given["standalone"].value
     _offer(given, site, "nnodes", site.nnodes, "nnodes")
     if not site.is_task:
@@ -173,7 +173,7 @@ def _settle(given: Given, site: Site) -> None:
         _offer(given, site, "master_port", site.master_port, "master_port")
 
 
-def _offer_nproc(given: Given, site: Site) -> None:
+def _offer_nproc(given: Given, site: ClusterEnvironment) -> None:
     """A process for each share of the GPUs, where the Site counts them; else as many as it says."""
     share = given["gpus_per_proc"].value if "gpus_per_proc" in given else 1
     if site.gpus and site.gpus >= share:
@@ -182,12 +182,12 @@ def _offer_nproc(given: Given, site: Site) -> None:
         _offer(given, site, "nproc_per_node", site.nproc, "nproc")
 
 
-def _offer(given: Given, site: Site, flag: str, value: object, name: str) -> None:
+def _offer(given: Given, site: ClusterEnvironment, flag: str, value: object, name: str) -> None:
     if value not in (0, "") or flag == "node_rank":
         given.setdefault(flag, Setting(value=value, origin=site.source(name) or f"--{flag}={value}", level=_LEVEL))
 
 
-def _ask_for_the_rest(given: Given, site: Site, asked: str) -> None:
+def _ask_for_the_rest(given: Given, site: ClusterEnvironment, asked: str) -> None:
     """What must be known on many nodes, and neither the Site nor a flag has said."""
     knows = f"{asked}: {site.engine} does not say"
     if "nnodes" not in given:
@@ -200,7 +200,7 @@ def _ask_for_the_rest(given: Given, site: Site, asked: str) -> None:
         raise UsageError(f"{knows} where node 0 is: give --rdzv_endpoint=HOST:PORT")
 
 
-def describe(site: Site) -> list[str]:
+def describe(site: ClusterEnvironment) -> list[str]:
     """What was found, a value a line, each with the variable that said it."""
     what = _TITLES.get(site.engine, f"{site.engine} {site.form}")
     lines = [what + (f" {site.job_id}" if site.job_id else "")]
@@ -211,7 +211,7 @@ def describe(site: Site) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def facts(site: Site) -> list[tuple[str, str | int, str]]:
+def facts(site: ClusterEnvironment) -> list[tuple[str, str | int, str]]:
     """The values that the Site has: name, value, who said it."""
     found: list[tuple[str, str | int, str]] = []
     for name in _VALUES + (_TASK_VALUES if site.is_task else ()):

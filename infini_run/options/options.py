@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypeAlias
 
-    from infini_run.environments.environment import Site
+    from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.grammar import Setting
     from infini_run.options.nodes import Roster
 
@@ -114,7 +114,7 @@ class Request:
     question: str
     options: Options | None
     words: tuple[str, ...] = ()
-    site: Site | None = None
+    site: ClusterEnvironment | None = None
     roster: Roster | None = None
     idle: str = ""
 
@@ -186,7 +186,7 @@ def _said(given: Given, name: str) -> str:
     return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
 
 
-def _find_site(given: Given, environ: Mapping[str, str]) -> Site | None:
+def _find_site(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment | None:
     if "engine" not in given or given["engine"].value != "auto":
         return None
     from infini_run.options.from_environment import adopt
@@ -333,7 +333,7 @@ def _check_output(given: Given, values: Values) -> None:
         )
 
 
-def _check_world(given: Given, values: Values, site: Site | None, counts: Sequence[int]) -> None:
+def _check_world(given: Given, values: Values, site: ClusterEnvironment | None, counts: Sequence[int]) -> None:
     """The ranks that flags name are there. counts: of each node, where they differ."""
     nproc, stdin = values["nproc_per_node"], values["stdin"]
     world = site.world_size if site is not None and site.is_task else sum(counts) or values["nnodes"] * nproc

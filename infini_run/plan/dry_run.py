@@ -6,11 +6,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.environments.environment import Site
+    from infini_run.environments.environment import ClusterEnvironment
     from infini_run.plan.model import Plan, Worker
 
 
-def render_text(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:
+def render_text(plan: Plan, site: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
     """Ready for a shell: every rank's variables and its command. `site`: what --engine=auto found. `later`: variables
     that are known only when the nodes have come, and what they will be."""
     later = later or {}
@@ -53,7 +53,7 @@ def _assignments(env: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
 
 
-def render_json(plan: Plan, site: Site | None = None, later: Mapping[str, str] | None = None) -> str:
+def render_json(plan: Plan, site: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
     """One object. `env` of a rank is complete but for what it inherits. `site`: what --engine=auto found. `later`:
     variables that are known only when the nodes have come: null."""
     import json
@@ -95,7 +95,7 @@ def render_json(plan: Plan, site: Site | None = None, later: Mapping[str, str] |
     )
 
 
-def _found(site: Site | None) -> dict[str, object]:
+def _found(site: ClusterEnvironment | None) -> dict[str, object]:
     if site is None:
         return {}
     from infini_run.options.from_environment import facts

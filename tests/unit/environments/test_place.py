@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from infini_run.environments.launcher_variables import withhold_descriptors, withhold_place
+from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
 from tests.support.command import COMMAND
 
 
@@ -23,31 +23,31 @@ def fd():
 
 @pytest.mark.parametrize("name", ["PMI_FD", "PMI2_FD", "SLURM_PMI_FD"])
 def test_the_descriptor_that_it_names_goes_with_the_variable(fd, name):
-    assert withhold_place({name: str(fd), "PMI_RANK": "1", "A": "b"}) == {"A": "b"}
+    assert strip_launcher_environment({name: str(fd), "PMI_RANK": "1", "A": "b"}) == {"A": "b"}
     assert not os.get_inheritable(fd)
 
 
 def test_what_is_kept_is_inherited(fd):
-    assert withhold_place({"PMI_FD": str(fd)}, keep=("PMI_FD",)) == {"PMI_FD": str(fd)}
+    assert strip_launcher_environment({"PMI_FD": str(fd)}, keep=("PMI_FD",)) == {"PMI_FD": str(fd)}
     assert os.get_inheritable(fd)
 
 
 def test_other_variables_name_nothing_of_ours(fd):
     environ = {"MY_FD": str(fd)}
-    assert withhold_place({**environ, "PMI_SIZE": str(fd)}) == environ
+    assert strip_launcher_environment({**environ, "PMI_SIZE": str(fd)}) == environ
     assert os.get_inheritable(fd)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "2", "1048577", "9" * 40, "\u0664", "3.0"])
 def test_what_is_no_open_descriptor_harms_nobody(text):
     before = [os.get_inheritable(number) for number in range(3)]
-    assert withhold_place({"PMI_FD": text}) == {}
+    assert strip_launcher_environment({"PMI_FD": text}) == {}
     assert [os.get_inheritable(number) for number in range(3)] == before
 
 
 def test_all_but_stdio_can_be_withheld(fd):
     before = [os.get_inheritable(number) for number in range(3)]
-    withhold_descriptors()
+    close_inherited_on_exec()
     assert not os.get_inheritable(fd)
     assert [os.get_inheritable(number) for number in range(3)] == before
 

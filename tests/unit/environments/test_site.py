@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.environments.detect import DETECTORS, detect
-from infini_run.environments.environment import Site, derived_port, without_place
+from infini_run.environments.environment import ClusterEnvironment, derived_port, without_place
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError
 
@@ -371,7 +371,7 @@ def test_no_environment_does_more_than_be_refused(environ, text):
         except UsageError as error:
             said = str(error)
         else:
-            assert site is None or isinstance(site, Site)
+            assert site is None or isinstance(site, ClusterEnvironment)
             assert site is None or (site.node_rank < site.nnodes or not site.nnodes)
         assert said == "" or said.isprintable()
 
