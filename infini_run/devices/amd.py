@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.devices.gpu import Gpu, Holder, NoGpus
+from infini_run.devices.gpu import Accelerator, GpuUser, NoGpus
 from infini_run.record import replace
 from infini_run.system.cgroup import read_text
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _KFD = "/sys/class/kfd/kfd"
 
 
-def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
+def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
     """The GPUs that a HIP program started with `environ` could use, in its order. root: before /sys and /dev.
 
     Raises NoGpus: there is none, or it is closed to us.
@@ -29,7 +29,7 @@ def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
     return visible(survey(root), environ)
 
 
-def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+def visible(gpus: Sequence[Accelerator], environ: Mapping[str, str]) -> tuple[Accelerator, ...]:
     """What the variables leave of all GPUs, named as the topmost of them names each."""
     listed = environ.get("ROCR_VISIBLE_DEVICES")
     hip = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
@@ -37,11 +37,11 @@ def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
         gpus = tuple(_by_rocr(gpus, listed))
     elif hip and len({gpu.product for gpu in gpus}) > 1:
         # ROCr may count unequal GPUs in an order of its own, so an index is passed on without a guess
-        gpus = tuple(Gpu(name=gpu.name, uuid=gpu.uuid if "GPU-" in hip else None) for gpu in gpus)
+        gpus = tuple(Accelerator(name=gpu.name, uuid=gpu.uuid if "GPU-" in hip else None) for gpu in gpus)
     return tuple(_by_hip(gpus, hip)) if hip else tuple(gpus)
 
 
-def _by_rocr(gpus: Sequence[Gpu], listed: str) -> Iterator[Gpu]:
+def _by_rocr(gpus: Sequence[Accelerator], listed: str) -> Iterator[Accelerator]:
     """Up to the first entry that is none, is there twice, or could be two GPUs."""
     seen = set()
     for entry in listed.split(","):
@@ -64,7 +64,7 @@ def _c_number(word: str) -> int | None:
         return None
 
 
-def _by_hip(gpus: Sequence[Gpu], listed: str) -> Iterator[Gpu]:
+def _by_hip(gpus: Sequence[Accelerator], listed: str) -> Iterator[Accelerator]:
     """Up to the first entry that is none; one that is there twice counts once."""
     seen = set()
     for entry in listed.split(","):
@@ -76,7 +76,7 @@ def _by_hip(gpus: Sequence[Gpu], listed: str) -> Iterator[Gpu]:
             yield replace(gpus[index], name=entry)
 
 
-def survey(root: str = "") -> tuple[Gpu, ...]:
+def survey(root: str = "") -> tuple[Accelerator, ...]:
     """Every GPU that KFD lists and lets us use, in its order. Raises NoGpus: there is none."""
     if not os.path.exists(f"{root}/dev/kfd"):
         raise NoGpus("no AMD GPU: there is no /dev/kfd")
@@ -93,7 +93,7 @@ def survey(root: str = "") -> tuple[Gpu, ...]:
     return tuple(replace(gpu, name=str(index)) for index, gpu in enumerate(found))
 
 
-def _gpu(folder: str, root: str) -> Gpu | None:
+def _gpu(folder: str, root: str) -> Accelerator | None:
     """None: a CPU, or what a container does not let us use: its properties cannot be read, or its render node."""
     kfd_id = read_text(f"{folder}/gpu_id").strip()
     properties = dict(line.split(" ", 1) for line in read_text(f"{folder}/properties").splitlines() if " " in line)
@@ -102,7 +102,7 @@ def _gpu(folder: str, root: str) -> Gpu | None:
     if kfd_id in ("", "0") or not kfd_id.isdecimal() or not os.access(render, os.R_OK | os.W_OK):
         return None
     unique = values.get("unique_id", 0)
-    return Gpu(
+    return Accelerator(
         name="",
         uuid=f"GPU-{unique:016x}" if unique else None,
         product=_architecture(values.get("gfx_target_version", 0)),
@@ -121,7 +121,7 @@ def _bus_id(domain: int, location: int) -> str:
     return f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
-def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
+def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
     """Who has memory on these GPUs: KFD tells of every process, of whichever user."""
     holders = []
     try:
@@ -132,5 +132,5 @@ def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
         for pid in pids:
             text = read_text(f"{root}{_KFD}/proc/{pid}/vram_{gpu.kfd_id}").strip()
             if text.isdecimal() and int(text):
-                holders.append(Holder(gpu=gpu, pid=pid, mib=int(text) >> 20))
+                holders.append(GpuUser(gpu=gpu, pid=pid, mib=int(text) >> 20))
     return tuple(holders)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.devices.gpu import Gpu, Holder, NoGpus
+from infini_run.devices.gpu import Accelerator, GpuUser, NoGpus
 from infini_run.errors import DeviceError
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _DEVICE = "davinci"
 
 
-def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
+def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
     """The NPUs that a program started with `environ` could use, in its order. root: before /dev.
 
     Raises NoGpus: there is none.
@@ -33,7 +33,9 @@ def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
     if count == 0:
         raise NoGpus("no Ascend NPU: there is no /dev/davinci0")
     listed = environ.get(VISIBLE)
-    return tuple(Gpu(name=str(index)) for index in (range(count) if listed is None else _listed(listed, count)))
+    return tuple(
+        Accelerator(name=str(index)) for index in (range(count) if listed is None else _listed(listed, count))
+    )
 
 
 def _listed(listed: str, count: int) -> list[int]:
@@ -46,6 +48,6 @@ def _listed(listed: str, count: int) -> list[int]:
     return found
 
 
-def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
+def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
     """Raises DeviceError: nothing but CANN's own tools can tell."""
     raise DeviceError("--check_gpus cannot tell who holds Ascend NPUs: see npu-smi info, and leave the flag away")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Place:
+class CpuBinding:
     """Where one rank runs. nodes: the NUMA nodes whose memory it prefers, none where nobody knows. threads: its fair
     share of these CPUs, and of what a cgroup's quota leaves, at least 1."""
 
@@ -35,9 +35,9 @@ class Place:
         return cpus + nodes if self.nodes else cpus
 
 
-def find_places(
+def plan_bindings(
     mode: str, nproc: int, bus_ids: Sequence[Sequence[str | None]], root: str = "", cpus: Iterable[int] = ()
-) -> tuple[Place, ...]:
+) -> tuple[CpuBinding, ...]:
     """What each local rank of this machine is bound to.
 
     bus_ids: of each rank's GPUs; empty where nobody knows them. root: what is put before /sys and /proc. cpus: those
@@ -53,7 +53,7 @@ def find_places(
     return tuple(replace(one, threads=min(one.threads, max(1, quota // nproc))) for one in places)
 
 
-def place(topology: Topology, mode: str, nproc: int, near: Sequence[Sequence[int]] = ()) -> tuple[Place, ...]:
+def place(topology: Topology, mode: str, nproc: int, near: Sequence[Sequence[int]] = ()) -> tuple[CpuBinding, ...]:
     """Divide the machine among `nproc` ranks.
 
     mode: numa, socket or cores. near: the NUMA nodes of each rank's GPUs, none where they are not known; empty: of no
@@ -71,10 +71,10 @@ def place(topology: Topology, mode: str, nproc: int, near: Sequence[Sequence[int
     return tuple(_place(topology, share, sharers) for share in shares)
 
 
-def _place(topology: Topology, cores: Sequence[Core], sharers: dict[int, int]) -> Place:
+def _place(topology: Topology, cores: Sequence[Core], sharers: dict[int, int]) -> CpuBinding:
     nodes = {topology.nearest(node, topology.memory) for node in sorted({core.node for core in cores})}
     fair = sum(len(core.cpus) / sharers[core.cpus[0]] for core in cores)
-    return Place(
+    return CpuBinding(
         cpus=tuple(sorted(cpu for core in cores for cpu in core.cpus)),
         nodes=tuple(sorted(node for node in nodes if node is not None)),
         threads=max(1, int(fair + 1e-9)),

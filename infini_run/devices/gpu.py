@@ -11,7 +11,7 @@ class NoGpus(DeviceError):
 
 
 @record
-class Gpu:
+class Accelerator:
     """One GPU, MIG instance, partition or NPU. None: not known, or not told by the driver."""
 
     name: str  # what stands for it in the variable that shows it
@@ -25,9 +25,9 @@ class Gpu:
 
 
 @record
-class Holder:
+class GpuUser:
     """A process that has memory on a GPU. pid None: of a process that is not shown to us; mib None: not told."""
 
-    gpu: Gpu
+    gpu: Accelerator
     pid: int | None
     mib: int | None

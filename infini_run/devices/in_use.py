@@ -12,19 +12,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.devices.gpu import Gpu, Holder
-    from infini_run.devices.visible import Found
+    from infini_run.devices.gpu import Accelerator, GpuUser
+    from infini_run.devices.visible import VisibleGpus
 
 _TOLD = 8  # holders; more are counted
 
 
-def check_gpus(found: Found, gpus: Sequence[Gpu], mode: str, root: str = "") -> str:
+def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root: str = "") -> str:
     """What there is to tell of those who hold these GPUs; empty: nobody does.
 
     mode: warn or refuse. root: what is put before /sys and /proc.
     Raises DeviceError: somebody does, and that is to be refused; or nobody can tell.
     """
-    holders: Sequence[Holder] = module_of(found.vendor).find_holders(gpus, root)
+    holders: Sequence[GpuUser] = module_of(found.vendor).find_holders(gpus, root)
     if not holders:
         return ""
     told = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_TOLD])
@@ -37,7 +37,7 @@ def check_gpus(found: Found, gpus: Sequence[Gpu], mode: str, root: str = "") -> 
     return f"{text}; ranks may run out of memory there"
 
 
-def _describe(holder: Holder, root: str) -> str:
+def _describe(holder: GpuUser, root: str) -> str:
     size = "memory" if holder.mib is None else f"{holder.mib} MiB"
     if holder.pid is None:
         return f"{size}, of a process that is not shown here, as in another container"

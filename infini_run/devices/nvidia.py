@@ -7,7 +7,7 @@ entries, spelled as the caller spelled them. NVML is asked, never CUDA: counting
 
 from __future__ import annotations
 
-from infini_run.devices.gpu import Gpu, Holder, NoGpus
+from infini_run.devices.gpu import Accelerator, GpuUser, NoGpus
 from infini_run.errors import DeviceError
 from infini_run.record import record, replace
 
@@ -32,22 +32,22 @@ _UNSHOWN_MIB = 256  # more than a driver keeps for itself on a GPU that nobody u
 class Card:
     """One board as NVML lists it, by PCI bus id, and what of it can be used: itself or its MIG instances."""
 
-    itself: Gpu
+    itself: Accelerator
     is_mig: bool
-    gpus: tuple[Gpu, ...]  # named by their UUIDs; none: MIG mode without instances
+    gpus: tuple[Accelerator, ...]  # named by their UUIDs; none: MIG mode without instances
 
 
-def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Gpu, ...]:
+def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
     """The GPUs that a CUDA program started with `environ` could use, in its order. root: NVML knows no other.
 
     Raises DeviceError: they cannot be counted (no driver, no permission, a broken driver, no pynvml).
     """
     if environ.get(VISIBLE) in _NONE:
         return ()
-    return visible(survey(), environ)
+    return visible(list_cards(), environ)
 
 
-def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accelerator, ...]:
     """What CUDA would show of `cards`, but all MIG instances rather than those for one process.
 
     Source: CUDA Programming Guide, "CUDA Environment Variables": an entry that names nothing hides itself
@@ -62,7 +62,7 @@ def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Gpu, .
             return tuple(gpu for card in cards for gpu in card.gpus)
         return tuple(replace(card.itself, name=str(index)) for index, card in enumerate(cards))
     by_index = () if inherited.startswith(("GPU-", "MIG-")) else _by_index(cards, environ)
-    found: dict[str, Gpu] = {}
+    found: dict[str, Accelerator] = {}
     for entry in inherited.split(","):
         gpu = _nth(by_index, entry) if by_index else _by_uuid(cards, entry)
         if gpu is None:
@@ -79,14 +79,14 @@ def _is_order_known(cards: tuple[Card, ...], environ: Mapping[str, str]) -> bool
     return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(models) <= 1
 
 
-def _by_index(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Gpu | None, ...]:
+def _by_index(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accelerator | None, ...]:
     """What each index means to CUDA: of a card in MIG mode its first instance, None where it has none."""
     if not _is_order_known(cards, environ):
-        return tuple(Gpu(name=str(index)) for index in range(sum(bool(card.gpus) for card in cards)))
+        return tuple(Accelerator(name=str(index)) for index in range(sum(bool(card.gpus) for card in cards)))
     return tuple(replace(card.gpus[0], name=str(i)) if card.gpus else None for i, card in enumerate(cards))
 
 
-def _nth(by_index: tuple[Gpu | None, ...], entry: str) -> Gpu | None:
+def _nth(by_index: tuple[Accelerator | None, ...], entry: str) -> Accelerator | None:
     text = entry.lstrip(" \t\n\v\f\r")
     is_negative = text.startswith("-")
     text = text[1:] if text.startswith(("+", "-")) else text
@@ -97,7 +97,7 @@ def _nth(by_index: tuple[Gpu | None, ...], entry: str) -> Gpu | None:
     return by_index[index] if index < len(by_index) else None
 
 
-def _by_uuid(cards: tuple[Card, ...], entry: str) -> Gpu | None:
+def _by_uuid(cards: tuple[Card, ...], entry: str) -> Accelerator | None:
     """Whole names of MIG instances; of GPUs also as many first characters as no other GPU has."""
     if entry.startswith("MIG-"):
         matches = tuple(gpu for card in cards for gpu in card.gpus if entry in (gpu.uuid, gpu.old_name))
@@ -107,7 +107,7 @@ def _by_uuid(cards: tuple[Card, ...], entry: str) -> Gpu | None:
     return replace(matches[0], name=entry) if matches else None
 
 
-def survey() -> tuple[Card, ...]:
+def list_cards() -> tuple[Card, ...]:
     """Every board that NVML lists and lets us use.
 
     Raises DeviceError: NVML could not be loaded, started or asked.
@@ -174,7 +174,7 @@ def _card(nvml: Any, index: int) -> Card | None:
     return Card(itself=itself, is_mig=is_mig, gpus=gpus)
 
 
-def _instances(nvml: Any, handle: Any, card: Gpu) -> Iterator[Gpu]:
+def _instances(nvml: Any, handle: Any, card: Accelerator) -> Iterator[Accelerator]:
     has_one_per_process = nvml.nvmlSystemGetCudaDriverVersion() < _MANY_MIG_CUDA_VERSION
     for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -187,17 +187,17 @@ def _instances(nvml: Any, handle: Any, card: Gpu) -> Iterator[Gpu]:
         yield _gpu(nvml, mig, card.bus_id, old_name=old_name, one_of=one_of)
 
 
-def _gpu(nvml: Any, handle: Any, bus_id: str | None, **mig: Any) -> Gpu:
+def _gpu(nvml: Any, handle: Any, bus_id: str | None, **mig: Any) -> Accelerator:
     uuid = nvml.nvmlDeviceGetUUID(handle)
     product = nvml.nvmlDeviceGetName(handle)
     try:
         memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
     except nvml.NVMLError_NotSupported:  # memory shared with the CPU, as on GB10
         memory_mib = None
-    return Gpu(name=uuid, uuid=uuid, product=product, memory_mib=memory_mib, bus_id=bus_id, **mig)
+    return Accelerator(name=uuid, uuid=uuid, product=product, memory_mib=memory_mib, bus_id=bus_id, **mig)
 
 
-def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
+def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
     """Who has memory on these GPUs. A process of another container is not listed, but its memory is counted.
 
     Raises DeviceError: NVML does not say, or CUDA's order is not known.
@@ -211,18 +211,18 @@ def find_holders(gpus: Sequence[Gpu], root: str = "") -> tuple[Holder, ...]:
     return _ask(lambda nvml: tuple(holder for gpu in gpus for holder in _holders(nvml, gpu)))
 
 
-def _holders(nvml: Any, gpu: Gpu) -> Iterator[Holder]:
+def _holders(nvml: Any, gpu: Accelerator) -> Iterator[GpuUser]:
     handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     processes = processes_on(nvml, handle)
     for process in processes:
         mib = None if process.usedGpuMemory is None else process.usedGpuMemory >> 20
-        yield Holder(gpu=gpu, pid=process.pid, mib=mib)
+        yield GpuUser(gpu=gpu, pid=process.pid, mib=mib)
     try:  # from R510 on; the driver's own part is told apart
         used = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).used >> 20
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
         return
     if not processes and used >= _UNSHOWN_MIB:
-        yield Holder(gpu=gpu, pid=None, mib=used)
+        yield GpuUser(gpu=gpu, pid=None, mib=used)
 
 
 def processes_on(nvml: Any, handle: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.devices.gpu import Gpu, NoGpus
+from infini_run.devices.gpu import Accelerator, NoGpus
 from infini_run.errors import DeviceError
 from infini_run.record import record
 from infini_run.system.cgroup import count_cpus
@@ -57,17 +57,17 @@ _OF_WSL = "/dev/dxg"  # all that NVIDIA's driver has there
 
 
 @record
-class Found:
+class VisibleGpus:
     """The accelerators of one vendor that we may use. variable: what shows a rank its own; `inherited` is what it
     said to us."""
 
     vendor: Vendor
     variable: str
     inherited: str | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[Accelerator, ...]
 
 
-def find(environ: Mapping[str, str], root: str = "") -> Found:
+def find(environ: Mapping[str, str], root: str = "") -> VisibleGpus:
     """The accelerators that a program started with `environ` could use, in its order; gpus is empty where it is given
     none of them.
 
@@ -78,7 +78,7 @@ def find(environ: Mapping[str, str], root: str = "") -> Found:
     reasons: list[str] = []
     for is_named in (True, False):
         vendors = [vendor for vendor in VENDORS if environ.keys().isdisjoint(vendor.signs) != is_named]
-        nothing: Found | None = None
+        nothing: VisibleGpus | None = None
         for vendor in vendors:
             try:
                 found = _found(vendor, environ, module_of(vendor).find_gpus(environ, root))
@@ -105,10 +105,10 @@ def module_of(vendor: Vendor) -> Any:
     return import_module(f"infini_run.devices.{vendor.module}")
 
 
-def _found(vendor: Vendor, environ: Mapping[str, str], gpus: tuple[Gpu, ...]) -> Found:
+def _found(vendor: Vendor, environ: Mapping[str, str], gpus: tuple[Accelerator, ...]) -> VisibleGpus:
     given = [name for name in vendor.variables if name in environ and (environ[name] or name == vendor.variables[0])]
     variable = given[-1] if given else vendor.variables[0]
-    return Found(vendor=vendor, variable=variable, inherited=environ.get(variable), gpus=gpus)
+    return VisibleGpus(vendor=vendor, variable=variable, inherited=environ.get(variable), gpus=gpus)
 
 
 def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, root: str = "") -> int:
@@ -137,7 +137,7 @@ def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, roo
     return len(found.gpus) // max(gpus_per_proc, 1)
 
 
-def share(found: Found, nproc: int, gpus_per_proc: int) -> tuple[tuple[Gpu, ...], ...]:
+def partition(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> tuple[tuple[Accelerator, ...], ...]:
     """Each local rank's GPUs, in order, every GPU at most once.
 
     Raises DeviceError: there are too few, or CUDA would not show a process all that it is given.
@@ -150,26 +150,26 @@ def share(found: Found, nproc: int, gpus_per_proc: int) -> tuple[tuple[Gpu, ...]
     return shares
 
 
-def likely_shares(found: Found, nproc: int) -> tuple[tuple[Gpu, ...], ...]:
+def likely_shares(found: VisibleGpus, nproc: int) -> tuple[tuple[Accelerator, ...], ...]:
     """Without --gpus_per_proc, where a rank sees them all: by custom the one whose place is its local rank. Nothing
     where there are fewer than ranks."""
     return tuple((gpu,) for gpu in found.gpus[:nproc]) if nproc <= len(found.gpus) else ()
 
 
-def _check_shown_together(gpus: tuple[Gpu, ...]) -> None:
+def _check_shown_together(gpus: tuple[Accelerator, ...]) -> None:
     shown = len({gpu.one_of or gpu.name for gpu in gpus})
     if shown < len(gpus):
         what = f"CUDA shows a process only {shown} of these {len(gpus)} MIG instances"
         raise DeviceError(f"{what}: --gpus_per_proc=1 gives each rank one of its own")
 
 
-def _too_few(found: Found, nproc: int, gpus_per_proc: int) -> str:
+def _too_few(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> str:
     setting = "not set" if found.inherited is None else repr(found.inherited)
     needed = f"{nproc} rank(s) with --gpus_per_proc={gpus_per_proc} need {nproc * gpus_per_proc} GPU(s)"
     return f"{needed}, and {len(found.gpus)} can be used here ({found.variable} is {setting})"
 
 
-def _nothing_visible(found: Found) -> DeviceError:
+def _nothing_visible(found: VisibleGpus) -> DeviceError:
     if found.inherited is None:
         return NoGpus("no GPU can be used here: the NVIDIA driver lists none, or MIG mode without instances")
     what = f"no GPU can be used here: {found.variable} is {found.inherited!r}"

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from infini_run.devices.cpu_binding import Place
+    from infini_run.devices.cpu_binding import CpuBinding
     from infini_run.options.options import Options
 
 MARK = "INFINI_RUN_ID"
@@ -50,7 +50,7 @@ class Node:
     devices: tuple[tuple[str, ...], ...] = ()
     uuids: tuple[tuple[str, ...], ...] = ()
     shown_by: str = "CUDA_VISIBLE_DEVICES"
-    places: tuple[Place, ...] = ()
+    places: tuple[CpuBinding, ...] = ()
     notices: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ class Worker:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
-    place: Place | None
+    place: CpuBinding | None
     stdin: str
     stdout: Output
     stderr: Output

@@ -19,8 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from infini_run.devices.gpu import Gpu
-    from infini_run.devices.visible import Found
+    from infini_run.devices.gpu import Accelerator
+    from infini_run.devices.visible import VisibleGpus
     from infini_run.options.options import Options
 
 MEMORY = "/dev/shm"
@@ -208,9 +208,9 @@ def survey(options: Options, environ: Mapping[str, str]) -> Node:
 
 def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> Node:
     """Which GPUs each worker gets, and what it is bound to beside them."""
-    shares: tuple[tuple[Gpu, ...], ...] = ()
+    shares: tuple[tuple[Accelerator, ...], ...] = ()
     if options.gpus_per_proc or options.check_gpus != "off":
-        from infini_run.devices.visible import find, likely_shares, share
+        from infini_run.devices.visible import find, likely_shares, partition
 
         try:
             found = find(environ)
@@ -218,7 +218,7 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
             return _without_devices(node, options, error)
         shares = likely_shares(found, node.nproc)
         if options.gpus_per_proc:
-            shares = share(found, node.nproc, options.gpus_per_proc)
+            shares = partition(found, node.nproc, options.gpus_per_proc)
             names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
             node = replace(node, devices=names, uuids=tuple(map(_uuids, shares)), shown_by=found.variable)
         if options.check_gpus != "off":
@@ -226,10 +226,10 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
     elif options.bind != "none":
         shares = _shares_if_any(node.nproc, environ)
     if options.bind != "none":
-        from infini_run.devices.cpu_binding import find_places
+        from infini_run.devices.cpu_binding import plan_bindings
 
         buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
-        node = replace(node, places=find_places(options.bind, node.nproc, buses))
+        node = replace(node, places=plan_bindings(options.bind, node.nproc, buses))
     return node
 
 
@@ -242,24 +242,24 @@ def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
     notice = f"--check_gpus: nothing was checked: {error}"
     if options.bind == "none":
         return replace(node, notices=(notice,))
-    from infini_run.devices.cpu_binding import find_places
+    from infini_run.devices.cpu_binding import plan_bindings
 
-    return replace(node, notices=(notice,), places=find_places(options.bind, node.nproc, ()))
+    return replace(node, notices=(notice,), places=plan_bindings(options.bind, node.nproc, ()))
 
 
-def _uuids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+def _uuids(gpus: Sequence[Accelerator]) -> tuple[str, ...]:
     known = tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
     return known if len(known) == len(gpus) else ()
 
 
-def _notices(found: Found, shares: Sequence[Sequence[Gpu]], mode: str) -> tuple[str, ...]:
+def _notices(found: VisibleGpus, shares: Sequence[Sequence[Accelerator]], mode: str) -> tuple[str, ...]:
     from infini_run.devices.in_use import check_gpus
 
     notice = check_gpus(found, [gpu for gpus in shares for gpu in gpus] or found.gpus, mode)
     return (notice,) if notice else ()
 
 
-def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], ...]:
+def _shares_if_any(nproc: int, environ: Mapping[str, str]) -> tuple[tuple[Accelerator, ...], ...]:
     """For a job that has not asked for GPUs: what its ranks will probably use, where that can be known."""
     from infini_run.devices.visible import find, likely_shares, may_have_gpus
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.devices import amd
-from infini_run.devices.gpu import Gpu, NoGpus
+from infini_run.devices.gpu import Accelerator, NoGpus
 from infini_run.devices.topology import pci_node
 from infini_run.devices.visible import find, resolve_nproc
 from infini_run.errors import DeviceError
@@ -52,7 +52,7 @@ def places(machine, **environ):
 
 def test_kfd_lists_gpus_among_cpus_and_says_where_they_are(four):
     first, *others = amd.survey(four.root)
-    assert first == Gpu(
+    assert first == Accelerator(
         name="0", uuid="GPU-1000000000000000", product="gfx942", bus_id="0000:01:00.0", kfd_id=102
     )  # fmt: skip
     assert [gpu.name for gpu in others] == ["1", "2", "3"]
@@ -187,7 +187,7 @@ def test_hips_index_of_unequal_gpus_is_passed_on_without_a_guess_at_which_it_is(
 
 @given(listed=st.text("0123456789,GPU-abcx +", max_size=30), name=st.sampled_from(["ROCR", "HIP", "CUDA"]))
 def test_no_list_shows_a_gpu_twice_or_one_that_is_not_there(listed, name):
-    gpus = tuple(Gpu(name=str(n), uuid=f"GPU-{n:016x}") for n in range(12))
+    gpus = tuple(Accelerator(name=str(n), uuid=f"GPU-{n:016x}") for n in range(12))
     shown = amd.visible(gpus, {f"{name}_VISIBLE_DEVICES": listed})
     assert len({gpu.uuid for gpu in shown}) == len(shown)
     assert {gpu.uuid for gpu in shown} <= {gpu.uuid for gpu in gpus}

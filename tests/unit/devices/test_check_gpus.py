@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.devices.gpu import Gpu
+from infini_run.devices.gpu import Accelerator
 from infini_run.devices.in_use import check_gpus
-from infini_run.devices.visible import VENDORS, Found
+from infini_run.devices.visible import VENDORS, VisibleGpus
 from infini_run.errors import DeviceError
 from tests.support.nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver
 
@@ -181,7 +181,9 @@ def test_the_python_api_warns_or_raises(driver):
 
 
 def test_amds_holders_are_told_with_name_and_user(machine):
-    found = Found(vendor=VENDORS[1], variable="ROCR_VISIBLE_DEVICES", inherited=None, gpus=(Gpu(name="0", kfd_id=7),))
+    found = VisibleGpus(
+        vendor=VENDORS[1], variable="ROCR_VISIBLE_DEVICES", inherited=None, gpus=(Accelerator(name="0", kfd_id=7),)
+    )
     assert check_gpus(found, found.gpus, "refuse", machine.root) == ""
     machine.write({"/sys/class/kfd/kfd/proc/77/vram_7": str(3 << 30), "/proc/77/comm": "tr\x1bain"})
     text = check_gpus(found, found.gpus, "warn", machine.root)

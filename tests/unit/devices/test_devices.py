@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.devices.gpu import Gpu
+from infini_run.devices.gpu import Accelerator
 from infini_run.devices.nvidia import Card, visible
-from infini_run.devices.visible import VENDORS, Found, count_cpus, resolve_nproc, share
+from infini_run.devices.visible import VENDORS, VisibleGpus, count_cpus, partition, resolve_nproc
 from infini_run.errors import DeviceError
 from tests.support.nvml import FOUR, MIG, UNEQUAL, UUIDS, Driver, ask_all, environment
 
@@ -38,8 +38,8 @@ ENTRY_POINTS = (
 CODES = (*range(1, 31), 777, 999)
 
 
-def found(gpus: tuple[Gpu, ...], inherited: str | None = None) -> Found:
-    return Found(vendor=VENDORS[0], variable="CUDA_VISIBLE_DEVICES", inherited=inherited, gpus=gpus)
+def found(gpus: tuple[Accelerator, ...], inherited: str | None = None) -> VisibleGpus:
+    return VisibleGpus(vendor=VENDORS[0], variable="CUDA_VISIBLE_DEVICES", inherited=inherited, gpus=gpus)
 
 
 # Which GPUs there are.
@@ -184,10 +184,10 @@ def test_mig_instances_that_cuda_would_not_show_together_are_refused_for_a_proce
 
 
 def test_no_rank_gets_two_mig_instances_of_which_cuda_shows_it_one() -> None:
-    gpus = tuple(Gpu(name=f"MIG-{n}", one_of="MIG-GPU-0/1") for n in range(2))
-    assert share(found(gpus), 2, 1) == ((gpus[0],), (gpus[1],))
+    gpus = tuple(Accelerator(name=f"MIG-{n}", one_of="MIG-GPU-0/1") for n in range(2))
+    assert partition(found(gpus), 2, 1) == ((gpus[0],), (gpus[1],))
     with pytest.raises(DeviceError, match="only 1 of these 2 MIG instances"):
-        share(found(gpus), 1, 2)
+        partition(found(gpus), 1, 2)
 
 
 # How many ranks.
@@ -315,20 +315,20 @@ def test_every_nvml_call_may_fail_in_every_way_and_nvml_is_still_shut_down(drive
 
 # Who gets what.
 
-unique_gpus = st.integers(0, 12).map(lambda n: tuple(Gpu(name=f"GPU-{i}") for i in range(n)))
+unique_gpus = st.integers(0, 12).map(lambda n: tuple(Accelerator(name=f"GPU-{i}") for i in range(n)))
 
 
 @given(gpus=unique_gpus, nproc=st.integers(1, 9), gpus_per_proc=st.integers(0, 5))
 def test_each_rank_gets_its_number_of_gpus_in_order_and_no_gpu_goes_to_two(
-    gpus: tuple[Gpu, ...], nproc: int, gpus_per_proc: int
+    gpus: tuple[Accelerator, ...], nproc: int, gpus_per_proc: int
 ) -> None:
     if nproc * gpus_per_proc > len(gpus):
         with pytest.raises(DeviceError) as refusal:
-            share(found(gpus, "0,1"), nproc, gpus_per_proc)
+            partition(found(gpus, "0,1"), nproc, gpus_per_proc)
         assert f"need {nproc * gpus_per_proc} GPU(s), and {len(gpus)} can" in str(refusal.value)
         assert "CUDA_VISIBLE_DEVICES is '0,1'" in str(refusal.value)
         return
-    shares = share(found(gpus), nproc, gpus_per_proc)
+    shares = partition(found(gpus), nproc, gpus_per_proc)
     assert [len(theirs) for theirs in shares] == [gpus_per_proc] * nproc
     handed_out = tuple(gpu for theirs in shares for gpu in theirs)
     assert handed_out == gpus[: len(handed_out)]
@@ -336,14 +336,14 @@ def test_each_rank_gets_its_number_of_gpus_in_order_and_no_gpu_goes_to_two(
 
 def test_refusal_says_when_no_list_was_inherited() -> None:
     with pytest.raises(DeviceError, match=r"CUDA_VISIBLE_DEVICES is not set"):
-        share(found(()), 1, 1)
+        partition(found(()), 1, 1)
 
 
 # Lists of every kind against what they were made to mean: text, and the GPU that it names or None.
 
 CARDS = tuple(
     Card(itself=gpu, is_mig=False, gpus=(gpu,))
-    for gpu in (Gpu(name=uuid, uuid=uuid, product="H200", memory_mib=143771) for uuid in UUIDS)
+    for gpu in (Accelerator(name=uuid, uuid=uuid, product="H200", memory_mib=143771) for uuid in UUIDS)
 )
 numbers = st.integers(0, 3)
 index_entries = st.one_of(

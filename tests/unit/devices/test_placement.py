@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.devices.cpu_binding import Place, find_places, place
+from infini_run.devices.cpu_binding import CpuBinding, place, plan_bindings
 from infini_run.devices.topology import Core, Topology, read_topology
 from infini_run.errors import UsageError
 
@@ -87,7 +87,7 @@ def test_memory_comes_from_the_nearest_node_that_has_some():
 def test_a_machine_without_nodes_is_one_without_a_say_in_memory():
     topology = Topology(cores=(Core(cpus=(0,), socket=0, node=-1), Core(cpus=(1,), socket=0, node=-1)), memory=(),
                         distances={})  # fmt: skip
-    assert place(topology, "numa", 2) == (Place(cpus=(0, 1), nodes=(), threads=1),) * 2
+    assert place(topology, "numa", 2) == (CpuBinding(cpus=(0, 1), nodes=(), threads=1),) * 2
     assert cpus_of(place(topology, "cores", 2)) == [(0,), (1,)]
 
 
@@ -211,11 +211,11 @@ def test_places_follow_from_files_and_bus_ids(machine):
     machine.pci("0000:11:00.0", 0)
     topology = read_topology(range(8), None, machine.root)
     assert [core.cpus for core in topology.cores] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-    places = find_places("numa", 2, [["00000000:10:00.0"], ["00000000:11:00.0"]], machine.root, cpus=range(8))
+    places = plan_bindings("numa", 2, [["00000000:10:00.0"], ["00000000:11:00.0"]], machine.root, cpus=range(8))
     assert cpus_of(places) == [(2, 3, 6, 7), (0, 1, 4, 5)]
     assert [one.nodes for one in places] == [(1,), (0,)]
     machine.write({"/proc/self/status": "Mems_allowed_list:\t0"})
-    places = find_places("cores", 2, [["00000000:10:00.0"], ["00000000:11:00.0"]], machine.root, cpus=range(8))
+    places = plan_bindings("cores", 2, [["00000000:10:00.0"], ["00000000:11:00.0"]], machine.root, cpus=range(8))
     assert cpus_of(places) == [(2, 3, 6, 7), (0, 1, 4, 5)]
     assert [one.nodes for one in places] == [(0,), (0,)]
 
@@ -225,19 +225,19 @@ def test_threads_are_no_more_than_a_quota_leaves(machine):
         machine.core([cpu], socket=0)
     machine.nodes({0: range(8)})
     buses = [[], []]
-    assert [one.threads for one in find_places("numa", 2, buses, machine.root, cpus=range(8))] == [4, 4]
+    assert [one.threads for one in plan_bindings("numa", 2, buses, machine.root, cpus=range(8))] == [4, 4]
     machine.write({
         "/proc/self/cgroup": "0::/",
         "/proc/self/mountinfo": f"40 24 0:1 / {machine.root}/cg rw - cgroup2 cgroup2 rw",
         "/cg/cpu.max": "500000 100000",
     })  # fmt: skip
     for mode in ("numa", "socket", "cores"):
-        places = find_places(mode, 2, buses, machine.root, cpus=range(8))
+        places = plan_bindings(mode, 2, buses, machine.root, cpus=range(8))
         assert [one.threads for one in places] == [2, 2]
-    assert [one.threads for one in find_places("cores", 8, [[]] * 8, machine.root, cpus=range(8))] == [1] * 8
+    assert [one.threads for one in plan_bindings("cores", 8, [[]] * 8, machine.root, cpus=range(8))] == [1] * 8
 
 
 def test_a_place_is_said_in_words():
-    assert str(Place(cpus=(0, 1, 2, 3, 8), nodes=(0, 1), threads=1)) == "CPUs 0-3,8, memory of nodes 0-1"
-    assert str(Place(cpus=(5,), nodes=(1,), threads=1)) == "CPU 5, memory of node 1"
-    assert str(Place(cpus=(5, 7), nodes=(), threads=1)) == "CPUs 5,7"
+    assert str(CpuBinding(cpus=(0, 1, 2, 3, 8), nodes=(0, 1), threads=1)) == "CPUs 0-3,8, memory of nodes 0-1"
+    assert str(CpuBinding(cpus=(5,), nodes=(1,), threads=1)) == "CPU 5, memory of node 1"
+    assert str(CpuBinding(cpus=(5, 7), nodes=(), threads=1)) == "CPUs 5,7"

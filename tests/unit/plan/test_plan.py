@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.devices.cpu_binding import Place
+from infini_run.devices.cpu_binding import CpuBinding
 from infini_run.errors import UsageError
 from infini_run.options.options import resolve
 from infini_run.plan.model import STDERR, STDOUT, Command, Node, make_plan
@@ -239,7 +239,7 @@ def test_omp_num_threads_is_a_fair_share_unless_somebody_said(flags, cpus, inher
 
 
 def places_of(*threads):
-    return tuple(Place(cpus=tuple(range(count)), nodes=(), threads=count) for count in threads)
+    return tuple(CpuBinding(cpus=tuple(range(count)), nodes=(), threads=count) for count in threads)
 
 
 @pytest.mark.parametrize(
