@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head import Head
     from infini_run.multinode.head_observers import Overview
     from infini_run.node.restarting_launch import Attempts
-    from infini_run.options.nodes import Roster
+    from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Command, Plan, Span
     from infini_run.report.report import Exit, Report
@@ -136,7 +136,7 @@ def launch_multi_node(
 
 def _run_on_nodes(
     options: Options,
-    roster: Roster,
+    roster: NodeList,
     environ: Mapping[str, str],
     check: bool,
     timeout_s: float | None,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from infini_run.channel.serializer import Buffer
     from infini_run.multinode.agent_state import Peer
-    from infini_run.options.nodes import Roster
+    from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
     class Life(Protocol):
@@ -111,7 +111,7 @@ class Outpost:
 class Bridge:
     """options, roster: as for a Head. cwd: where the outposts start. setup: what each is told first."""
 
-    def __init__(self, options: Options, roster: Roster, cwd: str | None, setup: Mapping[str, object]) -> None:
+    def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
         own = has_own_stderr()
         self.head = Head(
             options, roster, environ=dict(os.environ), say=None if own else say, cwd=cwd, hear=self._hear

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.options.nodes import Roster
+    from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
 # What is said to the head; all other flags are the workers'.
@@ -68,7 +68,7 @@ def read_nproc(
     return counts if hosts else counts[0]
 
 
-def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: object) -> tuple[Options, Roster]:
+def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: object) -> tuple[Options, NodeList]:
     """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
     read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
@@ -107,7 +107,7 @@ def _engine(reach: Mapping[str, Any]) -> str:
     return site.engine if {host.name for host in hosts} <= {host.name for host in site.hosts} else "ssh"
 
 
-def read_counts(nproc: int | str | Sequence[int] | None, roster: Roster) -> list[int | str]:
+def read_counts(nproc: int | str | Sequence[int] | None, roster: NodeList) -> list[int | str]:
     """For each host. Raises UsageError: one has no room for so many."""
     hosts = roster.hosts
     if nproc is None:

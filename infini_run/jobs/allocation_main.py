@@ -24,7 +24,7 @@ from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.time_limit import NEVER, Alarm, Outside, slurm_id
 from infini_run.multinode.command import make_room, obey
 from infini_run.multinode.head import Head
-from infini_run.options.nodes import Roster
+from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
 from infini_run.record import replace
 from infini_run.report.report import signal_name
@@ -99,7 +99,7 @@ class Attempt:
 
     # ---- what is run
 
-    def _prepare(self) -> tuple[Options, Roster, dict[str, str]]:
+    def _prepare(self) -> tuple[Options, NodeList, dict[str, str]]:
         """The launcher's own options, as its command line would have them. Raises UsageError."""
         job, request = self._job, self._job.request
         try:
@@ -131,7 +131,7 @@ class Attempt:
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
-        roster = asked.roster or Roster(engine="here", hosts=(Host(name=os.uname().nodename),))
+        roster = asked.roster or NodeList(engine="here", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
 
     def _hosts(self) -> list[str]:

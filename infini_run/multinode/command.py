@@ -11,7 +11,7 @@ from infini_run.errors import UsageError, printable
 from infini_run.multinode.agent_options import options_of_agents
 from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
-from infini_run.options.nodes import HAND, Roster
+from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.record import replace
 from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
@@ -28,7 +28,7 @@ _SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 
 
-def run_many(options: Options, roster: Roster, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
+def run_many(options: Options, roster: NodeList, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     """Run on all nodes from here; our exit code. say: writes a line to stderr, and waits for no reader for long.
 
     Raises UsageError before anything was started.
@@ -108,7 +108,7 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
             say(f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job")
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
         environ = {**environ, TOKEN: token}
-        return run_many(replace(options, link_port=port), Roster(engine=HAND, hosts=hosts), environ, say=say)
+        return run_many(replace(options, link_port=port), NodeList(engine=MANUAL, hosts=hosts), environ, say=say)
     from infini_run.multinode.agent import Agent
     from infini_run.multinode.tcp import dial_until, join
 
@@ -147,7 +147,7 @@ def obey(head: Head, number: int) -> None:
         head.signal(number)
 
 
-def show_many(options: Options, roster: Roster) -> str:
+def show_many(options: Options, roster: NodeList) -> str:
     """The plan of all nodes, as far as it is known here. Raises UsageError: ranks depend on what a node has."""
     from infini_run.plan.dry_run import render_json, render_text
     from infini_run.plan.model import Command, Node, make_plan
@@ -170,7 +170,7 @@ def show_many(options: Options, roster: Roster) -> str:
     return render_json(plan, later=later) if options.dry_run == "json" else render_text(plan, later=later)
 
 
-def _known_later(options: Options, roster: Roster) -> dict[str, str]:
+def _known_later(options: Options, roster: NodeList) -> dict[str, str]:
     """What muster.meeting decides when all nodes have come: the variable, and what it will be."""
     first, later = roster.hosts[0].name, {}
     if len(roster.hosts) > 1 and not options.rdzv_explicit:

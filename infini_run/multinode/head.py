@@ -26,7 +26,7 @@ from infini_run.multinode.protocol import pack, pack_json, unpack_json
 from infini_run.multinode.record_codec import record_of, to_plain
 from infini_run.multinode.rendezvous import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
 from infini_run.multinode.stdin_forwarder import Feed
-from infini_run.options.nodes import HAND, HEADS_OWN, Roster
+from infini_run.options.nodes import HEADS_OWN, MANUAL, NodeList
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
 from infini_run.plan.restart_state import Repeats
@@ -75,7 +75,7 @@ class Head:
     def __init__(
         self,
         options: Options,
-        roster: Roster,
+        roster: NodeList,
         *,
         environ: Mapping[str, str],
         say: Callable[[str], None] | None = None,
@@ -151,7 +151,7 @@ class Head:
 
         self._lobby = Lobby(self._token, len(self.peers), self._poller, self._admit, self._notice)
         target = self._lobby.open(self._options.link_port, self._options.link_address)
-        if self._options.link_address and self._roster.engine == HAND:
+        if self._options.link_address and self._roster.engine == MANUAL:
             self._listening = f"node 0 listens on {target}, the others dial {self._options.master_addr}"
         path = os.path.join(self._cwd, f".infini-run-{self.launch_id}.token") if self._engine.TOKEN_BY_FILE else ""
         if path:
@@ -178,7 +178,7 @@ class Head:
             options = replace(options, console="inherit")
         content = {
             "version": VERSION,
-            "is_by_hand": self._roster.engine == HAND,
+            "is_by_hand": self._roster.engine == MANUAL,
             "silence_s": self._options.node_timeout_s,
             "cwd": self._cwd,
             "environ": exported(self._options.export, self._environ),
@@ -614,7 +614,7 @@ class Head:
         difference = "" if restarts or self._roster.counts or self._hear is not None else unlike(self.peers, counts)
         if difference:
             self._notice(difference)
-        if not restarts and self._roster.engine != HAND:  # by hand they have reached us there
+        if not restarts and self._roster.engine != MANUAL:  # by hand they have reached us there
             why = doubt(address, self.peers, read_hosts())
             if why:
                 self._notice(why)

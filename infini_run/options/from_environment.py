@@ -48,7 +48,9 @@ def read_file(path: str) -> str:
         return file.read()
 
 
-def adopt(given: Given, environ: Mapping[str, str], read: Reader = read_file) -> ClusterEnvironment | None:
+def merge_environment(
+    given: Given, environ: Mapping[str, str], read: Reader = read_file
+) -> ClusterEnvironment | None:
     """Add to `given` what the Site says and nobody else did; return the Site, None where there is none.
 
     Raises UsageError: the Site and a flag contradict each other, the Site itself, or something is still missing.

@@ -32,7 +32,7 @@ _AT: dict[str, tuple[str, ...]] = {  # where a flag has an effect
 NAMES = frozenset(_AT)
 
 
-def idle_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
+def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
     """A sentence about those that have no effect; empty: all have. place: HERE, HAND, auto or an engine.
     is_one_of_several: there are other nodes, and no token."""
     idle = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Given = dict[str, Setting]
 
-HAND = "hand"  # nobody reaches anybody: the same command on every node, with a token
+MANUAL = "hand"  # nobody reaches anybody: the same command on every node, with a token
 ENGINES = ("ssh", "slurm", "pbs", "mpi")
 HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: what is written and shown at node 0
 _FROM_SITE = ("slurm", "pbs")  # engines that are an allocation's own
@@ -35,7 +35,7 @@ _ONE_NODE = {
 
 
 @record
-class Roster:
+class NodeList:
     """engine: a name of ENGINES. hosts: one for each node, in the order of their ranks. counts: how many ranks each
     runs, where they differ; empty: as the options say."""
 
@@ -44,7 +44,7 @@ class Roster:
     counts: tuple[int, ...] = ()
 
 
-def call_roll(given: Given, environ: Mapping[str, str], read: Reader) -> Roster:
+def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader) -> NodeList:
     """The nodes of the job; what they say of its shape is added to `given`. Raises UsageError."""
     engine = given["engine"].value if "engine" in given and given["engine"].value in ENGINES else "ssh"
     hosts, origin = _hosts(given, environ, engine, read)
@@ -55,7 +55,7 @@ def call_roll(given: Given, environ: Mapping[str, str], read: Reader) -> Roster:
     is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
     counts = _settle_count(given, hosts, origin, is_limit=is_limit)
     given["nnodes"] = Setting(value=len(hosts), origin=origin, level=_LEVEL)
-    return Roster(engine=engine, hosts=hosts, counts=counts)
+    return NodeList(engine=engine, hosts=hosts, counts=counts)
 
 
 def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:

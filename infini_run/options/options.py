@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.options.grammar import Setting
-    from infini_run.options.nodes import Roster
+    from infini_run.options.nodes import NodeList
 
     Given: TypeAlias = dict[str, Setting]
     Values: TypeAlias = dict[str, Any]
@@ -115,7 +115,7 @@ class Request:
     options: Options | None
     words: tuple[str, ...] = ()
     site: ClusterEnvironment | None = None
-    roster: Roster | None = None
+    roster: NodeList | None = None
     idle: str = ""
 
 
@@ -166,13 +166,13 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     return Request(question="", options=options, site=site, roster=roster, idle=idle)
 
 
-def _idle_flags(given: Given, values: Values, roster: Roster | None, environ: Mapping[str, str]) -> str:
+def _idle_flags(given: Given, values: Values, roster: NodeList | None, environ: Mapping[str, str]) -> str:
     """What there is to say of flags that do nothing here."""
-    from infini_run.options.ineffective_flags import HAND, HERE, idle_flags
+    from infini_run.options.ineffective_flags import HAND, HERE, ineffective_flags
 
     is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
     place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
-    return idle_flags(given, roster.engine if roster else place, is_one_of_several=values["nnodes"] > 1)
+    return ineffective_flags(given, roster.engine if roster else place, is_one_of_several=values["nnodes"] > 1)
 
 
 def _hint_of_flag(name: str) -> str:
@@ -189,21 +189,21 @@ def _said(given: Given, name: str) -> str:
 def _find_site(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment | None:
     if "engine" not in given or given["engine"].value != "auto":
         return None
-    from infini_run.options.from_environment import adopt
+    from infini_run.options.from_environment import merge_environment
 
-    return adopt(given, environ)
+    return merge_environment(given, environ)
 
 
-def _find_roster(given: Given, environ: Mapping[str, str]) -> Roster | None:
+def _find_roster(given: Given, environ: Mapping[str, str]) -> NodeList | None:
     asked = [
         name for name in ("engine", "hosts", "hostfile") if name in given and given[name].value != DEFAULTS[name]
     ]
     if not asked or (asked == ["engine"] and given["engine"].value == "auto"):
         return None
     from infini_run.options.from_environment import read_file
-    from infini_run.options.nodes import call_roll
+    from infini_run.options.nodes import resolve_nodes
 
-    return call_roll(given, environ, read_file)
+    return resolve_nodes(given, environ, read_file)
 
 
 def _settle_endpoint(given: Given) -> None:
@@ -278,7 +278,7 @@ def _settle_live(given: Given, values: Values) -> None:
         values["live"] = "off"
 
 
-def _is_open(values: Values, roster: Roster | None, environ: Mapping[str, str]) -> bool:
+def _is_open(values: Values, roster: NodeList | None, environ: Mapping[str, str]) -> bool:
     """Whether only all nodes together know how many ranks there are: each has its own, and a token joins them."""
     by_hand = roster is None and values["nnodes"] > 1 and any(environ.get(name) for name in TOKENS)
     return by_hand or not isinstance(values["nproc_per_node"], int)

@@ -75,7 +75,7 @@ def _rdzv_backend(text: str) -> str:
     return text
 
 
-def _row(
+def _flag(
     group: str,
     name: str,
     kind: Callable[[str], object],
@@ -125,7 +125,7 @@ def _refused(name: str, metavar: str, use: str) -> Flag:
     def refuse(text: str) -> object:
         raise ValueError(f"this cannot be honoured; {use}")
 
-    return _row("torchrun", name, refuse, "", metavar, f"refused: {use}")
+    return _flag("torchrun", name, refuse, "", metavar, f"refused: {use}")
 
 
 def _refused_switch(name: str, use: str) -> Flag:
@@ -147,18 +147,18 @@ def _refused_switch(name: str, use: str) -> Flag:
 
 # fmt: off
 FLAGS = (
-    _row("job", "nnodes", value_types.node_count, 1, "N", "how many nodes"),
-    _row("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
+    _flag("job", "nnodes", value_types.node_count, 1, "N", "how many nodes"),
+    _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
          "auto: gpu where there is one, else cpu"),
-    _row("job", "node_rank", value_types.bounded_int(0), 0, "N", "which node this is, from 0"),
-    _row("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
+    _flag("job", "node_rank", value_types.bounded_int(0), 0, "N", "which node this is, from 0"),
+    _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
          "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
          shown="127.0.0.1:29500"),
-    _row("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "the same host, on its own"),
-    _row("job", "master_port", value_types.port, 29500, "PORT", "the same port, on its own"),
+    _flag("job", "master_addr", value_types.address, "127.0.0.1", "HOST", "the same host, on its own"),
+    _flag("job", "master_port", value_types.port, 29500, "PORT", "the same port, on its own"),
     switch("standalone", "job", "one node and a free port"),
-    _row("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
+    _flag("job", "run_id", plain, "", "ID", "a name for this run, the same on every node",
          shown="none", aliases=("rdzv_id",)),
 
     switch("module", "program", "the program is a Python module, run with python -u -m", aliases=("m",)),
@@ -171,26 +171,26 @@ FLAGS = (
     _choice("where", "engine", ("local", "ssh", "slurm", "pbs", "mpi", "auto"),
             "what reaches the other nodes; auto: what started us says how many there are, which one this is and "
             "where they meet: Slurm, PBS, LSF, Grid Engine, Flux, MPI launchers, Kubernetes, SageMaker"),
-    _row("where", "hosts", plain, "", "a,b:4,node[01-16]",
+    _flag("where", "hosts", plain, "", "a,b:4,node[01-16]",
          "the nodes, with how many processes each has room for", shown="none"),
-    _row("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
-    _row("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
-    _row("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
+    _flag("where", "hostfile", plain, "", "FILE", "the same from a file", shown="none"),
+    _flag("where", "ssh_config", plain, "", "FILE", "a configuration file for ssh", shown="ssh's own"),
+    _flag("where", "remote_python", plain, "", "PATH", "the Python on the other nodes that has infini-run",
          shown="the same path as here"),
-    _row("where", "link_port", value_types.port, 0, "PORT",
+    _flag("where", "link_port", value_types.port, 0, "PORT",
          "where the head listens, where nodes dial; by hand, with INFINI_RUN_TOKEN, the port after the rendezvous "
          "endpoint's", shown="a free one"),
-    _row("where", "link_address", plain, "", "ADDR|INTERFACE",
+    _flag("where", "link_address", plain, "", "ADDR|INTERFACE",
          "the one address that the head listens on for the nodes, or the interface that has it", shown="all"),
-    _row("where", "join_timeout", value_types.duration, 300.0, "TIME",
+    _flag("where", "join_timeout", value_types.duration, 300.0, "TIME",
          "how long to wait for all nodes to come", shown="5m"),
-    _row("where", "node_timeout", value_types.duration, 10.0, "TIME",
+    _flag("where", "node_timeout", value_types.duration, 10.0, "TIME",
          "after so much silence a node is lost", shown="10s"),
-    _row("where", "export", _variable_names, (), "NAME,...",
+    _flag("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),
 
-    _row("devices", "gpus_per_proc", value_types.bounded_int(0), 0, "N",
+    _flag("devices", "gpus_per_proc", value_types.bounded_int(0), 0, "N",
          "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "
          "ASCEND_RT_VISIBLE_DEVICES) alone"),
     _choice("devices", "bind", ("none", "numa", "socket", "cores"),
@@ -198,12 +198,12 @@ FLAGS = (
             "that node's socket, or whole cores of its own"),
     Flag(group="devices", name="check_gpus", kind=_check_gpus, default="off", metavar="off|warn|refuse", bare="warn",
          negated="off", help="look first who has memory on the GPUs of this job: tell it, or start nothing then"),
-    _row("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
+    _flag("devices", "omp_num_threads", value_types.thread_count, 0, "N|auto",
          "OMP_NUM_THREADS where it is not set; auto: cores / processes, or those that a process is bound to, "
          "with more than one process",
          shown="auto"),
 
-    _row("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
+    _flag("output", "log_dir", plain, "", "DIR", "write DIR/rank_<rank>.log for each process", shown="none"),
     _choice("output", "log_layout", ("flat", "torchrun"),
             "flat: as above; torchrun: DIR/<run id>_<random>/attempt_<restarts>/<local rank>/ with stdout.log, "
              "stderr.log and error.json; with several nodes node_<node rank>/ is before attempt_<restarts>/"),
@@ -211,44 +211,44 @@ FLAGS = (
             "how output is shown: inherit: each process writes itself; lines: whole lines as they are, which "
             "never mix; prefix: lines marked [rank 3]; auto: prefix with --log_dir, --tee and from other nodes, "
             "inherit for one process, a terminal and /dev/null, else lines", shown="auto"),
-    _row("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
-    _row("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
+    _flag("output", "ranks_on_console", value_types.ranks, None, "all|0,4-7", "whose output is shown", shown="all"),
+    _flag("output", "stdin", value_types.stdin_reader, 0, "rank0|all|none|N",
          "who reads this terminal's input; the others read /dev/null", shown="rank0"),
-    _row("output", "redirects", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
+    _flag("output", "redirects", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
          "as torchrun: the streams (1 stdout, 2 stderr, 3 both) that go to --log_dir only; "
          "--log_dir=/dev/null drops them",
          shown="0", aliases=("r",)),
-    _row("output", "tee", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
+    _flag("output", "tee", value_types.streams, value_types.RankStreams(), "0-3|RANK:0-3,...",
          "as torchrun: the streams that go to --log_dir and to the console", shown="0", aliases=("t",)),
-    _row("output", "local_ranks_filter", value_types.ranks, None, "all|0,4-7",
+    _flag("output", "local_ranks_filter", value_types.ranks, None, "all|0,4-7",
          "as torchrun: the local ranks whose output is shown", shown="all"),
 
-    _row("ending", "grace", value_types.duration, None, "TIME",
+    _flag("ending", "grace", value_types.duration, None, "TIME",
          "time from the stop signal to KILL: 10, 10s, 500ms, 2m; where it is given, on every path",
          shown="25s when a signal told us to stop, else 10s", aliases=("shutdown_timeout",)),
-    _row("ending", "stop_signal", value_types.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
+    _flag("ending", "stop_signal", value_types.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
          shown="TERM"),
     _choice("ending", "stop_scope", ("group", "leader", "mixed"),
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "
             "grace its group"),
     switch("isolate", "ending", "run the job in a PID namespace of its own"),
-    _row("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
+    _flag("ending", "max_restarts", value_types.bounded_int(0), 0, "N",
          "start all processes again when one has failed, so many times; not when we were told to stop, nor when the "
          "exit code is 126 or 127"),
-    _row("ending", "restart_delay", value_types.duration, 1.0, "TIME",
+    _flag("ending", "restart_delay", value_types.duration, 1.0, "TIME",
          "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
-    _row("ending", "restart_window", value_types.timeout, 0.0, "TIME|off",
+    _flag("ending", "restart_window", value_types.timeout, 0.0, "TIME|off",
          "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
-    _row("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
+    _flag("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
          "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
-    _row("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
+    _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",
          "a process hangs when it gives no sign of life for so long: no WATCHDOG=1, where it ever told its "
          "NOTIFY_SOCKET one; else no output that we carry and no use of the CPU, which is seen after once to "
          "twice that time",
          shown="off"),
     _choice("ending", "on_hang", ("report", "stop"),
             "what is done then: say what every process waits in, or that, and stop the job"),
-    _row("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
+    _flag("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
     switch("keep_going", "ending", "let the other ranks finish when one has failed"),
 
     Flag(group="seeing", name="dry_run", kind=_dry_run, default="", metavar="text|json", bare="text",
@@ -258,23 +258,23 @@ FLAGS = (
     Flag(group="seeing", name="live", kind=_live, default="auto", metavar="on|off|auto", bare="on", negated="off",
          help="one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of "
          "--console; needs rich; auto: with --console=none at a terminal, where rich is"),
-    _row("seeing", "trace", plain, "", "FILE",
+    _flag("seeing", "trace", plain, "", "FILE",
          "write the life of all ranks on all nodes to FILE, as a Chrome trace: open it in ui.perfetto.dev",
          shown="none"),
-    _row("seeing", "plot", _file, "", "FILE.png",
+    _flag("seeing", "plot", _file, "", "FILE.png",
          "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
          shown="none"),
-    _row("seeing", "completion", _shell, "", "bash|zsh",
+    _flag("seeing", "completion", _shell, "", "bash|zsh",
          "start nothing: print what makes this shell complete our flags: eval \"$(infini-run --completion=bash)\"",
          shown="none"),
 
-    _row("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
+    _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without "
          "one is 29400; etcd is refused"),
-    _row("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
+    _flag("torchrun", "rdzv_conf", _foreign("rdzv_conf"), "", "K=V,...",
          "honoured: join_timeout=SECONDS is --join_timeout; the rest has no effect, for nobody meets before the "
          "program starts", shown="none"),
-    _row("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
+    _flag("torchrun", "role", plain, "default", "NAME", "honoured: the ROLE_NAME that the processes see"),
     Flag(group="torchrun", name="numa_binding", kind=plain, default="", shown="none",
          choices=("node", "socket", "exclusive", "core-complex"),
          help="honoured: node is --bind=numa, socket is --bind=socket, exclusive and core-complex are --bind=cores"),
