@@ -23,7 +23,7 @@ from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
 from infini_run.plan.model import MARK, make_plan, spans_of
-from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
+from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
 from infini_run.system.fork_hooks import forget_in_children
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from infini_run.node.restarting_launch import Attempts
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options, Request
-    from infini_run.plan.model import Command, Plan, Span
+    from infini_run.plan.model import Command, Plan, RankRange
     from infini_run.report.report import Exit, Report
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
@@ -240,7 +240,7 @@ class ProcessLauncher:
         self._options = request.options
         if self._options.console == "auto":
             self._options = replace(self._options, console=self._auto_console)
-        self._span: Span | None = None
+        self._span: RankRange | None = None
         if request.site is not None:
             self._environ = _settle_in(request.site, self._options, self._environ)
             if request.site.counts:
@@ -310,7 +310,7 @@ class ProcessLauncher:
         return make_plan(
             options,
             self._find(words),
-            [survey(options, self._environ)],
+            [inspect_node(options, self._environ)],
             launch_id=launch_id,
             master_port=options.master_port or self._free_port(),
             environ=self._environ,

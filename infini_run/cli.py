@@ -189,19 +189,19 @@ def _warn_of_address(options: Options) -> None:
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: ClusterEnvironment | None) -> Plan:
-    from infini_run.plan.model import Task, make_plan, spans_of
-    from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
+    from infini_run.plan.model import SingleRank, make_plan, spans_of
+    from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     task = None
     if site is not None and site.is_task:
-        task = Task(rank=site.rank, local_rank=site.local_rank, world_size=site.world_size)
+        task = SingleRank(rank=site.rank, local_rank=site.local_rank, world_size=site.world_size)
         launch_id = f"ir-{site.engine}-{site.job_id}" if site.job_id else ""
     launch_id = launch_id or new_launch_id()
     return make_plan(
         options,
         command,
-        [survey(options, environ)],
+        [inspect_node(options, environ)],
         launch_id=launch_id,
         master_port=options.master_port or _free_port(),
         environ=environ,

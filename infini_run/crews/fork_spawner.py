@@ -24,7 +24,7 @@ from infini_run.node.launch import NodeRun
 from infini_run.node.outcome import Outcome
 from infini_run.node.ports import free_port, let_go
 from infini_run.plan.model import make_plan
-from infini_run.plan.program import find_command, new_launch_id, survey
+from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.report import describe_end
 from infini_run.system.fork_hooks import forget_in_children
@@ -213,7 +213,7 @@ def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
     plan = make_plan(
         request.options,
         find_command(words, environ),
-        [survey(request.options, environ)],
+        [inspect_node(request.options, environ)],
         launch_id=new_launch_id(),
         master_port=free_port(),
         environ=environ,

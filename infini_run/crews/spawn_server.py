@@ -18,7 +18,7 @@ from infini_run.crews.stream_multiplexer import Lanes
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_plain
 from infini_run.node.ports import free_port
-from infini_run.plan.model import Span
+from infini_run.plan.model import RankRange
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
@@ -179,7 +179,7 @@ class Outpost:
         """Some of our ranks, each with the number that it is known by on the other side."""
         assert self._spawner is not None
         numbers: dict[int, int] = {rank: number for number, rank in asked["lives"]}
-        span = Span(first=asked["first"], world_size=asked["world_size"])
+        span = RankRange(first=asked["first"], world_size=asked["world_size"])
         answer: dict[str, object] = {}
         try:
             if self._is_stopping:

@@ -18,7 +18,7 @@ from infini_run.errors import ChannelError, UsageError
 from infini_run.node.last_output import last_words
 from infini_run.node.launch import NodeRun
 from infini_run.plan.model import make_plan
-from infini_run.plan.program import error_folder, find_command, new_launch_id, survey, unshared_streams
+from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
 from infini_run.system.fork_hooks import forget_in_children
 from infini_run.system.interpreter import inherited_flags, own_path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.plan.model import Plan, Span
+    from infini_run.plan.model import Plan, RankRange
     from infini_run.report.report import Exit, Report
 
     class Runner(Protocol):
@@ -178,14 +178,14 @@ class ExecSpawner:
         assert request.options is not None
         self.options = replace(request.options, standalone=False)  # one run, of whatever launches
         self._command = find_command(words, self._environ, cwd=self._cwd or "")
-        self._node = survey(self.options, self._environ)
+        self._node = inspect_node(self.options, self._environ)
         self.world_size = self._node.nproc
         self.notices = self._node.notices
         self._port = self.options.master_port  # 0: to be chosen
         self._ports: deque[int] = deque(maxlen=_PORTS)  # that we have chosen: jobs may run at once
-        self._span: Span | None = None
+        self._span: RankRange | None = None
 
-    def join(self, node: int, nnodes: int, host: str, span: Span, meeting: tuple[str, int]) -> None:
+    def join(self, node: int, nnodes: int, host: str, span: RankRange, meeting: tuple[str, int]) -> None:
         """Be one node of several: what is started from now on is a part of theirs. meeting: where rank 0 listens."""
         self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=meeting[0])
         self._node = replace(self._node, index=node, host=host)

@@ -222,7 +222,7 @@ class Agent:
         from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
         from infini_run.node.ports import free_port
         from infini_run.options.options import Options
-        from infini_run.plan.program import find_command, survey
+        from infini_run.plan.program import find_command, inspect_node
         from infini_run.version import VERSION
 
         self._cwd = spec["cwd"] if self._own is None else os.getcwd()
@@ -247,7 +247,7 @@ class Agent:
             options = replace(ours, live=options.live, stdin=options.stdin)
         self._watched = tuple(spec["watch"])
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
-        node = survey(options, environ)
+        node = inspect_node(options, environ)
         if spec["has_stream"]:
             self._stream = Stream(self._poller, self._wire)  # what comes down may come with GO
         if self._own is not None:
@@ -359,8 +359,8 @@ class Agent:
     def _plan(
         self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]
     ) -> tuple[Plan, Options]:
-        from infini_run.plan.model import Span, make_plan
-        from infini_run.plan.program import error_folder, survey
+        from infini_run.plan.model import RankRange, make_plan
+        from infini_run.plan.program import error_folder, inspect_node
 
         options = replace(
             options,
@@ -372,7 +372,7 @@ class Agent:
             master_port=go["master_port"],
         )
         launch_id = go["launch_id"]
-        node = replace(survey(options, environ), host=go["host"])
+        node = replace(inspect_node(options, environ), host=go["host"])
         plan = make_plan(
             options,
             command,
@@ -382,12 +382,14 @@ class Agent:
             environ=environ,
             error_dir=error_folder(options, launch_id, environ),
             lends_terminal=False,
-            span=Span(first=go["first"], world_size=go["world_size"], most=go["most"]),
+            span=RankRange(first=go["first"], world_size=go["world_size"], most=go["most"]),
         )
         if go["restarts"]:
-            from infini_run.plan.restart_policy import renewed
+            from infini_run.plan.restart_policy import with_new_launch_id
 
-            plan = renewed(plan, launch_id=launch_id, master_port=options.master_port, restarts=go["restarts"])
+            plan = with_new_launch_id(
+                plan, launch_id=launch_id, master_port=options.master_port, restarts=go["restarts"]
+            )
         return plan, options
 
     def _follow(self, event: Event) -> None:

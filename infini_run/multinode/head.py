@@ -29,7 +29,7 @@ from infini_run.multinode.stdin_forwarder import Feed
 from infini_run.options.nodes import HEADS_OWN, MANUAL, NodeList
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
-from infini_run.plan.restart_state import Repeats
+from infini_run.plan.restart_state import RestartState
 from infini_run.record import replace
 from infini_run.report.merge import lost_report, merge_reports
 from infini_run.report.report import Report, duration_text, signal_name
@@ -123,7 +123,7 @@ class Head:
         self._stops_for_engine = False
         self._missed: list[tuple[Peer, InfiniRunError]] = []  # nodes that do not come, and why
         self._miss_end_s = float("inf")
-        self._repeats = Repeats(options)
+        self._repeats = RestartState(options)
         self._absence = Absence(options.node_timeout_s * (1 - 1 / _BEATS))  # then agents may have given us up
 
     # ---- starting

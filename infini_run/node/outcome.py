@@ -246,9 +246,9 @@ class Outcome:
         first, port = self.first_failure(), self._plan.master_port
         if first is None or first.rank != 0 or not first.code or first.verdict:
             return 0
-        from infini_run.plan.program import is_taken
+        from infini_run.plan.program import is_port_in_use
 
-        return port if is_taken(port) else 0
+        return port if is_port_in_use(port) else 0
 
 
 def describe_event(event: Event) -> str:

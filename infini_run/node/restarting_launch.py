@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
-    from infini_run.plan.restart_policy import Decision, Tally
+    from infini_run.plan.restart_policy import Decision, RestartCount
     from infini_run.report.report import Exit, Report
 
 _KEPT = 100  # first failures, the last of them: a window may allow restarts without end
@@ -64,7 +64,7 @@ class Attempts:
         self._heading = ""
         self._stopped = self._over = False
         self._told = 0  # the signal that ended a pause
-        self._tally: Tally | None = None  # no restart so far
+        self._tally: RestartCount | None = None  # no restart so far
         self._earlier: list[Exit] = []
         self._why_not = ""
 
@@ -176,10 +176,10 @@ class Attempts:
             self._over = True
             return []
         self._run.close()
-        from infini_run.plan.restart_policy import Tally, decide
+        from infini_run.plan.restart_policy import RestartCount, decide
 
         report = self._run.report()
-        decision = decide(report, self._options, self._tally or Tally(), _chance())
+        decision = decide(report, self._options, self._tally or RestartCount(), _chance())
         what = "; ".join(filter(None, (report.headline(), report.left_behind())))
         return self._take(decision, report.first_failure, what)
 
@@ -245,12 +245,12 @@ class Attempts:
 
     def _begin(self) -> list[Event]:
         """The next attempt. One that cannot be started for want of something counts as one that failed."""
-        from infini_run.plan.restart_policy import Tally, renewed, spend
+        from infini_run.plan.restart_policy import RestartCount, spend, with_new_launch_id
 
         self._end_pause()
-        tally, before = self._tally or Tally(), self._run
+        tally, before = self._tally or RestartCount(), self._run
         _rewind(self._stdin_at)
-        plan = renewed(
+        plan = with_new_launch_id(
             before.plan,
             launch_id=f"{self._launch_id}.{tally.total}",
             master_port=self._options.master_port or self._next_port(),

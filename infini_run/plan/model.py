@@ -55,7 +55,7 @@ class Node:
 
 
 @record
-class Task:
+class SingleRank:
     """The one worker of a node that is started here, where an engine starts every rank itself and numbers it."""
 
     rank: int
@@ -64,7 +64,7 @@ class Task:
 
 
 @record
-class Span:
+class RankRange:
     """The ranks of one node among those of all, where its node rank does not say which they are: nodes may differ in
     how many they have. first: the lowest of them. most: ranks of the node that has most; 0: not known."""
 
@@ -150,8 +150,8 @@ def make_plan(
     stdin_is_terminal: bool = False,
     lends_terminal: bool = True,
     unshared: tuple[bool, bool] = (False, False),
-    task: Task | None = None,
-    span: Span | None = None,
+    task: SingleRank | None = None,
+    span: RankRange | None = None,
 ) -> Plan:
     """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
     leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it. `unshared`: stdout and stderr, if
@@ -208,20 +208,20 @@ def make_plan(
     )
 
 
-def _spans(options: Options, nodes: Sequence[Node]) -> list[Span]:
+def _spans(options: Options, nodes: Sequence[Node]) -> list[RankRange]:
     """Of each node. Ranks count from node to node: those of all nodes before it come first."""
     if len(nodes) == 1:
         nproc = nodes[0].nproc
-        return [Span(first=nodes[0].index * nproc, world_size=options.nnodes * nproc, most=nproc)]
+        return [RankRange(first=nodes[0].index * nproc, world_size=options.nnodes * nproc, most=nproc)]
     return spans_of([node.nproc for node in nodes])
 
 
-def spans_of(counts: Sequence[int]) -> list[Span]:
+def spans_of(counts: Sequence[int]) -> list[RankRange]:
     """Of each node, where these are the numbers of their ranks."""
     world_size, most, first = sum(counts), max(counts), 0
     spans = []
     for count in counts:
-        spans.append(Span(first=first, world_size=world_size, most=most))
+        spans.append(RankRange(first=first, world_size=world_size, most=most))
         first += count
     return spans
 

@@ -183,7 +183,7 @@ def _has_binfmt_rules() -> bool:
         return False
 
 
-def survey(options: Options, environ: Mapping[str, str]) -> Node:
+def inspect_node(options: Options, environ: Mapping[str, str]) -> Node:
     """What this machine is for the job: how many workers, their GPUs, the CPUs they share or are bound to.
 
     Raises DeviceError: the GPUs asked for are not there, or not free. UsageError: fewer cores than workers.
@@ -282,7 +282,7 @@ def _is_unshared(fd: int) -> bool:
     return stat.S_ISCHR(status.st_mode) and (status.st_rdev == _NULL or os.isatty(fd))
 
 
-def is_taken(port: int) -> bool:
+def is_port_in_use(port: int) -> bool:
     """Whether somebody listens on a port now; connections that were closed do not count."""
     import errno
     from _socket import AF_INET, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, socket

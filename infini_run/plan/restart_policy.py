@@ -22,7 +22,7 @@ _CANNOT_RUN = {126: "the program cannot be executed", 127: "the program is not t
 
 
 @record
-class Tally:
+class RestartCount:
     """Restarts so far: `spent` of the budget since it was last whole, `total` of the launch."""
 
     spent: int = 0
@@ -35,12 +35,12 @@ class Decision:
     or "" where that is plain: nothing failed, or the budget is used up."""
 
     again: bool
-    tally: Tally
+    tally: RestartCount
     delay_s: float = 0.0
     why: str = ""
 
 
-def decide(report: Report, options: Options, tally: Tally, chance: float = 0.0) -> Decision:
+def decide(report: Report, options: Options, tally: RestartCount, chance: float = 0.0) -> Decision:
     """Whether the job whose end `report` tells is started again. chance: from 0 to 1, each node's own."""
     first = report.first_failure
     if first is None or report.told or report.quiet:  # quiet: Ctrl-C was the lone rank's own
@@ -56,14 +56,14 @@ def decide(report: Report, options: Options, tally: Tally, chance: float = 0.0) 
     return spend(options, tally, good_s(report, options), chance)
 
 
-def spend(options: Options, tally: Tally, good_s: float, chance: float = 0.0) -> Decision:
+def spend(options: Options, tally: RestartCount, good_s: float, chance: float = 0.0) -> Decision:
     """One restart of the budget, which is whole again after a good run that was long enough."""
     spent = 0 if 0 < options.restart_window_s <= good_s else tally.spent
     if spent >= options.max_restarts:
         return Decision(again=False, tally=tally)
     jitter = JITTER * chance if options.nnodes > 1 else 0.0
     delay_s = delay_of(options.restart_delay_s, spent + 1) * (1 - jitter)
-    return Decision(again=True, tally=Tally(spent=spent + 1, total=tally.total + 1), delay_s=delay_s)
+    return Decision(again=True, tally=RestartCount(spent=spent + 1, total=tally.total + 1), delay_s=delay_s)
 
 
 def delay_of(first_s: float, number: int) -> float:
@@ -87,13 +87,13 @@ def good_s(report: Report, options: Options) -> float:
     return max(0.0, (first.end_s or report.end_s) - ill_s - begin_s)
 
 
-def describe(tally: Tally, options: Options) -> str:
+def describe(tally: RestartCount, options: Options) -> str:
     """`restart 1 of 3`; in all there may have been more, before the budget was whole again."""
     more = f" ({tally.total} in all)" if tally.total > tally.spent else ""
     return f"restart {tally.spent} of {options.max_restarts}{more}"
 
 
-def renewed(plan: Plan, *, launch_id: str, master_port: int, restarts: int) -> Plan:
+def with_new_launch_id(plan: Plan, *, launch_id: str, master_port: int, restarts: int) -> Plan:
     """The same plan for the next attempt: with a mark, and so with addresses, of its own."""
     new = {MARK: launch_id, "MASTER_PORT": str(master_port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
     workers = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.plan.restart_policy import Tally, decide, describe
+from infini_run.plan.restart_policy import RestartCount, decide, describe
 from infini_run.record import replace
 from infini_run.report.report import duration_text
 
@@ -21,12 +21,12 @@ _KEPT = 100  # first failures, the last of them
 _NEVER = float("inf")
 
 
-class Repeats:
+class RestartState:
     """`due_s`: when the next attempt begins, by the monotonic clock; infinite: there is none to wait for."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._tally = Tally()
+        self._tally = RestartCount()
         self._earlier: list[Exit] = []
         self._why_not = ""
         self._is_cut = False

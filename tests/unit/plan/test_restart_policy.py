@@ -12,13 +12,13 @@ from infini_run.plan.restart_policy import (
     JITTER,
     MOST_DELAY_S,
     Decision,
-    Tally,
+    RestartCount,
     decide,
     delay_of,
     describe,
     good_s,
-    renewed,
     spend,
+    with_new_launch_id,
 )
 from infini_run.record import replace
 from infini_run.report.report import Exit, Report, Stray
@@ -78,7 +78,7 @@ def test_a_delay_never_falls_and_has_a_bound(first_s, number):
     ],
 )
 def test_some_ends_are_never_followed_by_a_restart(ended, why):
-    decision = decide(ended, options(*AGAIN), Tally())
+    decision = decide(ended, options(*AGAIN), RestartCount())
     assert not decision.again
     assert decision.why.startswith(why)
     assert bool(decision.why) == bool(why)
@@ -88,24 +88,24 @@ def test_some_ends_are_never_followed_by_a_restart(ended, why):
     "exit_", [failed(), failed(code=2), failed(code=None, signal=9), failed(code=0, stopped=True, verdict="hung")]
 )
 def test_a_rank_that_failed_is_followed_by_a_restart(exit_):
-    wanted = Decision(again=True, tally=Tally(spent=1, total=1), delay_s=2.0)
-    assert decide(report(exit_), options(*AGAIN), Tally()) == wanted
+    wanted = Decision(again=True, tally=RestartCount(spent=1, total=1), delay_s=2.0)
+    assert decide(report(exit_), options(*AGAIN), RestartCount()) == wanted
 
 
 @pytest.mark.parametrize("exit_", [failed(), failed(code=None, signal=9), failed(code=1), failed(code=28)])
 def test_signal_that_was_passed_on_and_killed_nobody_is_no_reason(exit_):
-    assert decide(report(exit_, passed=(1, 28)), options(*AGAIN), Tally()).again
+    assert decide(report(exit_, passed=(1, 28)), options(*AGAIN), RestartCount()).again
 
 
 def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():
     asked = options(*AGAIN, "--restart_window=10s")
-    tally, delays = Tally(), []
+    tally, delays = RestartCount(), []
     while (decision := spend(asked, tally, 9.9)).again:
         tally = decision.tally
         delays.append(decision.delay_s)
-    assert (delays, tally, decision.why) == ([2, 4, 8], Tally(spent=3, total=3), "")
+    assert (delays, tally, decision.why) == ([2, 4, 8], RestartCount(spent=3, total=3), "")
     fresh = spend(asked, tally, 10.0)
-    assert (fresh.again, fresh.tally, fresh.delay_s) == (True, Tally(spent=1, total=4), 2)
+    assert (fresh.again, fresh.tally, fresh.delay_s) == (True, RestartCount(spent=1, total=4), 2)
     assert describe(tally, asked) == "restart 3 of 3"
     assert describe(fresh.tally, asked) == "restart 1 of 3 (4 in all)"
 
@@ -113,7 +113,7 @@ def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():
 @given(st.integers(0, 50), st.floats(0, 100), st.lists(st.floats(0, 200), max_size=100))
 def test_between_two_good_runs_there_are_never_more_restarts_than_allowed(most, window_s, runs):
     asked = options(f"--max_restarts={most}", f"--restart_window={window_s}")
-    tally, in_a_row = Tally(), 0
+    tally, in_a_row = RestartCount(), 0
     for run_s in runs:
         in_a_row = 0 if 0 < window_s <= run_s else in_a_row
         decision = spend(asked, tally, run_s)
@@ -121,15 +121,15 @@ def test_between_two_good_runs_there_are_never_more_restarts_than_allowed(most, 
         if not decision.again:
             break
         in_a_row += 1
-        assert decision.tally == Tally(spent=in_a_row, total=tally.total + 1)
+        assert decision.tally == RestartCount(spent=in_a_row, total=tally.total + 1)
         tally = decision.tally
 
 
 @given(st.floats(0, 1))
 def test_only_several_nodes_do_not_all_come_back_in_one_moment(chance):
     alone, many = options(*AGAIN), options(*AGAIN, "--nnodes=2", "--rdzv_endpoint=h:1")
-    assert spend(alone, Tally(), 0.0, chance).delay_s == 2.0
-    assert spend(many, Tally(), 0.0, chance).delay_s == pytest.approx(2.0 * (1 - JITTER * chance))
+    assert spend(alone, RestartCount(), 0.0, chance).delay_s == 2.0
+    assert spend(many, RestartCount(), 0.0, chance).delay_s == pytest.approx(2.0 * (1 - JITTER * chance))
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_e
     common = {"environ": {}, "error_dir": "/e"}
     command = Command(file="/p", argv=("p",))
     plan = make_plan(options(*AGAIN), command, [node], launch_id="ir-1", master_port=5, **common)
-    other = renewed(plan, launch_id="ir-1.1", master_port=6, restarts=1)
+    other = with_new_launch_id(plan, launch_id="ir-1.1", master_port=6, restarts=1)
     wanted = make_plan(options(*AGAIN), command, [node], launch_id="ir-1.1", master_port=6, **common)
     changed = [("TORCHELASTIC_RESTART_COUNT", "1") if n.endswith("RESTART_COUNT") else (n, v) for n, v in wanted.env]
     assert other == replace(wanted, env=tuple(changed))
-    assert renewed(plan, launch_id="ir-1", master_port=5, restarts=0) == plan
+    assert with_new_launch_id(plan, launch_id="ir-1", master_port=5, restarts=0) == plan

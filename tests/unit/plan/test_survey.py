@@ -7,7 +7,7 @@ import os
 import pytest
 
 from infini_run.options.options import resolve
-from infini_run.plan.program import error_folder, new_launch_id, survey
+from infini_run.plan.program import error_folder, inspect_node, new_launch_id
 from infini_run.system.cgroup import count_cpus
 
 
@@ -16,7 +16,7 @@ def options(*flags):
 
 
 def test_a_node_is_named_and_numbered():
-    node = survey(options("--nnodes=4", "--node_rank=2", "--nproc_per_node=3"), {})
+    node = inspect_node(options("--nnodes=4", "--node_rank=2", "--nproc_per_node=3"), {})
     assert (node.index, node.host, node.nproc, node.devices) == (2, os.uname().nodename, 3, ())
 
 
@@ -30,11 +30,11 @@ def test_a_node_is_named_and_numbered():
     ],
 )
 def test_cpus_are_counted_only_where_they_are_shared_out(flags, environ, looks):
-    assert survey(options(*flags), environ).cpus == (count_cpus() if looks else 0)
+    assert inspect_node(options(*flags), environ).cpus == (count_cpus() if looks else 0)
 
 
 def test_cpu_is_one_rank_for_each_core_that_we_may_use():
-    assert survey(options("--nproc_per_node=cpu"), {}).nproc == count_cpus()
+    assert inspect_node(options("--nproc_per_node=cpu"), {}).nproc == count_cpus()
 
 
 def test_every_launch_has_an_id_of_its_own():
