@@ -11,7 +11,7 @@ from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.core.group import Entry
+    from infini_run.core.group import ProcessAtEntry
     from infini_run.display.observers import Seeing
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeRun
@@ -141,11 +141,11 @@ def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
     _say(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
 
 
-def _take_entry(before: set[int] | None) -> Entry:
-    from infini_run.core.group import take_entry
+def _take_entry(before: set[int] | None) -> ProcessAtEntry:
+    from infini_run.core.group import take_over_process
 
     blocked = _block() if before is None else before
-    return take_entry(sum(1 << (number - 1) for number in blocked))
+    return take_over_process(sum(1 << (number - 1) for number in blocked))
 
 
 def _joins_by_hand(options: Options, site: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
@@ -252,7 +252,7 @@ def _launch(
 
 
 def _start(
-    plan: Plan, options: Options, environ: dict[str, str], entry: Entry, seeing: Seeing | None
+    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, seeing: Seeing | None
 ) -> NodeRun | Attempts:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeRun | Attempts
@@ -262,12 +262,12 @@ def _start(
         run = Attempts(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
         run.start()
         return run
-    from infini_run.core.group import settle_entry
+    from infini_run.core.group import release_caller_descriptors
     from infini_run.node.launch import NodeRun
 
     run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
     run.start()
-    settle_entry()
+    release_caller_descriptors()
     return run
 
 

@@ -78,7 +78,7 @@ STEPS = {
 
 
 @record
-class Entry:
+class ProcessAtEntry:
     """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n. asks_fd: of a
     process 1 that is stopped from outside: where it asks for that."""
 
@@ -131,7 +131,7 @@ class Event:
         )
 
 
-class Spec:
+class SpawnSpec:
     """One process for the core: bytes and descriptors, as the C struct has them."""
 
     __slots__ = (
@@ -171,16 +171,18 @@ class Spec:
         self.foreground = self.isolate = self.dies_with_us = False
 
 
-def take_entry(blocked: int) -> Entry:
+def take_over_process(blocked: int) -> ProcessAtEntry:
     """Take the whole process over (ir_entry_take); the caller has blocked all signals, `blocked` were before."""
     entry = ffi.new("struct ir_entry *")
     error = lib.ir_entry_take(entry)
     if error < 0:
         raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
-    return Entry(blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard)
+    return ProcessAtEntry(
+        blocked=blocked, ignored=entry.ignored, nofile_soft=entry.nofile_soft, nofile_hard=entry.nofile_hard
+    )
 
 
-def settle_entry() -> None:
+def release_caller_descriptors() -> None:
     """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_settle)."""
     lib.ir_entry_settle()
 
@@ -273,7 +275,7 @@ class Group:
         say_fd: int = -1,
         stdin_fd: int = -1,
         asked_fd: int = -1,
-        entry: Entry | None = None,
+        entry: ProcessAtEntry | None = None,
         guard: bytes | None = None,
         folder: bytes | None = None,
         beside: bool = False,
@@ -317,7 +319,7 @@ class Group:
             raise StartError(f"no launch can be set up: {os.strerror(-error)}", "setting up", -error)
         self._handle = handle[0]
 
-    def spawn(self, specs: Sequence[Spec], base_env: Sequence[bytes]) -> int:
+    def spawn(self, specs: Sequence[SpawnSpec], base_env: Sequence[bytes]) -> int:
         """Start all, in order; return how many were (fewer: a signal that ends the job came meanwhile).
 
         Raises StartError where one could not be created; those before it are running.
@@ -524,7 +526,7 @@ def _mask(numbers: Sequence[int], kept: list[Any]) -> tuple[Any, int]:
     return kept[-1], len(words)
 
 
-def _fill(worker: Any, spec: Spec, argv: Any, base: Any, kept: list[Any]) -> None:
+def _fill(worker: Any, spec: SpawnSpec, argv: Any, base: Any, kept: list[Any]) -> None:
     worker.program = _string(spec.program, kept)
     worker.argv = argv
     worker.base_env = base

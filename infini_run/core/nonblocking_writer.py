@@ -19,7 +19,7 @@ _EAGAIN, _EINTR = 11, 4  # not from `errno`: making its 130 names takes long
 _PIECE = 1 << 20
 
 
-class Outlet:
+class NonblockingWriter:
     """One stream. What is written is kept until there is room."""
 
     def __init__(self, fd: int) -> None:
@@ -94,7 +94,7 @@ class Outlet:
 def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None = None) -> OSError | None:
     """Write all of it, waiting for the reader at most so long (None: for ever), or until the descriptor that `also`
     returns, which is called only if there is something to wait for, can be read. What went wrong, but for that."""
-    outlet = Outlet(fd)
+    outlet = NonblockingWriter(fd)
     try:
         outlet.write(data)
         if not outlet.finish():
@@ -104,7 +104,7 @@ def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int
         outlet.close()
 
 
-def wait(outlet: Outlet, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
+def wait(outlet: NonblockingWriter, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
     """The same for what was written already: no more is."""
     import select
 

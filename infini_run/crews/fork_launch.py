@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.core.group import Spec
+    from infini_run.core.group import SpawnSpec
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
 
@@ -85,7 +85,7 @@ class ForkRun(NodeRun):
             os.write(gate, b"+")
             os.close(gate)
 
-    def _spec(self, worker: Worker) -> Spec:
+    def _spec(self, worker: Worker) -> SpawnSpec:
         spec = super()._spec(worker)
         outputs, ends = self._make_pipes(spec)
         gate, ours = os.pipe()
@@ -110,7 +110,7 @@ class ForkRun(NodeRun):
         spec.pid, spec.env = pid, []
         return spec
 
-    def _make_pipes(self, spec: Spec) -> tuple[list[int], list[int]]:
+    def _make_pipes(self, spec: SpawnSpec) -> tuple[list[int], list[int]]:
         """What the child writes to, its own copies; the reading ends of the pipes among them, into the spec."""
         outputs, ends = [], []
         for i in (1, 2):

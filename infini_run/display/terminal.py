@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.nonblocking_writer import Outlet, wait
+from infini_run.core.nonblocking_writer import NonblockingWriter, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Screen:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._outlet = Outlet(fd)
+        self._outlet = NonblockingWriter(fd)
         self._height = self._width = 0  # of what is drawn
         self.is_gone = False  # hung up: nothing more is drawn
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.core.group import Entry, Event
+    from infini_run.core.group import Event, ProcessAtEntry
     from infini_run.display.relay import Relay
     from infini_run.node.launch import NodeRun
     from infini_run.options.options import Options
@@ -136,7 +136,7 @@ class Agent:
         self._handshake: Handshake | None = None
         self._carrier: Carrier | None = None
         self._run: NodeRun | None = None
-        self._entry: Entry | None = None
+        self._entry: ProcessAtEntry | None = None
         self._silence_s = float("inf")  # that we bear of the head
         self._heard_s = time.monotonic()
         self._told_failure = False
@@ -286,7 +286,7 @@ class Agent:
     # ---- a launch
 
     def _launch(self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]) -> None:
-        from infini_run.core.group import settle_entry
+        from infini_run.core.group import release_caller_descriptors
         from infini_run.node.launch import NodeRun
 
         if self._entry is None:
@@ -312,7 +312,7 @@ class Agent:
         if self._stream is not None:
             self._stream.theirs.close()
         self._run = run
-        settle_entry()
+        release_caller_descriptors()
         for number in self._signals:
             self._signal(run, number)
         if self._is_killed:
@@ -605,14 +605,14 @@ def _stop(run: NodeRun, how: dict[str, Any]) -> None:
     run.stop(int(how["signal"]), is_told=bool(how["is_told"]))
 
 
-def _take_process() -> Entry:
+def _take_process() -> ProcessAtEntry:
     """As the command does: signals are the group's to read from here on."""
     import _signal
 
-    from infini_run.core.group import take_entry
+    from infini_run.core.group import take_over_process
 
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
-    return take_entry(sum(1 << (number - 1) for number in before))
+    return take_over_process(sum(1 << (number - 1) for number in before))
 
 
 def _begun() -> str:

@@ -9,7 +9,7 @@ import time
 from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
-from infini_run.core.group import PIPE, Group, Spec, debug_flags, is_main_thread
+from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_thread
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Wire
 from infini_run.multinode.engines import Client
@@ -121,7 +121,7 @@ class Clients:
             raise explain_command(StartError(os.strerror(number), "a pipe", number), client.argv[0]) from None
 
     def _spawn(self, client: Client, tries: int, path: str) -> Wire | None:
-        spec = Spec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
+        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
         spec.dies_with_us = is_main_thread()
         own = dict(client.env)
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARK}

@@ -10,7 +10,7 @@ import os
 import stat
 from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
-from infini_run.core.nonblocking_writer import Outlet
+from infini_run.core.nonblocking_writer import NonblockingWriter
 from infini_run.multinode import protocol
 from infini_run.system.poller import EDGE, READ, WRITE
 
@@ -27,8 +27,8 @@ class Outlets:
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
-        out = Outlet(1)
-        self._outlets = {protocol.OUT: out, protocol.ERR: out if _are_one(1, 2) else Outlet(2)}
+        out = NonblockingWriter(1)
+        self._outlets = {protocol.OUT: out, protocol.ERR: out if _are_one(1, 2) else NonblockingWriter(2)}
         self._is_told = False
 
     def write(self, kind: bytes, data: bytes) -> None:
@@ -36,7 +36,7 @@ class Outlets:
         self._outlets[kind].write(data)
         self._watch(self._outlets[kind])
 
-    def _watch(self, outlet: Outlet) -> None:
+    def _watch(self, outlet: NonblockingWriter) -> None:
         def go_on() -> None:
             outlet.flush()
             self._watch(outlet)
@@ -44,7 +44,7 @@ class Outlets:
         if outlet.fileno() >= 0:
             self._poller.watch(outlet.fileno(), WRITE if outlet.waiting else 0, go_on)
 
-    def _watch_end(self, outlet: Outlet) -> bool:
+    def _watch_end(self, outlet: NonblockingWriter) -> bool:
         """No more is written there: whether the reader's side has all of it."""
         is_done = outlet.finish()
         if not is_done and not outlet.waiting:

@@ -18,7 +18,7 @@ from infini_run.core.group import (
     TO_CONSOLE,
     TO_LOG,
     Group,
-    Spec,
+    SpawnSpec,
     debug_flags,
     forking,
     is_main_thread,
@@ -31,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Entry, Event
+    from infini_run.core.group import Event, ProcessAtEntry
     from infini_run.display.observers import Seeing
     from infini_run.display.relay import Relay
     from infini_run.node.outcome import Outcome
@@ -61,7 +61,7 @@ class NodeRun:
         options: Options,
         *,
         environ: Mapping[str, str],
-        entry: Entry | None = None,
+        entry: ProcessAtEntry | None = None,
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
         heading: str = "",
@@ -168,9 +168,9 @@ class NodeRun:
                 debug=debug_flags(self._environ) | self._debug,
             )
 
-    def _spec(self, worker: Worker) -> Spec:
+    def _spec(self, worker: Worker) -> SpawnSpec:
         env = [os.fsencode(f"{name}={value}") for name, value in worker.env]
-        spec = Spec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
+        spec = SpawnSpec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.notify = os.fsencode(worker.notify)
         if worker.place is not None:

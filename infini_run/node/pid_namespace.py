@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import GUARD, STEPS, Group, Spec, debug_flags, settle_entry
+from infini_run.core.group import GUARD, STEPS, Group, SpawnSpec, debug_flags, release_caller_descriptors
 from infini_run.errors import StartError
 from infini_run.plan.model import MARK
 from infini_run.record import replace
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Entry, Event
+    from infini_run.core.group import Event, ProcessAtEntry
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
 _INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15
@@ -38,7 +38,7 @@ def open_asking() -> tuple[int, int]:
 def run_isolated(
     command: Sequence[str],
     environ: Mapping[str, str],
-    entry: Entry,
+    entry: ProcessAtEntry,
     *,
     grace_s: float,
     asked_fd: int,
@@ -51,7 +51,7 @@ def run_isolated(
     Raises StartError: not permitted here.
     """
     argv = [os.fsencode(word) for word in command]
-    spec = Spec(0, argv[0], argv, [])
+    spec = SpawnSpec(0, argv[0], argv, [])
     spec.isolate = spec.dies_with_us = True
     spec.foreground = os.isatty(0)
     group = Group(
@@ -69,7 +69,7 @@ def run_isolated(
     )
     try:
         group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in environ.items()])
-        settle_entry()
+        release_caller_descriptors()
         return _follow(group, say)
     except StartError as error:
         raise _refused(error.step, error.errno) from None

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from infini_run.core.group import Entry
+    from infini_run.core.group import ProcessAtEntry
     from infini_run.display.observers import Seeing
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
@@ -43,7 +43,7 @@ class Attempts:
         options: Options,
         *,
         environ: Mapping[str, str],
-        entry: Entry | None = None,
+        entry: ProcessAtEntry | None = None,
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
         seeing: Seeing | None = None,

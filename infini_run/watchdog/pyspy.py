@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from infini_run.core.group import STEPS, Group, Spec, debug_flags
+from infini_run.core.group import STEPS, Group, SpawnSpec, debug_flags
 from infini_run.errors import StartError
 from infini_run.plan.model import MARK
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import Entry
+    from infini_run.core.group import ProcessAtEntry
 
 LIMIT_S = 10.0  # for all of them
 _AT_ONCE = 4
@@ -47,7 +47,7 @@ class Dumps:
         pids: Sequence[int],
         *,
         ranks: Group,
-        entry: Entry | None,
+        entry: ProcessAtEntry | None,
         environ: Mapping[str, str],
         now_s: float,
     ) -> None:
@@ -122,13 +122,13 @@ class Dumps:
 class _Run:
     """One py-spy, writing into a file without a name."""
 
-    def __init__(self, program: str, pid: int, entry: Entry | None, environ: Mapping[str, str]) -> None:
+    def __init__(self, program: str, pid: int, entry: ProcessAtEntry | None, environ: Mapping[str, str]) -> None:
         self.pid = 0
         self.failure = ""
         mark = f"{MARK}=look-{os.urandom(6).hex()}"
         base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARK]
         words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid))]
-        spec = Spec(0, words[0], words, [os.fsencode(mark)])
+        spec = SpawnSpec(0, words[0], words, [os.fsencode(mark)])
         spec.dies_with_us = entry is not None  # in a library the thread may end before it
         self._out = self._null = -1
         try:

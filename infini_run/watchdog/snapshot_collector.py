@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infini_run.core.group import Entry, Group
+    from infini_run.core.group import Group, ProcessAtEntry
     from infini_run.system.procfs import ProcessTable
 
 _RANKS = 256  # that are looked at, those that hang first
@@ -45,7 +45,7 @@ class Inquest:
         table: ProcessTable,
         *,
         group: Group,
-        entry: Entry | None,
+        entry: ProcessAtEntry | None,
         environ: Mapping[str, str],
         folder: str,
     ) -> None:

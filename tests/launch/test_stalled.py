@@ -14,7 +14,7 @@ import tty
 
 import pytest
 
-from infini_run.core.nonblocking_writer import Outlet, write_all
+from infini_run.core.nonblocking_writer import NonblockingWriter, write_all
 from tests.support.cluster import free_ports
 from tests.support.waiting import LIMIT_S, until
 
@@ -131,7 +131,7 @@ def test_a_reader_that_is_slow_gets_everything(infini_run, reader):
 
 def test_an_outlet_keeps_what_finds_no_room_and_says_when_all_is_taken():
     ours, theirs = socket.socketpair()
-    outlet = Outlet(theirs.fileno())
+    outlet = NonblockingWriter(theirs.fileno())
     outlet.write(b"x" * (1 << 20))
     assert outlet.waiting > 0
     assert not outlet.finish()

@@ -8,7 +8,7 @@ import select
 import signal
 import time
 
-from infini_run.core.group import INHERIT, Group, Spec
+from infini_run.core.group import INHERIT, Group, SpawnSpec
 from tests.support.processes import OURS
 from tests.support.waiting import LIMIT_S
 
@@ -16,7 +16,7 @@ _serial = itertools.count()
 
 
 def spec(rank, *argv, stdio=(INHERIT, INHERIT, INHERIT), output=(0, 0), log_fd=-1, env=(), cwd=None, notify=None):
-    made = Spec(rank, os.fsencode(argv[0]), [os.fsencode(word) for word in argv], [os.fsencode(e) for e in env])
+    made = SpawnSpec(rank, os.fsencode(argv[0]), [os.fsencode(word) for word in argv], [os.fsencode(e) for e in env])
     made.stdio = list(stdio)
     made.output = list(output)
     made.log_fd = log_fd
