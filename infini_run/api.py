@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.core.group import Event
-    from infini_run.display.observers import Seeing
+    from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head import Head
     from infini_run.multinode.head_observers import Overview
@@ -247,7 +247,7 @@ class ProcessLauncher:
                 self._span = spans_of(request.site.counts)[self._options.node_rank]
         self._run: NodeRun | Attempts | None = None
         self._starting: NodeRun | Attempts | None = None  # known to a child that another thread forks meanwhile
-        self._seeing: Seeing | None = None
+        self._seeing: Observers | None = None
         self._port = 0  # that we chose
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
         self._lock = RLock()
@@ -287,23 +287,23 @@ class ProcessLauncher:
             finally:
                 self._starting = None
 
-    def _make_run(self, plan: Plan, options: Options, seeing: Seeing | None) -> NodeRun | Attempts:
+    def _make_run(self, plan: Plan, options: Options, seeing: Observers | None) -> NodeRun | Attempts:
         if not options.max_restarts:
             return NodeRun(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
         from infini_run.node.restarting_launch import Attempts
 
         return Attempts(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
 
-    def _open_seeing(self) -> tuple[Seeing | None, Options]:
+    def _open_seeing(self) -> tuple[Observers | None, Options]:
         """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
         options = self._options
         if options.live != "on":
             options = replace(options, live="off")
         if options.live == "off" and not options.trace:
             return None, options
-        from infini_run.display.observers import open_seeing
+        from infini_run.display.observers import open_observers
 
-        return open_seeing(options, os.environ, say=None)
+        return open_observers(options, os.environ, say=None)
 
     def _plan(self, options: Options, words: tuple[str, ...]) -> Plan:
         launch_id = new_launch_id()

@@ -12,7 +12,7 @@ from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.core.group import ProcessAtEntry
-    from infini_run.display.observers import Seeing
+    from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.node.launch import NodeRun
     from infini_run.node.restarting_launch import Attempts
@@ -90,12 +90,12 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         return _run_isolated(options, environ, before)
     if options.engine == "auto":
         environ = _settle_in(request.site, options, environ)
-    seeing: Seeing | None = None
+    seeing: Observers | None = None
     is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
     if is_seen and not options.dry_run:
-        from infini_run.display.observers import open_seeing
+        from infini_run.display.observers import open_observers
 
-        seeing, options = open_seeing(options, environ, say=_say)
+        seeing, options = open_observers(options, environ, say=_say)
     plan = _make_plan(options, environ, launch_id, request.site)
     for notice in plan.nodes[0].notices:
         _say(f"infini-run: {notice}")
@@ -225,7 +225,7 @@ def _launch(
     environ: dict[str, str],
     before: set[int] | None,
     asks_fd: int,
-    seeing: Seeing | None,
+    seeing: Observers | None,
 ) -> int:
     from infini_run.plan.program import absolute
     from infini_run.record import replace
@@ -252,7 +252,7 @@ def _launch(
 
 
 def _start(
-    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, seeing: Seeing | None
+    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, seeing: Observers | None
 ) -> NodeRun | Attempts:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeRun | Attempts

@@ -53,7 +53,7 @@ class Home:
     facts: dict[str, Any]
 
 
-class _Life:
+class _RankSpan:
     """One rank of one attempt."""
 
     def __init__(self, index: int, worker: Worker, event: Event, attempt: int, home: Home | None) -> None:
@@ -80,7 +80,7 @@ class _Life:
         return True
 
 
-class Trace:
+class ChromeTrace:
     """Tell it what happens, then `write`. `path` is absolute. Times come in as CLOCK_MONOTONIC's nanoseconds."""
 
     def __init__(
@@ -99,8 +99,8 @@ class Trace:
         self._begin_ns = time.monotonic_ns() if home is None else home.begin_ns
         self._plan: Plan | None = None
         self._group: Volumes | None = None
-        self._live: dict[int, _Life] = {}  # by index
-        self._lives: list[_Life] = []  # of all attempts
+        self._live: dict[int, _RankSpan] = {}  # by index
+        self._lives: list[_RankSpan] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
         self._told = 0  # instants
         self._events: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ class Trace:
 
     def _note_started(self, event: Event) -> None:
         assert self._plan is not None
-        life = _Life(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
+        life = _RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
         self._live[event.worker] = life
         self._lives.append(life)
         self._spawned_ns = max(self._spawned_ns, event.time_ns)
@@ -228,7 +228,7 @@ class Trace:
 
     # ---- output
 
-    def _sample(self, life: _Life, time_ns: int) -> None:
+    def _sample(self, life: _RankSpan, time_ns: int) -> None:
         if self._group is not None and (life.worker.stdout.piped or life.worker.stderr.piped):
             self._count += life.add(time_ns, self._group.volume(life.index))
 
@@ -293,7 +293,7 @@ class Trace:
             events += self._life_events(life, now_ns)
         return names, events
 
-    def _life_events(self, life: _Life, now_ns: int) -> list[dict[str, Any]]:
+    def _life_events(self, life: _RankSpan, now_ns: int) -> list[dict[str, Any]]:
         end_ns = life.end.time_ns if life.end else life.lost_ns or now_ns
         whole = self._span(life.name, life.pid, life.start_ns, end_ns)
         colour = _BAD if life.lost_ns else _colour(life.end)
@@ -367,7 +367,7 @@ def _end_text(end: Event) -> str:
     return signal_name(end.signal) if end.signal else f"code {end.code}"
 
 
-def _args(life: _Life) -> dict[str, Any]:
+def _args(life: _RankSpan) -> dict[str, Any]:
     args: dict[str, Any] = {
         "rank": life.worker.rank,
         "local_rank": life.worker.local_rank,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 
-from infini_run.display.resource_usage import Sample
-from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Painter, Row, plain, up_text
+from infini_run.display.resource_usage import Usage
+from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Row, TableRenderer, plain, up_text
 from infini_run.report.report import signal_name
 
 TYPE_CHECKING = False
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.core.group import Event
-    from infini_run.display.terminal import Screen
+    from infini_run.display.terminal import TerminalArea
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.report import Exit
 
-    Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Sample]]
+    Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Usage]]
 
     class Outcome(Protocol):
         """What became of the ranks so far."""
@@ -50,7 +50,7 @@ TICK_S = 1.0  # the clock
 _CONT, _WINCH = 18, 28
 
 
-class Scene:
+class LaunchView:
     """A launch on one node, to look at.
 
     outcome: what became of its ranks so far. sample: what those that live use, by pid; given each one's worker and
@@ -65,7 +65,7 @@ class Scene:
         self._outcome = outcome
         self._sample = sample
         self._host = host
-        self._samples: dict[int, Sample] = {}
+        self._samples: dict[int, Usage] = {}
         self._sampled_s = 0.0
         self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         self._lines: dict[int, str] = {}
@@ -108,7 +108,7 @@ class Scene:
     def _row(self, exit_: Exit) -> Row:
         is_over = exit_.end_s is not None
         is_lost = self._lost_s and not is_over and not exit_.start_failure
-        sample = Sample() if is_over or is_lost else self._samples.get(exit_.pid or 0, Sample())
+        sample = Usage() if is_over or is_lost else self._samples.get(exit_.pid or 0, Usage())
         end_s = exit_.end_s or self._lost_s or time.time()
         if is_lost:
             state, kind = "lost", FAILED
@@ -130,7 +130,7 @@ class Scene:
             gpu=sample.gpu,
         )
 
-    def _state(self, exit_: Exit, sample: Sample) -> tuple[str, int]:
+    def _state(self, exit_: Exit, sample: Usage) -> tuple[str, int]:
         """Of one that lives. A rank that was silent too long hangs until it says something."""
         kind, since_ns = self._blamed.get(exit_.rank, ("", 0))
         if exit_.start_s is None:
@@ -164,21 +164,21 @@ def living(plan: Plan, exits: Sequence[Exit], now_s: float) -> dict[int, tuple[W
     }
 
 
-class Display:
+class LiveTable:
     """The table on one screen: of one node's ranks, or of those of several. footer: a line below the ranks."""
 
-    def __init__(self, screen: Screen, environ: Mapping[str, str], footer: Callable[[], str] = str) -> None:
+    def __init__(self, screen: TerminalArea, environ: Mapping[str, str], footer: Callable[[], str] = str) -> None:
         self._screen = screen
-        self._painter = Painter(environ)
+        self._painter = TableRenderer(environ)
         self._footer = footer
-        self._scenes: dict[int, Scene] = {}  # by node
+        self._scenes: dict[int, LaunchView] = {}  # by node
         self._begin_s = time.time()
         self._drawn_s = self._due_s = self._looked_s = 0.0
         self.shown: set[int] = set()  # ranks that have a line now
 
     # ---- what happens
 
-    def begin(self, scene: Scene, node: int = 0) -> None:
+    def begin(self, scene: LaunchView, node: int = 0) -> None:
         self._scenes[node] = scene
         self._due_s = 0.0
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infini_run.core.group import Event, Group
-    from infini_run.display.chrome_trace import Trace
-    from infini_run.display.live_table import Display, Outcome, Scene
+    from infini_run.display.chrome_trace import ChromeTrace
+    from infini_run.display.live_table import LaunchView, LiveTable, Outcome
     from infini_run.display.resource_usage import Sampler
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -25,10 +25,10 @@ _EXTRA = "--live needs rich, which is not installed: pip install 'infini-run[liv
 _NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on; going on without it"
 
 
-class Seeing:
+class Observers:
     """Of one launch, all its attempts. Usable from several threads if the caller serialises the calls."""
 
-    def __init__(self, trace: Trace | None, display: Display | None) -> None:
+    def __init__(self, trace: ChromeTrace | None, display: LiveTable | None) -> None:
         self._trace = trace
         self._display = display
         self._sampler: Sampler | None = None
@@ -40,12 +40,12 @@ class Seeing:
         if self._display is not None:
             self._display.begin(self._scene(plan, group, outcome))
 
-    def _scene(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> Scene:
-        from infini_run.display.live_table import Scene
+    def _scene(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> LaunchView:
+        from infini_run.display.live_table import LaunchView
         from infini_run.display.resource_usage import Sampler
 
         self._sampler = self._sampler or Sampler()
-        return Scene(plan, group, outcome, self._sampler.take)
+        return LaunchView(plan, group, outcome, self._sampler.take)
 
     def follow(self, event: Event) -> None:
         if self._trace is not None:
@@ -93,9 +93,9 @@ class Seeing:
         return "" if self._trace is None else self._trace.write()
 
 
-def open_seeing(
+def open_observers(
     options: Options, environ: Mapping[str, str], *, say: Callable[[str], None] | None
-) -> tuple[Seeing | None, Options]:
+) -> tuple[Observers | None, Options]:
     """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
     there is no terminal for the table.
 
@@ -104,15 +104,15 @@ def open_seeing(
     check_names(options)
     trace = None
     if options.trace:
-        from infini_run.display.chrome_trace import Trace
+        from infini_run.display.chrome_trace import ChromeTrace
         from infini_run.plan.program import absolute
         from infini_run.system.secure_files import check_writable
 
-        trace = Trace(absolute("trace", options.trace))
+        trace = ChromeTrace(absolute("trace", options.trace))
         check_writable("trace", options.trace, options.log_dir)
     display = open_display(options, environ, say)
     options = replace(options, live="off" if display is None else "on")
-    return (None if trace is None and display is None else Seeing(trace, display)), options
+    return (None if trace is None and display is None else Observers(trace, display)), options
 
 
 def check_names(options: Options) -> None:
@@ -134,7 +134,7 @@ def open_display(
     environ: Mapping[str, str],
     say: Callable[[str], None] | None,
     footer: Callable[[], str] = str,
-) -> Display | None:
+) -> LiveTable | None:
     """`auto` is silent about what it does without."""
     if options.live == "off":
         return None
@@ -149,10 +149,10 @@ def open_display(
         if is_asked:
             raise UsageError(_EXTRA) from None
         return None
-    from infini_run.display.live_table import Display
-    from infini_run.display.terminal import Screen
+    from infini_run.display.live_table import LiveTable
+    from infini_run.display.terminal import TerminalArea
 
-    return Display(Screen(2), environ, footer)
+    return LiveTable(TerminalArea(2), environ, footer)
 
 
 def _is_screen(environ: Mapping[str, str]) -> bool:

@@ -25,7 +25,7 @@ _LINE = 1000  # bytes of a last line
 MOST_LINES = 500  # that one answer has
 
 
-class Relay:
+class ObserverRelay:
     """send: gets what there is to tell, of plain types. has_room: whether the head takes more than what it must have.
     counts: whether it is asked how much ranks have written."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Sample:
+class Usage:
     """One rank's use of the machine, its descendants included; None: not known.
 
     cpu: of one CPU, so 2.0 is two of them, since the last sample. memory, gpu_memory: bytes. gpu: how busy its GPUs
@@ -30,7 +30,7 @@ class Sample:
 
 
 @record
-class Card:
+class GpuUsage:
     """A GPU or MIG instance at one moment."""
 
     uuid: str
@@ -44,10 +44,10 @@ class Sampler:
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float]] = {}  # by pid: when, CPU seconds
-        self._meter: Meter | None = None
+        self._meter: NvmlMeter | None = None
         self._opened = False
 
-    def take(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Sample]:
+    def take(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         """By pid. ranks: of each pid its worker, and when it started (the clock of now_s)."""
         if not self._opened:
             self._opened, self._meter = True, open_meter()
@@ -56,7 +56,7 @@ class Sampler:
         found = {}
         for pid, (worker, start_s) in ranks.items():
             pids = {process.pid for process in table.tree(pid)} if cards else set()
-            found[pid] = Sample(
+            found[pid] = Usage(
                 cpu=self._cpu(pid, table.cpu_s(pid), start_s, now_s),
                 memory=table.memory(pid),
                 is_suspended=table.state(pid) in ("T", "t"),
@@ -78,7 +78,7 @@ class Sampler:
             meter.close()
 
 
-def gpu_share(cards: Sequence[Card], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
+def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
     """The fields of a Sample that are about GPUs, of the processes `pids`, which were given those of `uuids`.
 
     Their GPUs are those given to them alone, else those on which they hold memory. Where NVML tells no pid of theirs
@@ -97,7 +97,7 @@ def gpu_share(cards: Sequence[Card], uuids: Sequence[str], pids: set[int]) -> di
     }
 
 
-class Meter:
+class NvmlMeter:
     """NVML, started. Whatever it cannot say is left out; an error for good ends it."""
 
     def __init__(self, nvml: Any) -> None:
@@ -105,15 +105,15 @@ class Meter:
         uuids = [gpu.uuid for card in cards_of(nvml) for gpu in card.gpus]
         self._handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids if uuid is not None}
 
-    def read(self) -> list[Card]:
+    def read(self) -> list[GpuUsage]:
         return [self._card(uuid, handle) for uuid, handle in self._handles.items()]
 
-    def _card(self, uuid: str, handle: Any) -> Card:
+    def _card(self, uuid: str, handle: Any) -> GpuUsage:
         nvml = self._nvml
         use = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         running = self._ask(lambda of: processes_on(nvml, of), handle) or []
-        return Card(
+        return GpuUsage(
             uuid=uuid,
             use=None if use is None else use.gpu / 100,
             memory=0 if memory is None else memory.used,
@@ -133,7 +133,7 @@ class Meter:
             return
 
 
-def open_meter() -> Meter | None:
+def open_meter() -> NvmlMeter | None:
     """None: there is no GPU to look at."""
     try:
         import pynvml
@@ -144,7 +144,7 @@ def open_meter() -> Meter | None:
     except pynvml.NVMLError:
         return None
     try:
-        return Meter(pynvml)
+        return NvmlMeter(pynvml)
     except pynvml.NVMLError:
         pynvml.nvmlShutdown()
         return None

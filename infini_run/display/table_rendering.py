@@ -41,7 +41,7 @@ class Row:
     host: str = ""
 
 
-def choose(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
+def select_rows(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
     """Those that are shown and the others. All are shown by rank where there is room."""
     if len(rows) <= room:
         return sorted(rows, key=lambda row: row.rank), []
@@ -92,7 +92,7 @@ def share_text(share: float | None) -> str:
     return "" if share is None else f"{share * 100:.0f}%"
 
 
-class Painter:
+class TableRenderer:
     """Makes frames. environ: says which colours the terminal has (TERM, COLORTERM, NO_COLOR)."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -118,7 +118,7 @@ class Painter:
             footer = ""
         if len(rows) > room:
             room -= 1
-        shown, others = choose(rows, room) if room > 0 else ([], [])
+        shown, others = select_rows(rows, room) if room > 0 else ([], [])
         parts: list[Any] = [self._text(f"{title}: {count_text(rows)}", "bold")]
         if shown:
             parts.append(_grid(shown, columns, last_line))

@@ -18,7 +18,7 @@ _HELD = 1 << 16  # of lines for a terminal that takes none
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: how long for who does not read, at the end
 
 
-class Screen:
+class TerminalArea:
     """fd: the terminal's, which stays the caller's."""
 
     def __init__(self, fd: int) -> None:

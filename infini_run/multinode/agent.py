@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, ProcessAtEntry
-    from infini_run.display.relay import Relay
+    from infini_run.display.relay import ObserverRelay
     from infini_run.node.launch import NodeRun
     from infini_run.options.options import Options
     from infini_run.plan.model import Command, Plan
@@ -149,7 +149,7 @@ class Agent:
         self._cwd = ""
         self._stream: Stream | None = None  # between the head and what it runs here
         self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
-        self._relay: Relay | None = None
+        self._relay: ObserverRelay | None = None
         self._said = b""  # lines of ours that wait for the end of a rank's
         self._is_in_line = False  # the last piece of the ranks' stderr that we sent did not end one
 
@@ -339,12 +339,12 @@ class Agent:
         done = {"report": to_plain(run.outcome.report()), "port": free_port()}
         self._wire.send(pack_json(protocol.DONE, done))
 
-    def _open_relay(self) -> Relay | None:
+    def _open_relay(self) -> ObserverRelay | None:
         if not self._watched:
             return None
-        from infini_run.display.relay import Relay
+        from infini_run.display.relay import ObserverRelay
 
-        self._relay = Relay(
+        self._relay = ObserverRelay(
             lambda what: self._wire.send(pack_json(protocol.VIEW, what)),
             lambda: self._wire.waiting < _HELD,
             counts="trace" in self._watched,

@@ -11,7 +11,7 @@ import time
 
 from infini_run.core.group import KINDS, Event
 from infini_run.display.relay import MOST_LINES
-from infini_run.display.resource_usage import Sample
+from infini_run.display.resource_usage import Usage
 from infini_run.errors import LinkError, printable
 from infini_run.node.outcome import Outcome
 from infini_run.plan.model import Output, Plan, Worker
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.display.chrome_trace import Trace
-    from infini_run.display.live_table import Display
+    from infini_run.display.chrome_trace import ChromeTrace
+    from infini_run.display.live_table import LiveTable
     from infini_run.multinode.agent_state import Peer
     from infini_run.options.options import Options
 
@@ -41,7 +41,7 @@ class _Far:
         self.volumes: dict[int, tuple[int, int]] = {}
         self.words: dict[int, tuple[bytes, bytes]] = {}
         self.said_ns: dict[int, int] = {}
-        self.samples: dict[int, Sample] = {}  # by pid
+        self.samples: dict[int, Usage] = {}  # by pid
 
     def volume(self, worker: int) -> tuple[int, int]:
         return self.volumes.get(worker, (0, 0))
@@ -64,7 +64,7 @@ class _Node:
         self.plan: Plan | None = None
         self.far = _Far()
         self.outcome: Outcome | None = None
-        self.trace: Trace | None = None
+        self.trace: ChromeTrace | None = None
         self.awaited = False  # it has been asked what its ranks use
         self.bound_s = 0.0  # the worst that any of its times may be off by
 
@@ -79,7 +79,7 @@ class _Node:
 class Overview:
     """Of one launch, all its attempts. path: of the trace; empty: none. display: None: no table."""
 
-    def __init__(self, path: str, display: Display | None, options: Options) -> None:
+    def __init__(self, path: str, display: LiveTable | None, options: Options) -> None:
         self._path = path
         self._display = display
         self._options = options
@@ -236,14 +236,14 @@ class Overview:
                 node.trace.renew(self._restarts)
             node.trace.begin(plan, node.far, now_ns=node.ours_ns(now_ns))
         if self._display is not None:
-            from infini_run.display.live_table import Scene
+            from infini_run.display.live_table import LaunchView
 
             far = node.far
-            scene = Scene(plan, far, lambda: outcome, lambda ranks, now_s: far.samples, peer.name)
+            scene = LaunchView(plan, far, lambda: outcome, lambda ranks, now_s: far.samples, peer.name)
             self._display.begin(scene, peer.index)
 
-    def _open_trace(self, node: _Node, begin_ns: int) -> Trace:
-        from infini_run.display.chrome_trace import MOST_SAMPLES, Home, Trace
+    def _open_trace(self, node: _Node, begin_ns: int) -> ChromeTrace:
+        from infini_run.display.chrome_trace import MOST_SAMPLES, ChromeTrace, Home
 
         count = len(self._nodes)
         home = Home(
@@ -254,7 +254,7 @@ class Overview:
             begin_ns=begin_ns,
             facts={"node": node.peer.index, "pid": node.peer.hello.get("pid")},
         )
-        return Trace(self._path, most_samples=max(1000, MOST_SAMPLES // count), home=home)
+        return ChromeTrace(self._path, most_samples=max(1000, MOST_SAMPLES // count), home=home)
 
     def _number(self) -> int:
         """A process of the trace: two nodes may give one pid to two of theirs. None is ours."""
@@ -274,7 +274,7 @@ class Overview:
         far.samples.clear()
         for at, pid, cpu, memory, gpu_memory, gpu, is_suspended, said_ns in rows:
             far.said_ns[_index(node, at)] = node.ours_ns(said_ns) if said_ns else 0
-            far.samples[_whole(pid)] = Sample(
+            far.samples[_whole(pid)] = Usage(
                 cpu=None if cpu is None else float(cpu),
                 memory=None if memory is None else _whole(memory),
                 gpu_memory=None if gpu_memory is None else _whole(gpu_memory),

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.core.group import Event, ProcessAtEntry
-    from infini_run.display.observers import Seeing
-    from infini_run.display.relay import Relay
+    from infini_run.display.observers import Observers
+    from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, Worker
@@ -65,7 +65,7 @@ class NodeRun:
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
         heading: str = "",
-        seeing: Seeing | Relay | None = None,
+        seeing: Observers | ObserverRelay | None = None,
         has_head: bool = False,
         is_last: bool = False,
         stdins: Mapping[int, int] | None = None,

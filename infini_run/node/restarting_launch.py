@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.core.group import ProcessAtEntry
-    from infini_run.display.observers import Seeing
+    from infini_run.display.observers import Observers
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
@@ -46,7 +46,7 @@ class Attempts:
         entry: ProcessAtEntry | None = None,
         cwd: str | None = None,
         say: Callable[[str], None] | None = None,
-        seeing: Seeing | None = None,
+        seeing: Observers | None = None,
     ) -> None:
         log_dir = absolute("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)

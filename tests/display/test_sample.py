@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from infini_run.display.resource_usage import Card, Sampler, gpu_share
+from infini_run.display.resource_usage import GpuUsage, Sampler, gpu_share
 from infini_run.plan.model import Output, Worker
 from infini_run.system.procfs import ProcessTable
 from tests.support.nvml import MIG, UUIDS, environment
@@ -52,9 +52,9 @@ def test_a_process_that_is_gone_has_no_sample():
 
 
 CARDS = [
-    Card(uuid="GPU-aa11", use=0.5, memory=1000, held={10: 400, 11: 100}),
-    Card(uuid="GPU-bb22", use=0.7, memory=3000, held={12: 700}),
-    Card(uuid="MIG-cc33", use=None, memory=50, held={}),
+    GpuUsage(uuid="GPU-aa11", use=0.5, memory=1000, held={10: 400, 11: 100}),
+    GpuUsage(uuid="GPU-bb22", use=0.7, memory=3000, held={12: 700}),
+    GpuUsage(uuid="MIG-cc33", use=None, memory=50, held={}),
 ]
 
 
@@ -77,5 +77,5 @@ def test_each_mig_instance_is_a_gpu_of_its_own_and_a_board_that_is_closed_to_us_
     environ = environment(LD_LIBRARY_PATH=str(driver.folder), **driver.settings(boards), **held)
     child = subprocess.run([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE, text=True, check=True)
     found = [(UUIDS[0], {13: 0}), ("MIG-aaaa", {}), ("MIG-bbbb", {12: 30 << 20}), ("MIG-cccc", {})]
-    cards = [Card(uuid=uuid, use=None, memory=0, held=held) for uuid, held in found]
+    cards = [GpuUsage(uuid=uuid, use=None, memory=0, held=held) for uuid, held in found]
     assert child.stdout.splitlines() == [repr(card) for card in cards]

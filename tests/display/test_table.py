@@ -14,18 +14,18 @@ from infini_run.display.table_rendering import (
     HUNG,
     LIVE,
     OVER,
-    Painter,
     Row,
-    choose,
+    TableRenderer,
     count_text,
     plain,
+    select_rows,
     share_text,
     size_text,
     up_text,
 )
 from infini_run.errors import printable
 
-PAINTER = Painter({"TERM": "xterm", "NO_COLOR": "1"})
+PAINTER = TableRenderer({"TERM": "xterm", "NO_COLOR": "1"})
 
 
 def row(rank, kind=LIVE, state="running", **fields):
@@ -38,7 +38,7 @@ def bare(lines):
 
 def test_where_there_is_room_all_are_shown_by_rank():
     rows = [row(2), row(0, FAILED), row(1, OVER)]
-    assert [r.rank for r in choose(rows, 3)[0]] == [0, 1, 2]
+    assert [r.rank for r in select_rows(rows, 3)[0]] == [0, 1, 2]
 
 
 def test_else_those_that_failed_then_those_that_hang_then_the_busiest_are():
@@ -52,7 +52,7 @@ def test_else_those_that_failed_then_those_that_hang_then_the_busiest_are():
         row(6, cpu=0.1),
         row(7, cpu=0.2),
     ]
-    shown, others = choose(rows, 7)
+    shown, others = select_rows(rows, 7)
     assert [r.rank for r in shown] == [5, 4, 3, 2, 6, 7, 1]  # the first to fail in front; 6 and 7 keep their places
     assert [r.rank for r in others] == [0]
 
@@ -86,7 +86,7 @@ def test_narrow_windows_lose_columns_that_matter_less_first():
 def test_every_frame_fits(columns, lines, count, text, has_gpu, is_coloured):
     gpu = {"gpu_memory": 5 << 30, "gpu": 0.5} if has_gpu else {}
     rows = [row(i, i % 4, "exit 127", pid=4000000, up_s=1e7, cpu=123.4, memory=5 << 40, **gpu) for i in range(count)]
-    painter = Painter({"TERM": "xterm-256color", "COLORTERM": "truecolor"}) if is_coloured else PAINTER
+    painter = TableRenderer({"TERM": "xterm-256color", "COLORTERM": "truecolor"}) if is_coloured else PAINTER
     frame = painter.frame(rows, "infini-run", (columns, lines), lambda rank: plain(text.encode("utf-8", "replace")))
     assert len(frame) <= lines
     for line in bare(frame):

@@ -13,7 +13,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.core.group import Event
-from infini_run.display.chrome_trace import Trace
+from infini_run.display.chrome_trace import ChromeTrace
 from infini_run.plan.model import Output, Plan, Worker
 from tests.support.command import play
 from tests.support.processes import processes
@@ -291,7 +291,7 @@ class Writers:
 
 
 def test_a_trace_of_a_long_job_stays_small_and_right(path):
-    trace = Trace(str(path), gap_ns=0, most_samples=1000)
+    trace = ChromeTrace(str(path), gap_ns=0, most_samples=1000)
     trace.begin(plan(10), Writers())
     start_ns = trace._begin_ns
     for rank in range(10):
@@ -314,7 +314,7 @@ def test_a_trace_of_a_long_job_stays_small_and_right(path):
 
 
 def test_after_the_last_thing_that_happened_it_looks_once_more_and_then_never(path):
-    trace = Trace(str(path), gap_ns=10**12)
+    trace = ChromeTrace(str(path), gap_ns=10**12)
     trace.begin(plan(1), Writers())
     trace.act()
     assert trace.timeout_s(None) is None
@@ -328,7 +328,7 @@ def test_after_the_last_thing_that_happened_it_looks_once_more_and_then_never(pa
 
 
 def test_several_attempts_are_one_trace(path):
-    trace = Trace(str(path))
+    trace = ChromeTrace(str(path))
     for attempt in range(3):
         trace.begin(plan(1), Writers())
         one = {"worker": 0, "rank": 0, "pid": 10 + attempt}
