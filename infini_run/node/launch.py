@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Output, Plan, Worker
     from infini_run.report.report import Report
-    from infini_run.watchdog.watchdog import Watch
+    from infini_run.watchdog.watchdog import Watchdog
 
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
@@ -88,7 +88,7 @@ class NodeRun:
         self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
-        self._watch: Watch | None = None  # where a deadline was asked for
+        self._watch: Watchdog | None = None  # where a deadline was asked for
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
         self._ended = False
@@ -224,7 +224,7 @@ class NodeRun:
                 self._seeing.act()
         return events
 
-    def _act(self, watch: Watch) -> list[Event]:
+    def _act(self, watch: Watchdog) -> list[Event]:
         """What is due at a deadline; the events that tell of it."""
         finding = None if self.ended else watch.act()
         if finding is None:
@@ -322,11 +322,11 @@ class NodeRun:
                     self._outcome.note(event)
             return self._outcome
 
-    def _make_watch(self) -> Watch:
+    def _make_watch(self) -> Watchdog:
         """Late, for a rank that says itself that it hangs, it hears of those that run already."""
-        from infini_run.watchdog.watchdog import Watch
+        from infini_run.watchdog.watchdog import Watchdog
 
-        watch = Watch(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
+        watch = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
         for event in self.outcome.running() if self._outcome or self._history else ():
             watch.follow(event)
         return watch

@@ -12,7 +12,7 @@ _IDLE = 0.01  # of one CPU: libraries' own threads tick on in a rank that hangs
 _TICK_S = 0.01  # what the kernel counts in, mostly: one of it may be a rounding
 
 
-class Vigil:
+class HangDetector:
     """One rank's signs of life. Times are seconds of one clock, CPU times are since the rank's start.
 
     The use of the CPU is known only between two looks, and a look is taken when a silence has lasted `timeout_s`,

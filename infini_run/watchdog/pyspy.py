@@ -35,7 +35,7 @@ def find_pyspy(environ: Mapping[str, str]) -> str:
     return ""
 
 
-class Dumps:
+class StackDumps:
     """What py-spy says of each process: `texts` and `notes` (why it said nothing), by pid, once `done`.
 
     ranks: the group that must not take our helpers for its own. entry: as the ranks' group has it.

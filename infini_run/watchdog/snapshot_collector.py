@@ -12,7 +12,7 @@ from infini_run.record import record, replace
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.system.procfs import snapshot_processes
 from infini_run.system.secure_files import append_text
-from infini_run.watchdog.pyspy import Dumps, find_pyspy
+from infini_run.watchdog.pyspy import StackDumps, find_pyspy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _PYTHONS = 4  # processes of one rank that py-spy looks at
 
 
 @record
-class Subject:
+class RankToInspect:
     """A rank to look at. kind, why: as in Look."""
 
     index: int
@@ -36,12 +36,12 @@ class Subject:
     why: str
 
 
-class Inquest:
+class SnapshotCollector:
     """Step it, waiting for `fds` and until `deadline_s` at most, until it is `done`; then it has its `looks`."""
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[RankToInspect],
         table: ProcessTable,
         *,
         group: Group,
@@ -57,7 +57,7 @@ class Inquest:
         self._environ = environ
         self._folder = folder
         self._host = os.uname().nodename
-        self._dumps: Dumps | None = None
+        self._dumps: StackDumps | None = None
         self._abandoned = ""
 
     @property
@@ -94,7 +94,7 @@ class Inquest:
         if self._dumps is not None:
             self._dumps.close()
 
-    def _look_at(self, subject: Subject) -> HangSnapshot:
+    def _look_at(self, subject: RankToInspect) -> HangSnapshot:
         return HangSnapshot(
             rank=subject.rank,
             pid=subject.pid,
@@ -107,13 +107,13 @@ class Inquest:
             file=f"{self._folder}/hang_{subject.rank}.txt" if self._folder else "",
         )
 
-    def _start_dumps(self, now_s: float) -> Dumps:
+    def _start_dumps(self, now_s: float) -> StackDumps:
         program = find_pyspy(self._environ)
         if not program:
             missing = "py-spy is not installed; pip install py-spy"
             self.looks = [replace(look, python_note=missing if _pythons(look) else "") for look in self.looks]
         pids = [pid for look in self.looks for pid in _pythons(look)] if program else []
-        dumps = Dumps(program, pids, ranks=self._group, entry=self._entry, environ=self._environ, now_s=now_s)
+        dumps = StackDumps(program, pids, ranks=self._group, entry=self._entry, environ=self._environ, now_s=now_s)
         if self._abandoned:
             dumps.abandon(self._abandoned)
         return dumps
@@ -123,7 +123,7 @@ def _pythons(look: HangSnapshot) -> list[int]:
     return [picture.pid for picture in look.processes if picture.is_python][:_PYTHONS]
 
 
-def _with_stacks(look: HangSnapshot, dumps: Dumps) -> HangSnapshot:
+def _with_stacks(look: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
     pids = _pythons(look)
     texts = tuple(dumps.texts[pid] for pid in pids if pid in dumps.texts)
     notes = [dumps.notes[pid] for pid in pids if pid in dumps.notes]

@@ -13,8 +13,8 @@ from infini_run.core.group import Event
 from infini_run.record import record
 from infini_run.report.report import duration_text
 from infini_run.system.procfs import ProcessTable
-from infini_run.watchdog.hang_detector import Vigil
-from infini_run.watchdog.snapshot_collector import Inquest, Subject, write_looks
+from infini_run.watchdog.hang_detector import HangDetector
+from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_looks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ class _Rank:
         self.pid = event.pid
         self.start_s = event.time_ns / 1e9
         self.ready = not options.ready_timeout_s
-        self.vigil = Vigil(options.hang_timeout_s or float("inf"), self.start_s)
+        self.vigil = HangDetector(options.hang_timeout_s or float("inf"), self.start_s)
         self.carries = worker.stdout.piped and worker.stderr.piped
 
 
-class Watch:
+class Watchdog:
     """For one launch on this node: follow its events, wait as long as it says, then `act`. Times are monotonic."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Watch:
         self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # we shall sit in /
         self._ranks: dict[int, _Rank] = {}
         self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, not looked at yet
-        self._inquest: Inquest | None = None
+        self._inquest: SnapshotCollector | None = None
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
 
@@ -174,7 +174,7 @@ class Watch:
         looks, self._inquest = self._inquest.looks, None
         return self._find(looks) if looks else None
 
-    def _judge_all(self, now_s: float) -> Inquest | None:
+    def _judge_all(self, now_s: float) -> SnapshotCollector | None:
         """A look at all ranks, where one of them gives reason for it."""
         table = ProcessTable()
         self._due_s = None
@@ -186,7 +186,7 @@ class Watch:
         if reasons.keys().isdisjoint(self._ranks):
             return None
         order = sorted(self._ranks.values(), key=lambda rank: (rank.index not in reasons, rank.index))
-        return Inquest(
+        return SnapshotCollector(
             [_subject(rank, *reasons.get(rank.index, ("", ""))) for rank in order],
             table,
             group=self._group,
@@ -234,5 +234,5 @@ class Watch:
             self._inquest = None
 
 
-def _subject(rank: _Rank, kind: str, why: str) -> Subject:
-    return Subject(index=rank.index, rank=rank.worker.rank, pid=rank.pid, kind=kind, why=why)
+def _subject(rank: _Rank, kind: str, why: str) -> RankToInspect:
+    return RankToInspect(index=rank.index, rank=rank.worker.rank, pid=rank.pid, kind=kind, why=why)

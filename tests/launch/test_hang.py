@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import infini_run as ir
 from infini_run.system import procfs
-from infini_run.watchdog.hang_detector import Vigil
+from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.pyspy import find_pyspy
 from tests.support.command import play
 from tests.support.processes import is_alive, marked
@@ -55,13 +55,13 @@ def judge(vigil, now_s, said_s=0.0, pinged_s=0.0, cpu_s=0.0, is_stopped=False, c
 
 
 def test_a_rank_hangs_when_it_says_nothing_and_uses_no_cpu():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert vigil.deadline_s(0.0, 0.0) == 110.0
     assert judge(vigil, 110.0) == "no output and no CPU used for 10.0 s"
 
 
 def test_output_puts_the_deadline_off_and_cpu_does_at_the_deadline():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert vigil.deadline_s(105.0, 0.0) == 115.0
     assert judge(vigil, 115.0, said_s=105.0, cpu_s=3.0) == ""
     assert vigil.deadline_s(105.0, 0.0) == 125.0
@@ -69,36 +69,36 @@ def test_output_puts_the_deadline_off_and_cpu_does_at_the_deadline():
 
 
 def test_a_library_that_ticks_on_is_no_sign_of_life():
-    vigil = Vigil(100.0, 0.0)
+    vigil = HangDetector(100.0, 0.0)
     assert judge(vigil, 100.0, cpu_s=20.0) == ""
     assert judge(vigil, 200.0, cpu_s=20.9) != ""
 
 
 def test_who_ever_pinged_hangs_without_pings_whatever_it_says_or_computes():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert vigil.deadline_s(109.0, 102.0) == 112.0
     assert judge(vigil, 112.0, said_s=111.0, pinged_s=102.0, cpu_s=12.0) == "no WATCHDOG=1 for 10.0 s"
 
 
 def test_a_stopped_rank_does_not_hang_and_has_all_its_time_when_it_goes_on():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert judge(vigil, 110.0, is_stopped=True) == ""
     assert judge(vigil, 119.0, is_stopped=True) == ""
     assert vigil.deadline_s(0.0, 0.0) == 129.0
     assert judge(vigil, 129.0) != ""
-    pinging = Vigil(10.0, 100.0)
+    pinging = HangDetector(10.0, 100.0)
     assert judge(pinging, 115.0, pinged_s=105.0, is_stopped=True) == ""
     assert pinging.deadline_s(105.0, 105.0) == 125.0
 
 
 def test_when_all_were_stopped_silence_counts_from_then():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     vigil.refresh(500.0)
     assert vigil.deadline_s(0.0, 104.0) == vigil.deadline_s(104.0, 0.0) == 510.0
 
 
 def test_a_silence_is_told_once_and_the_next_one_again():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert judge(vigil, 110.0) != ""
     assert judge(vigil, 120.0) == judge(vigil, 130.0) == ""
     assert not vigil.has_come_back(109.0)
@@ -110,11 +110,11 @@ def test_a_silence_is_told_once_and_the_next_one_again():
 
 
 def test_what_cannot_be_seen_is_not_judged():
-    assert judge(Vigil(10.0, 100.0), 110.0, cpu_s=None) == ""
+    assert judge(HangDetector(10.0, 100.0), 110.0, cpu_s=None) == ""
 
 
 def test_a_rank_may_say_itself_that_it_hangs():
-    vigil = Vigil(10.0, 100.0)
+    vigil = HangDetector(10.0, 100.0)
     assert vigil.trigger(101.0, 101.0) == "it said WATCHDOG=trigger"
     assert vigil.trigger(102.0, 101.0) == ""
     assert vigil.trigger(105.0, 104.0) != ""
@@ -124,7 +124,7 @@ def test_a_rank_may_say_itself_that_it_hangs():
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.booleans(), st.floats(0, 5), st.booleans()), max_size=40))
 def test_a_deadline_is_never_in_the_past_once_it_was_judged(steps):
     """So that nothing can make us look again and again."""
-    vigil, now_s, said_s, cpu_s = Vigil(10.0, 0.0), 0.0, 0.0, 0.0
+    vigil, now_s, said_s, cpu_s = HangDetector(10.0, 0.0), 0.0, 0.0, 0.0
     for pause_s, speaks, used_s, is_stopped in steps:
         now_s += pause_s
         said_s = now_s if speaks else said_s
