@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from infini_run.core.group import Quietly, forking, write
 from infini_run.errors import InfiniRunError, LaunchTimeout, UsageError, printable
-from infini_run.node.launch import NodeRun
+from infini_run.node.launch import NodeLaunch
 from infini_run.node.readiness import all_ready
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head import Head
     from infini_run.multinode.head_observers import Overview
-    from infini_run.node.restarting_launch import Attempts
+    from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Command, Plan, RankRange
@@ -245,8 +245,9 @@ class ProcessLauncher:
             self._environ = _settle_in(request.site, self._options, self._environ)
             if request.site.counts:
                 self._span = spans_of(request.site.counts)[self._options.node_rank]
-        self._run: NodeRun | Attempts | None = None
-        self._starting: NodeRun | Attempts | None = None  # known to a child that another thread forks meanwhile
+        self._run: NodeLaunch | RestartingLaunch | None = None
+        # known to a child that another thread forks meanwhile
+        self._starting: NodeLaunch | RestartingLaunch | None = None
         self._seeing: Observers | None = None
         self._port = 0  # that we chose
         self._untold: list[Event] = []  # seen by wait or status, not yet by events()
@@ -270,7 +271,7 @@ class ProcessLauncher:
             if self._cwd is not None and not os.path.isdir(self._cwd):
                 raise UsageError(f"cwd={self._cwd} is not a directory")
             seeing, options = self._open_seeing()
-            run: NodeRun | Attempts | None = None
+            run: NodeLaunch | RestartingLaunch | None = None
             try:
                 plan = self._plan(options, words)
                 for notice in plan.nodes[0].notices:
@@ -287,12 +288,12 @@ class ProcessLauncher:
             finally:
                 self._starting = None
 
-    def _make_run(self, plan: Plan, options: Options, seeing: Observers | None) -> NodeRun | Attempts:
+    def _make_run(self, plan: Plan, options: Options, seeing: Observers | None) -> NodeLaunch | RestartingLaunch:
         if not options.max_restarts:
-            return NodeRun(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
-        from infini_run.node.restarting_launch import Attempts
+            return NodeLaunch(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+        from infini_run.node.restarting_launch import RestartingLaunch
 
-        return Attempts(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+        return RestartingLaunch(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
 
     def _open_seeing(self) -> tuple[Observers | None, Options]:
         """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
@@ -467,7 +468,7 @@ class ProcessLauncher:
             if problem:
                 self._launched().outcome.notice(problem)
 
-    def _launched(self) -> NodeRun | Attempts:
+    def _launched(self) -> NodeLaunch | RestartingLaunch:
         if self._run is None:
             raise InfiniRunError("nothing was launched yet: call launch() first")
         return self._run

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from infini_run.core.group import ProcessAtEntry
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
-    from infini_run.node.launch import NodeRun
-    from infini_run.node.restarting_launch import Attempts
+    from infini_run.node.launch import NodeLaunch
+    from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.options import Options, Request
     from infini_run.plan.model import Plan
 
@@ -105,10 +105,10 @@ def _run(argv: list[str], before: set[int] | None) -> int:
         _warn_of_address(options)
         _warn_of_restarts(options)
     if request.site is not None and request.site.is_task:
-        from infini_run.node.exec_rank import become_rank
+        from infini_run.node.exec_rank import exec_rank
 
         _unblock(before)
-        become_rank(plan, environ)
+        exec_rank(plan, environ)
     return _launch(plan, options, environ, before, asks_fd, seeing)
 
 
@@ -253,19 +253,19 @@ def _launch(
 
 def _start(
     plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, seeing: Observers | None
-) -> NodeRun | Attempts:
+) -> NodeLaunch | RestartingLaunch:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
-    run: NodeRun | Attempts
+    run: NodeLaunch | RestartingLaunch
     if options.max_restarts:
-        from infini_run.node.restarting_launch import Attempts
+        from infini_run.node.restarting_launch import RestartingLaunch
 
-        run = Attempts(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+        run = RestartingLaunch(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
-    from infini_run.node.launch import NodeRun
+    from infini_run.node.launch import NodeLaunch
 
-    run = NodeRun(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
+    run = NodeLaunch(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
     run.start()
     release_caller_descriptors()
     return run

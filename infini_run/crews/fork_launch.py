@@ -12,7 +12,7 @@ import os
 
 from infini_run.core.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
 from infini_run.errors import StartError
-from infini_run.node.launch import NodeRun
+from infini_run.node.launch import NodeLaunch
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -49,9 +49,9 @@ class Forked(BaseException):
         self.birth = birth
 
 
-class ForkRun(NodeRun):
-    """A NodeRun whose workers are forks of this process. stdins: by rank, each worker's channel; stdout, stderr: the
-    launcher's. All of these are ours to close."""
+class ForkRun(NodeLaunch):
+    """A NodeLaunch whose workers are forks of this process. stdins: by rank, each worker's channel; stdout, stderr:
+    the launcher's. All of these are ours to close."""
 
     _debug = NO_CGROUP  # a fork is not born into one; the zygote's own is ended with the zygote
 
@@ -73,7 +73,7 @@ class ForkRun(NodeRun):
         self._ends: list[int] = []  # of their pipes, until the core has copies
 
     def start(self) -> None:
-        """As a NodeRun's. Raises Forked in each child."""
+        """As a NodeLaunch's. Raises Forked in each child."""
         assert is_main_thread(), "a fork's parent-death signal is that of the thread that forks"
         try:
             super().start()

@@ -20,7 +20,7 @@ from infini_run.core.group import Event
 from infini_run.crews.spawner import ExecSpawner, Gang, python_command
 from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.node.launch import NodeRun
+from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
 from infini_run.node.ports import free_port, let_go
 from infini_run.plan.model import make_plan
@@ -138,11 +138,11 @@ class ZygoteProcess:
     def __init__(self, environ: Mapping[str, str], cwd: str | None) -> None:
         self._lock = RLock()
         self._control, theirs = socket.socketpair()
-        self._run: NodeRun | None = None
+        self._run: NodeLaunch | None = None
         forget_in_children(self)
         try:
             plan, options = _zygote_plan(environ)
-            self._run = NodeRun(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
+            self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
             self._run.start()
         except BaseException:
             self.close()
@@ -238,7 +238,7 @@ class _ForkGang(Gang):
 
 
 class ForkedRun:
-    """Workers in a zygote, with a NodeRun's face."""
+    """Workers in a zygote, with a NodeLaunch's face."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class ForkedRun:
         return 0.0
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """As NodeRun.signal; a rank whose end is just on its way to us counts as reached."""
+        """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""
         if number and number not in signal.valid_signals():
             raise OSError(22, f"there is no signal {number}")
         alive = [event.rank for event in self.outcome.running() if rank in (None, event.rank)]

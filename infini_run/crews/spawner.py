@@ -15,8 +15,8 @@ from infini_run.api import read_flags
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.errors import ChannelError, UsageError
-from infini_run.node.last_output import last_words
-from infini_run.node.launch import NodeRun
+from infini_run.node.last_output import last_output
+from infini_run.node.launch import NodeLaunch
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
             """In a forked child: it is our parent's; only our copies of descriptors are closed."""
 
     class Run(Protocol):
-        """What a gang needs of a NodeRun, or of what stands for one."""
+        """What a gang needs of a NodeLaunch, or of what stands for one."""
 
         plan: Plan
 
@@ -148,7 +148,7 @@ def python_command(module: str = "worker_main") -> list[str]:
 
 
 class ExecSpawner:
-    """Each worker in a Python of its own, on this machine. Ranks that are started together are one NodeRun.
+    """Each worker in a Python of its own, on this machine. Ranks that are started together are one NodeLaunch.
 
     nproc: workers in all, or auto, gpu, cpu. env: their whole environment (None: ours). cwd: where they start.
     flags: as for `run`: log_dir, console, grace, gpus_per_proc, keep_going, ... `command`: what is started instead of
@@ -256,7 +256,7 @@ class ExecSpawner:
 
 
 class Gang:
-    """What was started together: one NodeRun, and a channel for each of its workers."""
+    """What was started together: one NodeLaunch, and a channel for each of its workers."""
 
     def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
         import socket
@@ -293,7 +293,7 @@ class Gang:
         cwd: str | None,
         stdins: Mapping[int, int],
     ) -> Run:
-        return NodeRun(plan, options, environ=environ, cwd=cwd, stdins=stdins)
+        return NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins)
 
     def poll(self) -> None:
         """Take what happened to all of them."""
@@ -305,10 +305,10 @@ class Gang:
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
         """What that one wrote last to stderr."""
-        assert isinstance(self.run, NodeRun)
+        assert isinstance(self.run, NodeLaunch)
         for index, worker in enumerate(self.run.plan.workers):
             if worker.rank == rank:
-                return last_words(self.run.group, index, worker)[1]
+                return last_output(self.run.group, index, worker)[1]
         return ()
 
     def forget(self) -> None:

@@ -20,7 +20,7 @@ from infini_run.crews.fork_launch import Birth, Forked, ForkRun
 from infini_run.crews.payload import import_for_worker
 from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
 from infini_run.errors import InfiniRunError
-from infini_run.node.last_output import last_words
+from infini_run.node.last_output import last_output
 from infini_run.plan.model import MARK
 from infini_run.system.poller import READ, WRITE, Poller
 
@@ -157,7 +157,7 @@ class _Run:
         """The last words of those that ended badly."""
         workers, group = self._run.plan.workers, self._run.group
         ended = [e.worker for e in events if e.kind == "exited" and not e.is_plain]
-        return {workers[index].rank: last_words(group, index, workers[index]) for index in ended}
+        return {workers[index].rank: last_output(group, index, workers[index]) for index in ended}
 
     def _hear(self) -> None:
         messages: Any = self._wire.take()

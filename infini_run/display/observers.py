@@ -1,4 +1,4 @@
-"""What watches a launch for people: the table of --live and the trace of --trace, told what happens by NodeRun.
+"""What watches a launch for people: the table of --live and the trace of --trace, told what happens by NodeLaunch.
 
 Not imported where neither was asked for. What cannot be had is refused here, before anything starts.
 """

@@ -4,7 +4,7 @@
     python -m infini_run.multinode.agent --link=HOST,HOST:PORT --node=K|VARIABLE
                                                               it dials; INFINI_RUN_TOKEN is the token
 
-It runs its node's part of the plan as the command does, with the same NodeRun. What its ranks write goes to the
+It runs its node's part of the plan as the command does, with the same NodeLaunch. What its ranks write goes to the
 head; when the head has gone, or is silent for too long, everything here is killed.
 """
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event, ProcessAtEntry
     from infini_run.display.relay import ObserverRelay
-    from infini_run.node.launch import NodeRun
+    from infini_run.node.launch import NodeLaunch
     from infini_run.options.options import Options
     from infini_run.plan.model import Command, Plan
     from infini_run.system.signal_pipe import CtrlZ
@@ -135,7 +135,7 @@ class Agent:
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
         self._handshake: Handshake | None = None
         self._carrier: Carrier | None = None
-        self._run: NodeRun | None = None
+        self._run: NodeLaunch | None = None
         self._entry: ProcessAtEntry | None = None
         self._silence_s = float("inf")  # that we bear of the head
         self._heard_s = time.monotonic()
@@ -287,7 +287,7 @@ class Agent:
 
     def _launch(self, options: Options, command: Command, environ: dict[str, str], go: dict[str, Any]) -> None:
         from infini_run.core.group import release_caller_descriptors
-        from infini_run.node.launch import NodeRun
+        from infini_run.node.launch import NodeLaunch
 
         if self._entry is None:
             self._entry = _take_process()
@@ -296,7 +296,7 @@ class Agent:
         for notice in plan.nodes[0].notices:
             self._say(f"infini-run: {go['host']}: {printable(notice)}")
         self._told_failure = False
-        run = NodeRun(
+        run = NodeLaunch(
             plan,
             options,
             environ=environ,
@@ -400,7 +400,7 @@ class Agent:
         if event.kind in ("started", "ready"):
             self._wire.send(pack_json(protocol.EVENT, {event.kind: event.rank, "pid": event.pid}))
 
-    def _follow_verdict(self, run: NodeRun) -> None:
+    def _follow_verdict(self, run: NodeLaunch) -> None:
         if not self._told_failure and run.first is not None:
             self._tell_failure(run.first, time.monotonic_ns())
 
@@ -508,7 +508,7 @@ class Agent:
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
-    def _signal(self, run: NodeRun, number: int) -> None:
+    def _signal(self, run: NodeLaunch, number: int) -> None:
         """Ctrl-Z and its end are for whole process groups; all others for the ranks' own processes."""
         if number in (_TSTP, _CONT):
             run.signal_groups(_STOP if number == _TSTP else _CONT)
@@ -601,7 +601,7 @@ class Agent:
             self._turn(None)
 
 
-def _stop(run: NodeRun, how: dict[str, Any]) -> None:
+def _stop(run: NodeLaunch, how: dict[str, Any]) -> None:
     run.stop(int(how["signal"]), is_told=bool(how["is_told"]))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Worker
 
 
-def become_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
+def exec_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
     """Execute the plan's only worker in our place. Raises NotExecutable."""
     worker = plan.workers[0]
     env = plan.environ(worker, environ)

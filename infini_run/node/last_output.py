@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
-def note_all(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
+def record_last_output(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
     """What is gone with the group, into the outcome: what every rank said last, and the first failure's words."""
     note_statuses(outcome, group, workers)
     for index, worker in enumerate(workers):
         if worker.rank == outcome.first:
-            outcome.add_words(*last_words(group, index, worker))
+            outcome.add_words(*last_output(group, index, worker))
 
 
 def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
@@ -32,7 +32,7 @@ def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> 
     outcome.add_statuses({rank: text for rank, text in found.items() if text})
 
 
-def last_words(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
+def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
     """The message in a worker's error file, its last lines of stderr."""
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]

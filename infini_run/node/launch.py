@@ -24,7 +24,7 @@ from infini_run.core.group import (
     is_main_thread,
 )
 from infini_run.errors import StartError, UsageError, printable
-from infini_run.node.resources import Scratch, has_descriptors
+from infini_run.node.resources import LaunchResources, has_descriptors
 from infini_run.plan.model import MARK, inheriting
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
 
-class NodeRun:
+class NodeLaunch:
     """A plan's workers on this node, alive: start, poll until `ended`, close.
 
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
@@ -83,7 +83,7 @@ class NodeRun:
         self._stdins = stdins or {}
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
-        self._scratch = Scratch()
+        self._scratch = LaunchResources()
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
@@ -336,9 +336,9 @@ class NodeRun:
         self._ready += 1
         address = self._environ.get("NOTIFY_SOCKET", "")
         if self._ready == len(self.plan.workers) and address and self._entry is not None:
-            from infini_run.node.readiness import tell_ready
+            from infini_run.node.readiness import notify_ready
 
-            problem = tell_ready(address)
+            problem = notify_ready(address)
             if problem:
                 self._tell(self.outcome.notice(problem))
 
@@ -447,9 +447,9 @@ class NodeRun:
     def _note_words(self) -> None:
         """What is gone with the group, where there is, or will be, something to tell."""
         if self._outcome is not None or self.options.report:
-            from infini_run.node.last_output import note_all
+            from infini_run.node.last_output import record_last_output
 
-            note_all(self.outcome, self.group, self.plan.workers)
+            record_last_output(self.outcome, self.group, self.plan.workers)
 
     def report(self) -> Report:
         """How it ended, or how far it has come."""

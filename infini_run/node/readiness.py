@@ -23,7 +23,7 @@ def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | Non
     return answer
 
 
-def tell_ready(address: str) -> str:
+def notify_ready(address: str) -> str:
     """Say READY=1 at NOTIFY_SOCKET's address, without waiting; why that was not possible, or ""."""
     import socket
 

@@ -34,7 +34,7 @@ def has_descriptors(workers: Sequence[Worker]) -> bool:
     return held + wanted <= os.sysconf("SC_OPEN_MAX")
 
 
-class Scratch:
+class LaunchResources:
     """logs: descriptors by rank; error_logs: those of stderr alone. null: a descriptor of /dev/null above 2.
     error_folder: "" where error files lie beside the logs, or nowhere."""
 

@@ -1,6 +1,6 @@
-"""A launch that may be started again: one NodeRun after the other, each ended completely before the next begins.
+"""A launch that may be started again: one NodeLaunch after the other, each ended completely before the next begins.
 
-It stands where a NodeRun stands, for the command and for the Python API alike, and is imported only where
+It stands where a NodeLaunch stands, for the command and for the Python API alike, and is imported only where
 --max_restarts is given. Between two attempts nothing of ours is there but a group of no workers: it takes signals
 as any group does, and the delay is one wait for it.
 """
@@ -14,7 +14,7 @@ from _thread import RLock
 
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
-from infini_run.node.launch import NodeRun
+from infini_run.node.launch import NodeLaunch
 from infini_run.plan.program import absolute
 from infini_run.record import replace
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _KEPT = 100  # first failures, the last of them: a window may allow restarts without end
 
 
-class Attempts:
-    """A plan's workers on this node, through all attempts: start, poll until `ended`, close. As NodeRun says;
+class RestartingLaunch:
+    """A plan's workers on this node, through all attempts: start, poll until `ended`, close. As NodeLaunch says;
     cwd and the log directory are those of the first attempt, wherever the process goes meanwhile."""
 
     def __init__(
@@ -68,8 +68,8 @@ class Attempts:
         self._earlier: list[Exit] = []
         self._why_not = ""
 
-    def _attempt(self, plan: Plan, heading: str = "") -> NodeRun:
-        return NodeRun(
+    def _attempt(self, plan: Plan, heading: str = "") -> NodeLaunch:
+        return NodeLaunch(
             plan,
             self._options,
             environ=self._environ,
@@ -80,10 +80,10 @@ class Attempts:
             seeing=self._seeing,
         )
 
-    # ---- as a NodeRun
+    # ---- as a NodeLaunch
 
     def start(self) -> None:
-        """Start every worker for the first time. Raises as NodeRun.start."""
+        """Start every worker for the first time. Raises as NodeLaunch.start."""
         self._run.start()
 
     @property
@@ -108,7 +108,7 @@ class Attempts:
         self._run.note_statuses()
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """As NodeRun.signal; between two attempts it reaches nobody."""
+        """As NodeLaunch.signal; between two attempts it reaches nobody."""
         return self._run.signal(number, rank)
 
     def stop(self) -> None:
@@ -159,7 +159,7 @@ class Attempts:
     # ---- from one attempt to the next
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
-        """As NodeRun.poll. An attempt that is not the last one ends with `restarting` in place of `ended`."""
+        """As NodeLaunch.poll. An attempt that is not the last one ends with `restarting` in place of `ended`."""
         with self._lock:
             run, pause = self._run, self._pause
         if pause is not None:
@@ -232,7 +232,7 @@ class Attempts:
             return [*told[:1], Event(kind="ended", time_ns=time.monotonic_ns())]
 
     def _shown(self, event: Event) -> Event:
-        """One that no NodeRun has seen."""
+        """One that no NodeLaunch has seen."""
         if self._seeing is not None:
             self._seeing.follow(event)
         return event

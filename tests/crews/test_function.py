@@ -256,7 +256,7 @@ def nothing_starts(monkeypatch):
     def refuse(*given, **more):
         raise AssertionError("something was started")
 
-    monkeypatch.setattr("infini_run.node.launch.NodeRun.start", refuse)
+    monkeypatch.setattr("infini_run.node.launch.NodeLaunch.start", refuse)
 
 
 @pytest.mark.usefixtures("nothing_starts")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import infini_run as ir
-from infini_run.node.launch import NodeRun
+from infini_run.node.launch import NodeLaunch
 from infini_run.options.options import resolve
 from tests.support.build_c import build
 from tests.support.command import play
@@ -63,7 +63,7 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
 
     asked = []
 
-    class Run(NodeRun):
+    class Run(NodeLaunch):
         def __init__(self):
             pass
 
