@@ -14,10 +14,10 @@ import time
 from functools import partial
 
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import TOKEN, Handshake, Wire
+from infini_run.multinode.connection import TOKEN, Connection, Handshake
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
-from infini_run.multinode.record_codec import to_plain
-from infini_run.multinode.tcp import dial
+from infini_run.multinode.record_codec import to_jsonable
+from infini_run.multinode.tcp import connect
 from infini_run.report.report import Exit, Report
 from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION
@@ -29,17 +29,17 @@ class Agents:
         self.left = len(nodes)
         self.gone = 0
         for node in nodes:
-            wire = dial(target)
+            wire = connect(target)
             hand = Handshake(wire, token, is_head=False)
             self.poller.watch(wire.fileno(), READ, partial(self.hear, node, wire, hand))
             self.poller.poll(0)
 
-    def hear(self, node: int, wire: Wire, hand: Handshake) -> None:
+    def hear(self, node: int, wire: Connection, hand: Handshake) -> None:
         for kind, payload in wire.read():
             if not hand.done:
                 hand.take(kind, payload)
                 if hand.done:
-                    wire.send(pack_json(protocol.NAME, {"node": node}))
+                    wire.send(pack_json(protocol.IDENTITY, {"node": node}))
             else:
                 self.take(node, wire, kind, payload)
         if wire.has_ended:
@@ -47,7 +47,7 @@ class Agents:
             wire.close()
             self.left -= 1
 
-    def take(self, node: int, wire: Wire, kind: bytes, payload: bytes) -> None:
+    def take(self, node: int, wire: Connection, kind: bytes, payload: bytes) -> None:
         if kind == protocol.SPEC:
             words = {
                 "version": VERSION,
@@ -60,15 +60,15 @@ class Agents:
                 "told": [],
             }
             wire.send(pack_json(protocol.HELLO, words))
-        elif kind == protocol.GO:
+        elif kind == protocol.LAUNCH:
             self.gone += 1
             if self.gone == self.left:
                 print("joined", time.monotonic_ns(), flush=True)
-        elif kind == protocol.BEAT:
-            wire.send(pack(protocol.BEAT))
+        elif kind == protocol.HEARTBEAT:
+            wire.send(pack(protocol.HEARTBEAT))
         elif kind in (protocol.STOP, protocol.KILL):
-            wire.send(pack_json(protocol.DONE, {"report": to_plain(report_of(node)), "port": 1}))
-        elif kind == protocol.BYE:
+            wire.send(pack_json(protocol.DONE, {"report": to_jsonable(report_of(node)), "port": 1}))
+        elif kind == protocol.GOODBYE:
             unpack_json(payload)
 
 

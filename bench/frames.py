@@ -15,7 +15,7 @@ import time
 from _blake2 import blake2b
 
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import Handshake, Wire, socket_wire
+from infini_run.multinode.connection import Connection, Handshake, socket_wire
 from infini_run.multinode.protocol import TAG, pack
 
 FRAMES = 200  # of one sample
@@ -23,7 +23,7 @@ PAYLOAD = os.urandom(1 << 16)
 KEY = os.urandom(32)
 
 
-def wires() -> tuple[Wire, Wire]:
+def wires() -> tuple[Connection, Connection]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs = listener.accept()[0]
@@ -32,7 +32,7 @@ def wires() -> tuple[Wire, Wire]:
     return socket_wire(ours), socket_wire(theirs)
 
 
-def let_in(ours: Wire, theirs: Wire) -> None:
+def let_in(ours: Connection, theirs: Connection) -> None:
     """As a head and an agent do: from here on frames are sealed."""
     hands = {ours: Handshake(ours, KEY, is_head=True), theirs: Handshake(theirs, KEY, is_head=False)}
     while not all(hand.done for hand in hands.values()):
@@ -41,7 +41,7 @@ def let_in(ours: Wire, theirs: Wire) -> None:
                 hand.take(kind, payload)
 
 
-def carry(ours: Wire, theirs: Wire) -> None:
+def carry(ours: Connection, theirs: Connection) -> None:
     """Frames, one after the other, each to its end."""
     packed = pack(protocol.OUT, PAYLOAD)
     for _ in range(FRAMES):

@@ -16,7 +16,7 @@ from infini_run.multinode import agent_set, agent_state
 RECORD = struct.Struct("<id")
 
 
-class Heard(agent_state.Peer):
+class Heard(agent_state.RemoteAgent):
     """One who writes down when it was heard."""
 
     @property

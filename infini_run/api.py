@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head import Head
-    from infini_run.multinode.head_observers import Overview
+    from infini_run.multinode.head_observers import HeadObservers
     from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options, Request
@@ -145,7 +145,7 @@ def _run_on_nodes(
     from infini_run.multinode.head import Head
 
     folder = None if cwd is None else os.fspath(cwd)
-    overview: Overview | None = None
+    overview: HeadObservers | None = None
     if options.trace or options.live == "on":
         from infini_run.multinode.head_observers import open_overview
 

@@ -68,17 +68,17 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
     if request.roster is not None:
-        from infini_run.multinode.command import run_many, show_many
+        from infini_run.multinode.command import run_on_hosts, show_many
 
         if options.dry_run:
             return _print(1, show_many(options, request.roster))
-        return run_many(options, request.roster, environ, say=_say)
+        return run_on_hosts(options, request.roster, environ, say=_say)
     if _joins_by_hand(options, request.site, environ):
-        from infini_run.multinode.command import run_by_hand
+        from infini_run.multinode.command import run_as_peer
 
         if options.engine == "auto":
             environ = _settle_in(request.site, options, environ)
-        return run_by_hand(options, environ, say=_say)
+        return run_as_peer(options, environ, say=_say)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, asks_fd = "", -1

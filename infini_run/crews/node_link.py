@@ -17,7 +17,7 @@ from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.stream_multiplexer import Lanes
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.multinode.head import Head
-from infini_run.multinode.record_codec import record_of
+from infini_run.multinode.record_codec import decode_record
 from infini_run.report.report import Exit, describe_end
 from infini_run.system.poller import READ, Poller
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.multinode.agent_state import Peer
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
@@ -47,7 +47,7 @@ _HELD = 1 << 20  # bytes that a node has not taken: then its lanes wait
 class Outpost:
     """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
 
-    def __init__(self, bridge: Bridge, peer: Peer, poller: Poller) -> None:
+    def __init__(self, bridge: Bridge, peer: RemoteAgent, poller: Poller) -> None:
         self.peer = peer
         self.index = peer.index
         self.nproc = 0
@@ -93,7 +93,7 @@ class Outpost:
 
     def _tell(self, life: Life, kind: str, value: Any) -> None:
         if kind == "exit":
-            value = _ours(record_of(Exit, value), self.clock_s, self.name)
+            value = _ours(decode_record(Exit, value), self.clock_s, self.name)
         if kind == "ended":
             self.lives.pop(life.number, None)
         life.tell(kind, value)
@@ -246,7 +246,7 @@ class Bridge:
     def _hear_bell(self) -> None:
         os.eventfd_read(self._bell)
 
-    def _hear(self, peer: Peer, data: bytes) -> None:
+    def _hear(self, peer: RemoteAgent, data: bytes) -> None:
         """What an outpost sends. Raises LinkError: it makes no sense."""
         outpost = self.outposts[peer.index]
         try:

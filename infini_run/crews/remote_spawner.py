@@ -21,7 +21,7 @@ from infini_run.crews.remote_process import NodeRunner
 from infini_run.crews.stream_multiplexer import LARGEST
 from infini_run.crews.targets import plain_flag, reaches, read_counts, read_reach
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.multinode.rendezvous import meeting
+from infini_run.multinode.rendezvous import rendezvous_address
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class NodeSpawner:
 
     def _meet(self, bridge: Bridge) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given."""
-        address, port = meeting(self._options, bridge.head.peers)
+        address, port = rendezvous_address(self._options, bridge.head.peers)
         return address, port if self._options.rdzv_explicit else bridge.outposts[0].port
 
     def _number(self) -> int:

@@ -16,7 +16,7 @@ import time
 from infini_run.crews.spawner import ExecSpawner
 from infini_run.crews.stream_multiplexer import Lanes
 from infini_run.errors import InfiniRunError, StartError, UsageError
-from infini_run.multinode.record_codec import to_plain
+from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
 from infini_run.system.poller import READ, WRITE, Poller
@@ -218,7 +218,7 @@ class Outpost:
                 self._say("pinged", life=life.number)
             if runner.exit is not None and not life.has_exit:
                 life.has_exit = True
-                self._when_read(life, "exit", to_plain(runner.exit))
+                self._when_read(life, "exit", to_jsonable(runner.exit))
             if runner.ended and not life.has_end:
                 life.has_end = True
                 self._when_read(life, "ended", None)

@@ -59,7 +59,7 @@ def notation(text: str) -> str:
 
 
 def split(name: str) -> tuple[str, int]:
-    """`NAME.K`: NAME and K; -1: it names no task."""
+    """`IDENTITY.K`: NAME and K; -1: it names no task."""
     base, _, index = name.partition(".")
     return (base, int(index)) if index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
 

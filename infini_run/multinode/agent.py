@@ -19,11 +19,11 @@ from _functools import partial  # the C module: `functools` costs 3 ms
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.byte_stream import Stream
+from infini_run.multinode.byte_stream import AgentStream
 from infini_run.multinode.clock_offset import answer
-from infini_run.multinode.connection import OPENING, TOKEN, TOKEN_FILE, Handshake, Unheard, Wire
+from infini_run.multinode.connection import MAGIC, TOKEN, TOKEN_FILE, Connection, Handshake, Unheard
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
-from infini_run.multinode.record_codec import record_of, to_plain
+from infini_run.multinode.record_codec import decode_record, to_jsonable
 from infini_run.options.nodes import HEADS_OWN
 from infini_run.record import replace
 from infini_run.system.poller import READ, WRITE, Poller
@@ -51,7 +51,7 @@ _BEATS = 3  # signs of life within the head's patience, while Ctrl-Z has stopped
 _GONE = "the head has gone"
 
 
-class Carrier:
+class RankStdio:
     """Our stdio, for the ranks: what they write to 1 and 2 is read here, what they read at 0 is written here."""
 
     def __init__(self, with_input: bool, poller: Poller) -> None:
@@ -119,7 +119,7 @@ class Agent:
 
     def __init__(
         self,
-        wire: Wire,
+        wire: Connection,
         node: int,
         own: Options | None = None,
         told: Sequence[str] = (),
@@ -134,7 +134,7 @@ class Agent:
         self._poller = Poller()
         self._frames: list[tuple[bytes, bytes]] = []  # come, and not acted on yet
         self._handshake: Handshake | None = None
-        self._carrier: Carrier | None = None
+        self._carrier: RankStdio | None = None
         self._run: NodeLaunch | None = None
         self._entry: ProcessAtEntry | None = None
         self._silence_s = float("inf")  # that we bear of the head
@@ -147,7 +147,7 @@ class Agent:
         self._signals: list[int] = []  # likewise
         self._ctrl_z: CtrlZ | None = None
         self._cwd = ""
-        self._stream: Stream | None = None  # between the head and what it runs here
+        self._stream: AgentStream | None = None  # between the head and what it runs here
         self._watched: tuple[str, ...] = ()  # what the head wants to see of our ranks
         self._relay: ObserverRelay | None = None
         self._said = b""  # lines of ours that wait for the end of a rank's
@@ -175,8 +175,8 @@ class Agent:
             self._refuse(error)
             return error.exit_code
         while True:
-            kind, payload = self._next(protocol.GO, protocol.BYE)
-            if kind == protocol.BYE:
+            kind, payload = self._next(protocol.LAUNCH, protocol.GOODBYE)
+            if kind == protocol.GOODBYE:
                 code: int = message_schema.read(payload, message_schema.BYE)["exit_code"]
                 return code if self._own is not None else 0
             try:
@@ -203,14 +203,14 @@ class Agent:
                 if silence_s >= limit_s:
                     raise LinkError(said)
                 _say(f"infini-run: {said}")
-        self._wire.send(pack_json(protocol.NAME, self._name))
+        self._wire.send(pack_json(protocol.IDENTITY, self._name))
         try:
-            what, payload = self._next(protocol.SPEC, protocol.BYE)
+            what, payload = self._next(protocol.SPEC, protocol.GOODBYE)
         except LinkError as error:
             if str(error) != _GONE:
                 raise
             raise LinkError("the head has gone before it said what is to run") from None
-        if what == protocol.BYE:
+        if what == protocol.GOODBYE:
             why = message_schema.read(payload, message_schema.TURNED_AWAY)["error"]
             raise LinkError(f"the head has turned node {self._name['node']} away: {why}")
         self._frames.append((what, payload))
@@ -239,7 +239,7 @@ class Agent:
         environ |= spec["environ"]
         for name in (TOKEN, TOKEN_FILE):
             environ.pop(name, None)
-        options = record_of(Options, spec["options"])
+        options = decode_record(Options, spec["options"])
         if self._own is not None:
             _check_same(self._own, options)
             _tell_idle(self._own, options, spec["asked"])
@@ -249,10 +249,10 @@ class Agent:
         command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
         node = inspect_node(options, environ)
         if spec["has_stream"]:
-            self._stream = Stream(self._poller, self._wire)  # what comes down may come with GO
+            self._stream = AgentStream(self._poller, self._wire)  # what comes down may come with GO
         if self._own is not None:
             self._watch_ctrl_z()
-        self._carrier = Carrier(with_input=options.stdin != "none", poller=self._poller)
+        self._carrier = RankStdio(with_input=options.stdin != "none", poller=self._poller)
         self._wire.send(
             pack_json(
                 protocol.HELLO,
@@ -336,7 +336,7 @@ class Agent:
             raise LinkError(self._loss)
         from infini_run.node.ports import free_port
 
-        done = {"report": to_plain(run.outcome.report()), "port": free_port()}
+        done = {"report": to_jsonable(run.outcome.report()), "port": free_port()}
         self._wire.send(pack_json(protocol.DONE, done))
 
     def _open_relay(self) -> ObserverRelay | None:
@@ -481,12 +481,14 @@ class Agent:
         run = self._run
         if self._handshake is not None and not self._handshake.done:
             self._handshake.take(kind, payload)
-        elif kind == protocol.BEAT:
+        elif kind == protocol.HEARTBEAT:
             asked = message_schema.read(payload, message_schema.ASK) if payload else None
-            self._wire.send(pack(protocol.BEAT) if asked is None else pack_json(protocol.BEAT, answer(asked)))
+            self._wire.send(
+                pack(protocol.HEARTBEAT) if asked is None else pack_json(protocol.HEARTBEAT, answer(asked))
+            )
         elif kind == protocol.INPUT and self._carrier is not None:
             self._carrier.feed(payload)
-        elif kind == protocol.DOWN and self._stream is not None:
+        elif kind == protocol.STREAM_DOWN and self._stream is not None:
             self._stream.feed(payload)
         elif kind == protocol.LOOK and self._relay is not None:
             self._relay.look(message_schema.read(payload, message_schema.LOOK)["ranks"])
@@ -504,7 +506,7 @@ class Agent:
                 self._signal(run, number)
             elif len(self._signals) < _EARLY:
                 self._signals.append(number)
-        elif kind in (protocol.SPEC, protocol.GO, protocol.BYE):
+        elif kind in (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE):
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for what begins now
             self._frames.append((kind, payload))
 
@@ -538,11 +540,11 @@ class Agent:
         if self._lost:
             stop()
             return
-        from infini_run.multinode.heartbeat_process import StandIn
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess
 
         stand_in = None
         try:
-            stand_in = StandIn([self._wire], self._silence_s / _BEATS)
+            stand_in = HeartbeatProcess([self._wire], self._silence_s / _BEATS)
         except OSError as error:
             self._say(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
         stop()
@@ -688,13 +690,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         index = _index(node)
         if "link" in options:
-            from infini_run.multinode.tcp import dial, join
+            from infini_run.multinode.tcp import connect, join
 
             host = (os.environ.get(options["host"]) or os.uname().nodename) if "host" in options else ""
             token = _token(options.get("token_file", ""))
-            return join(lambda: Agent(dial(options["link"]), index, told=told, host=host).serve(token))
-        wire = Wire(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
-        wire.send(OPENING)
+            return join(lambda: Agent(connect(options["link"]), index, told=told, host=host).serve(token))
+        wire = Connection(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3))
+        wire.send(MAGIC)
         return Agent(wire, index).serve(None)
     except InfiniRunError as error:
         _say(f"infini-run: {error}")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 
 from infini_run.multinode import protocol
-from infini_run.multinode.clock_offset import ClockGap
-from infini_run.multinode.output import Lines
+from infini_run.multinode.clock_offset import ClockOffset
+from infini_run.multinode.output import LineBuffer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.environments.hostlist import Host
-    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.connection import Connection
     from infini_run.report.report import Report
 
 
@@ -22,7 +22,7 @@ NEW = ("starting", "greeted")  # not come yet
 OVER = ("done", "lost")
 
 
-class Census:
+class StateCounts:
     """How many peers are in which state: asked at every event, so it must not take longer with many."""
 
     def __init__(self, count: int) -> None:
@@ -38,7 +38,7 @@ class Census:
         return sum(self._counts[state] for state in states)
 
 
-class Peer:
+class RemoteAgent:
     """A node, as we see it."""
 
     def __init__(self, index: int, host: Host) -> None:
@@ -46,9 +46,9 @@ class Peer:
         self.host = host
         self.name = host.name
         self.state = "starting"
-        self.wire: Wire | None = None
+        self.wire: Connection | None = None
         self.heard_s = time.monotonic()
-        self.clock = ClockGap()
+        self.clock = ClockOffset()
         self.hello: dict[str, Any] = {}
         self.port = 0
         self.report: Report | None = None
@@ -62,7 +62,7 @@ class Peer:
         self.loss = ""  # why it was lost, in a sentence
         self.has_command = False  # a command of ours started it; else it came by itself
         self.is_unexplained = False  # it has gone, and nobody has said yet why
-        self.lines = {protocol.OUT: Lines(), protocol.ERR: Lines()}
+        self.lines = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}
 
     @property
     def is_new(self) -> bool:

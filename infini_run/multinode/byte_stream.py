@@ -13,16 +13,16 @@ from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
 _PIECE = 1 << 18
 
 
-class Stream:
+class AgentStream:
     """The agent's end. theirs: the socket for the process; close it once it has it."""
 
-    def __init__(self, poller: Poller, wire: Wire) -> None:
+    def __init__(self, poller: Poller, wire: Connection) -> None:
         from _socket import socketpair  # the C module: `socket` costs 5 ms
 
         self._poller = poller
@@ -79,7 +79,7 @@ class Stream:
             return False
         except OSError:
             data = b""
-        self._wire.send(pack(protocol.UP, data))
+        self._wire.send(pack(protocol.STREAM_UP, data))
         if not data:
             self._poller.forget(self._ours.fileno())
             self._ours.close()

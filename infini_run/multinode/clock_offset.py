@@ -26,7 +26,7 @@ def answer(asked: Mapping[str, Any]) -> dict[str, int]:
     return {"at_ns": int(asked["at_ns"]), "wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
 
 
-class ClockGap:
+class ClockOffset:
     """Between a node's clocks and ours: its time less `offset_s` (CLOCK_MONOTONIC: `monotonic_s`) is our time,
     to within `bound_s`. bound_s: infinite as long as nothing is known; the offsets are 0 then."""
 

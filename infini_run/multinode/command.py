@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.multinode.head_observers import Overview
+    from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
     from infini_run.report.report import Report
 
@@ -28,7 +28,9 @@ _SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
 
 
-def run_many(options: Options, roster: NodeList, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
+def run_on_hosts(
+    options: Options, roster: NodeList, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> int:
     """Run on all nodes from here; our exit code. say: writes a line to stderr, and waits for no reader for long.
 
     Raises UsageError before anything was started.
@@ -39,7 +41,7 @@ def run_many(options: Options, roster: NodeList, environ: Mapping[str, str], *, 
         check_writable("report", options.report)
     _fill_stdio()
     signals = SignalPipe()
-    overview: Overview | None = None
+    overview: HeadObservers | None = None
     if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
         from infini_run.multinode.head_observers import open_overview
 
@@ -95,7 +97,7 @@ def _fill_stdio() -> None:
     os.close(fd)
 
 
-def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
+def run_as_peer(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
     """The same command was started on every node, with a token: node 0 is the head, the others join it."""
     if not options.rdzv_explicit:
         raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
@@ -108,13 +110,13 @@ def run_by_hand(options: Options, environ: Mapping[str, str], *, say: Callable[[
             say(f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job")
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
         environ = {**environ, TOKEN: token}
-        return run_many(replace(options, link_port=port), NodeList(engine=MANUAL, hosts=hosts), environ, say=say)
+        return run_on_hosts(replace(options, link_port=port), NodeList(engine=MANUAL, hosts=hosts), environ, say=say)
     from infini_run.multinode.agent import Agent
-    from infini_run.multinode.tcp import dial_until, join
+    from infini_run.multinode.tcp import connect_with_retry, join
 
     def attempt() -> int:
         target = f"{options.master_addr}:{port}"
-        wire = dial_until(target, options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}"))
+        wire = connect_with_retry(target, options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}"))
         return Agent(wire, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
 
     return join(attempt)

@@ -19,11 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infini_run.multinode.frame_authentication import Seal
+    from infini_run.multinode.frame_authentication import FrameAuthenticator
 
 TOKEN = "INFINI_RUN_TOKEN"  # the variable that both sides know it by
 TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or a file that has it, by hand
-OPENING = b"\0infini-run link 1\n"
+MAGIC = b"\0infini-run link 1\n"
 _NOISE_LIMIT = 1 << 20  # that a login script may print
 _STRANGER_LIMIT = 64  # bytes of a payload, until it has proved who it is
 _PIECE = 1 << 18
@@ -35,14 +35,14 @@ class Unheard(LinkError):
     """Who listens there let us go before he said a word."""
 
 
-class Wire:
+class Connection:
     """Frames over two descriptors (or twice the same), which it owns and which do not block."""
 
     def __init__(self, read_fd: int, write_fd: int, *, awaits_opening: bool = False, limit: int = LIMIT) -> None:
         self._read_fd = read_fd
         self._write_fd = write_fd
         self._decoder = Decoder(limit)
-        self._seal: Seal | None = None  # of what we send
+        self._seal: FrameAuthenticator | None = None  # of what we send
         self._piece = _PIECE
         self._out = bytearray()
         self._noise: bytearray | None = bytearray() if awaits_opening else None
@@ -86,7 +86,7 @@ class Wire:
         """It has not proved who it is: little of what it says is read."""
         self._decoder.limit, self._piece = _STRANGER_LIMIT, _STRANGER_PIECE
 
-    def let_in(self, ours: Seal, theirs: Seal) -> None:
+    def let_in(self, ours: FrameAuthenticator, theirs: FrameAuthenticator) -> None:
         """It has proved who it is: from here on frames are sealed, ours and theirs."""
         self._seal, self._decoder.seal = ours, theirs
         self._decoder.limit, self._piece = LIMIT, _PIECE
@@ -134,10 +134,10 @@ class Wire:
 
     def _after_opening(self, noise: bytearray, data: bytes) -> bytes:
         noise += data
-        at = noise.find(OPENING)
+        at = noise.find(MAGIC)
         if at >= 0:
             self._noise = None
-            return bytes(noise[at + len(OPENING) :])
+            return bytes(noise[at + len(MAGIC) :])
         if len(noise) > _NOISE_LIMIT:
             raise LinkError(f"{_NOISE_LIMIT >> 20} MiB came before the agent's first word: what prints it?")
         return b""
@@ -160,7 +160,7 @@ class Handshake:
     """Each side sends a random number, and proves that it knows the token by the other's and its own. Feed frames
     until `done`. Raises LinkError: the other side does not know it, or is no infini-run at all."""
 
-    def __init__(self, wire: Wire, token: bytes, *, is_head: bool) -> None:
+    def __init__(self, wire: Connection, token: bytes, *, is_head: bool) -> None:
         self._wire = wire
         self._token = token
         self._is_head = is_head
@@ -197,9 +197,12 @@ class Handshake:
 
     def _let_in(self) -> None:
         """A key for each direction, which nobody can make who does not know the token, and no other link has."""
-        from infini_run.multinode.frame_authentication import Seal
+        from infini_run.multinode.frame_authentication import FrameAuthenticator
 
-        head, agent = Seal(self._derive(b"head's frames")), Seal(self._derive(b"agent's frames"))
+        head, agent = (
+            FrameAuthenticator(self._derive(b"head's frames")),
+            FrameAuthenticator(self._derive(b"agent's frames")),
+        )
         self._wire.let_in(*((head, agent) if self._is_head else (agent, head)))
 
     def _derive(self, use: bytes) -> bytes:
@@ -210,7 +213,7 @@ class Handshake:
         return derive(self._token, head + agent, use)
 
 
-def socket_wire(connection: object) -> Wire:
+def socket_wire(connection: object) -> Connection:
     """Of a connected socket, whose descriptor becomes the wire's."""
     fd: int = connection.detach()  # type: ignore[attr-defined]
-    return Wire(fd, fd)
+    return Connection(fd, fd)

@@ -11,8 +11,8 @@ from _socket import socketpair  # the C module: `socket` costs 5 ms
 
 from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_thread
 from infini_run.errors import ProgramMissing, StartError
-from infini_run.multinode.connection import Wire
-from infini_run.multinode.engines import Client
+from infini_run.multinode.connection import Connection
+from infini_run.multinode.engines import EngineCommand
 from infini_run.plan.model import MARK
 from infini_run.record import record
 from infini_run.system.poller import READ
@@ -36,14 +36,14 @@ class Ended:
     """A command that has ended: its exit code (128 + n for signal n; None: somebody else has
     reaped it), the last that it wrote to stderr."""
 
-    client: Client
+    client: EngineCommand
     tries: int
     code: int | None
     words: str
 
 
 class _Running:
-    def __init__(self, client: Client, tries: int, group: Group, nodes: set[int]) -> None:
+    def __init__(self, client: EngineCommand, tries: int, group: Group, nodes: set[int]) -> None:
         self.client = client
         self.unheard = nodes  # its nodes that have not been heard of yet
         self.tries = tries
@@ -53,7 +53,7 @@ class _Running:
         self.words = ""
 
 
-class Clients:
+class EngineProcesses:
     """nodes: how many there are. A command counts in the window until all its nodes have been heard of."""
 
     def __init__(
@@ -69,17 +69,17 @@ class Clients:
         self._killed: list[int] = []
         self._environ = environ
         self._nodes = nodes
-        self._waiting: list[tuple[float, Client, int]] = []  # not before when, tries so far
+        self._waiting: list[tuple[float, EngineCommand, int]] = []  # not before when, tries so far
         self._running: dict[_Running, None] = {}  # a set that keeps its order
         self._reaching: dict[_Running, None] = {}
         self._of_node: dict[int, list[_Running]] = {}
         self.next_start_s = float("inf")
 
-    def add(self, clients: Sequence[Client]) -> None:
+    def add(self, clients: Sequence[EngineCommand]) -> None:
         """To be started as the window lets."""
         self._waiting += [(0.0, client, 0) for client in clients]
 
-    def start_due(self) -> list[tuple[Client, Wire]]:
+    def start_due(self) -> list[tuple[EngineCommand, Connection]]:
         """Start those whose time has come; the links of those that are links themselves. Raises StartError,
         ProgramMissing."""
         now_s = time.monotonic()
@@ -106,7 +106,7 @@ class Clients:
             if not running.unheard and self._reaching.pop(running, running) is None:
                 self._schedule()
 
-    def _start(self, client: Client, tries: int) -> Wire | None:
+    def _start(self, client: EngineCommand, tries: int) -> Connection | None:
         """Without a mark: a connection that ssh keeps open for others (ControlPersist) is no stray of ours, and to
         look through all processes at the end of each of many clients would take longer than the launch."""
         path = find_program(client.argv[0], self._environ.get("PATH", os.defpath))
@@ -120,7 +120,7 @@ class Clients:
             number = error.errno or 0
             raise explain_command(StartError(os.strerror(number), "a pipe", number), client.argv[0]) from None
 
-    def _spawn(self, client: Client, tries: int, path: str) -> Wire | None:
+    def _spawn(self, client: EngineCommand, tries: int, path: str) -> Connection | None:
         spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
         spec.dies_with_us = is_main_thread()
         own = dict(client.env)
@@ -160,9 +160,9 @@ class Clients:
         for node in nodes:
             self._of_node.setdefault(node, []).append(running)
         self._poller.watch(group.fileno(), READ, partial(self._step, running))
-        return None if ours is None else Wire(fd := ours.detach(), fd, awaits_opening=True)
+        return None if ours is None else Connection(fd := ours.detach(), fd, awaits_opening=True)
 
-    def add_ending(self, client: Client) -> None:
+    def add_ending(self, client: EngineCommand) -> None:
         """The engine's command that ends what was left: its own end is waited for as that of all."""
         if find_program(client.argv[0], self._environ.get("PATH", os.defpath)):
             wire = self._start(client, _TRIES)

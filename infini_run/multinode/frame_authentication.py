@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Piece = bytes | memoryview
 
 
-class Seal:
+class FrameAuthenticator:
     """One direction of one link: the tags of its pieces, in their order. The sender's makes them, the receiver's
     checks them. count: of those so far."""
 

@@ -15,17 +15,25 @@ from infini_run.core.group import forking
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_options import exported, options_of_agents
-from infini_run.multinode.agent_set import Fleet
+from infini_run.multinode.agent_set import AgentSet
 from infini_run.multinode.agent_state import NEW, OVER, STATES
 from infini_run.multinode.clock_offset import Absence, ask
 from infini_run.multinode.connection import TOKEN
-from infini_run.multinode.engine_processes import Clients
+from infini_run.multinode.engine_processes import EngineProcesses
 from infini_run.multinode.engines import Contact, find_engine
-from infini_run.multinode.output import Outlets
+from infini_run.multinode.output import ConsoleWriters
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
-from infini_run.multinode.record_codec import record_of, to_plain
-from infini_run.multinode.rendezvous import count_ranks, doubt, explain_missed, meeting, missing, named, unlike
-from infini_run.multinode.stdin_forwarder import Feed
+from infini_run.multinode.record_codec import decode_record, to_jsonable
+from infini_run.multinode.rendezvous import (
+    address_warning,
+    count_ranks,
+    explain_missed,
+    join_names,
+    missing_names,
+    rendezvous_address,
+    unlike,
+)
+from infini_run.multinode.stdin_forwarder import StdinForwarder
 from infini_run.options.nodes import HEADS_OWN, MANUAL, NodeList
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
@@ -42,11 +50,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.multinode.agent_state import Peer
-    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.connection import Connection
     from infini_run.multinode.engine_processes import Ended
-    from infini_run.multinode.head_observers import Overview
-    from infini_run.multinode.listener import Lobby
+    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.multinode.listener import AgentListener
     from infini_run.options.options import Options
 
 _TOKEN_SIZE = 32  # random bytes
@@ -60,7 +68,7 @@ _SPARE_S = 15.0  # beyond the graces: what a node may take for its own bounds
 _AWAY = 10  # a gap of this part of --node_timeout is our own absence, less is how any machine is
 _INT, _QUIT = 2, 3
 _DUE = {protocol.HELLO: ("greeted", "joined", "running"), protocol.EVENT: ("running",), protocol.DONE: ("running",)}
-_DUE[protocol.UP] = _DUE[protocol.VIEW] = ("running",)
+_DUE[protocol.STREAM_UP] = _DUE[protocol.VIEW] = ("running",)
 
 
 class Head:
@@ -80,8 +88,8 @@ class Head:
         environ: Mapping[str, str],
         say: Callable[[str], None] | None = None,
         cwd: str | None = None,
-        hear: Callable[[Peer, bytes], None] | None = None,
-        overview: Overview | None = None,
+        hear: Callable[[RemoteAgent, bytes], None] | None = None,
+        overview: HeadObservers | None = None,
     ) -> None:
         self._options = options
         self._overview = overview
@@ -102,13 +110,15 @@ class Head:
         self._start_s = time.time()
         self._world_size = 0
         self._poller = Poller()
-        self._clients = Clients(engine, environ, len(roster.hosts), self._poller)
-        self._fleet = Fleet(roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached)
+        self._clients = EngineProcesses(engine, environ, len(roster.hosts), self._poller)
+        self._fleet = AgentSet(
+            roster.hosts, self._poller, take=self._take, lose=self._lose, heard=self._clients.reached
+        )
         self.peers = self._fleet.peers
         self._by_host = {peer.name: peer.index for peer in self.peers if peer.name}
-        self._lobby: Lobby | None = None
-        self._outlets = Outlets(self._poller)
-        self._feed = Feed(options.stdin, self._fleet, self._poller)
+        self._lobby: AgentListener | None = None
+        self._outlets = ConsoleWriters(self._poller)
+        self._feed = StdinForwarder(options.stdin, self._fleet, self._poller)
         self._specs: dict[int | str, bytes] = {}
         now_s = time.monotonic()
         self._join_end_s = now_s + options.join_timeout_s
@@ -121,7 +131,7 @@ class Head:
         self._is_last_resort = False
         self._engine_end: Ended | None = None  # of one command for all nodes, where it ended before they were over
         self._stops_for_engine = False
-        self._missed: list[tuple[Peer, InfiniRunError]] = []  # nodes that do not come, and why
+        self._missed: list[tuple[RemoteAgent, InfiniRunError]] = []  # nodes that do not come, and why
         self._miss_end_s = float("inf")
         self._repeats = RestartState(options)
         self._absence = Absence(options.node_timeout_s * (1 - 1 / _BEATS))  # then agents may have given us up
@@ -147,9 +157,9 @@ class Head:
         """Where agents are to dial, the port they do so on, and the file with the token."""
         if self._engine.OVER_STDIO:
             return Contact()
-        from infini_run.multinode.listener import Lobby
+        from infini_run.multinode.listener import AgentListener
 
-        self._lobby = Lobby(self._token, len(self.peers), self._poller, self._admit, self._notice)
+        self._lobby = AgentListener(self._token, len(self.peers), self._poller, self._admit, self._notice)
         target = self._lobby.open(self._options.link_port, self._options.link_address)
         if self._options.link_address and self._roster.engine == MANUAL:
             self._listening = f"node 0 listens on {target}, the others dial {self._options.master_addr}"
@@ -163,7 +173,7 @@ class Head:
             for client, wire in self._clients.start_due():
                 self._adopt(self.peers[client.nodes[0]], wire)
 
-    def _adopt(self, peer: Peer, wire: Wire) -> None:
+    def _adopt(self, peer: RemoteAgent, wire: Connection) -> None:
         """This wire is that node's: tell it all but who else there is."""
         self._fleet.adopt(peer, wire)
         counts = self._roster.counts
@@ -182,14 +192,14 @@ class Head:
             "silence_s": self._options.node_timeout_s,
             "cwd": self._cwd,
             "environ": exported(self._options.export, self._environ),
-            "options": to_plain(options),
+            "options": to_jsonable(options),
             "has_stream": self._hear is not None,
             "asked": [name for name in HEADS_OWN if getattr(self._options, name) not in ("", "auto", "off")],
             "watch": [] if self._overview is None else self._overview.wants,
         }
         return pack_json(protocol.SPEC, content)
 
-    def _admit(self, wire: Wire, node: int, host: str, address: str) -> None:
+    def _admit(self, wire: Connection, node: int, host: str, address: str) -> None:
         """It is ours, and says which node it is. Its name is surer than its number: an engine may have an order of
         its own, and rank 0 is to be where the others look for it."""
         known = self._by_host.get(host, self._by_host.get(host.partition(".")[0], -1))
@@ -205,7 +215,7 @@ class Head:
             first = " at ".join(filter(None, (peer.name, peer.address)))
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
         self._notice(f"{address} says that it is node {node}, and was turned away: {why}")
-        wire.send(pack_json(protocol.BYE, {"error": why}))
+        wire.send(pack_json(protocol.GOODBYE, {"error": why}))
         wire.close()
 
     # ---- the loop
@@ -259,7 +269,7 @@ class Head:
 
     # ---- what nodes say
 
-    def _take(self, peer: Peer, kind: bytes, payload: bytes) -> None:
+    def _take(self, peer: RemoteAgent, kind: bytes, payload: bytes) -> None:
         if peer.state not in _DUE.get(kind, STATES):
             raise LinkError("what came over the link was not due")
         if kind in (protocol.OUT, protocol.ERR):
@@ -273,13 +283,13 @@ class Head:
                     payload, message_schema.STARTED, message_schema.READY, message_schema.FAILED, message_schema.TOLD
                 ),
             )
-        elif kind == protocol.BEAT and payload:
+        elif kind == protocol.HEARTBEAT and payload:
             peer.clock.take(message_schema.read(payload, message_schema.ANSWER))
             if peer.clock.asks_again():
                 self._ask(peer)
         elif kind == protocol.VIEW and self._overview is not None:
             self._overview.take(peer, unpack_json(payload))
-        elif kind == protocol.UP and self._hear is not None:
+        elif kind == protocol.STREAM_UP and self._hear is not None:
             self._hear(peer, payload)
         elif kind == protocol.DONE:
             self._finish(peer, message_schema.read(payload, message_schema.DONE))
@@ -294,7 +304,7 @@ class Head:
         if self._overview is None or not self._overview.say(f"infini-run: {printable(text)}"):
             self._say_line(text)
 
-    def _greet(self, peer: Peer, hello: dict[str, Any]) -> None:
+    def _greet(self, peer: RemoteAgent, hello: dict[str, Any]) -> None:
         if "error" not in hello and peer.state != "greeted":
             raise LinkError("what came over the link was not due")
         if "error" not in hello:
@@ -310,9 +320,9 @@ class Head:
         self._fleet.move(peer, "lost")
         self._miss(peer, error)
 
-    def _ask(self, peer: Peer) -> None:
+    def _ask(self, peer: RemoteAgent) -> None:
         """What its clocks show; its answer is a sign of life, too."""
-        self._fleet.send(peer, pack_json(protocol.BEAT, ask()))
+        self._fleet.send(peer, pack_json(protocol.HEARTBEAT, ask()))
 
     def _ask_all(self) -> None:
         """A rank has failed: a node that answers was there then, and one that does not may be the reason."""
@@ -320,7 +330,7 @@ class Head:
             if peer.state == "running":
                 self._ask(peer)
 
-    def _note(self, peer: Peer, event: dict[str, Any]) -> None:
+    def _note(self, peer: RemoteAgent, event: dict[str, Any]) -> None:
         if "started" in event:
             peer.pids[event["started"]] = event["pid"]
         elif "failed" in event:
@@ -333,8 +343,8 @@ class Head:
         elif "told" in event:
             self.tell(event["told"], by=peer.name)
 
-    def _finish(self, peer: Peer, done: dict[str, Any]) -> None:
-        peer.report = peer.clock.by_ours(record_of(Report, done["report"]))
+    def _finish(self, peer: RemoteAgent, done: dict[str, Any]) -> None:
+        peer.report = peer.clock.by_ours(decode_record(Report, done["report"]))
         peer.port = done["port"]
         self._fleet.move(peer, "done")
         for kind, lines in peer.lines.items():
@@ -377,7 +387,7 @@ class Head:
         about = lost[0].name if len(lost) == 1 and lost[0].was_running else ""
         text = self._engine.explain(about, self._engine_end.code, self._engine_end.words)
         if lost and isinstance(self.error, NodeLost) and self.error.node == lost[0].index:
-            others = f", and with it {named(lost[1:])}" if lost[1:] else ""
+            others = f", and with it {join_names(lost[1:])}" if lost[1:] else ""
             lost[0].loss = f"{lost[0].title} was lost{others}: {text}"
             self.error = NodeLost(lost[0].loss, lost[0].name, lost[0].index)
         elif self._stops_for_engine and self.error is None and not lost and self._fleet.census.count("running") == 0:
@@ -385,7 +395,7 @@ class Head:
 
     # ---- acting
 
-    def _lose(self, peer: Peer, reason: str) -> None:
+    def _lose(self, peer: RemoteAgent, reason: str) -> None:
         """It has gone: its ranks are lost, and so is the job."""
         if peer.state == "done" and not self._repeats.is_resting:  # it has said all that matters
             self._fleet.part(peer)
@@ -418,7 +428,7 @@ class Head:
             self.error = error
         self._fail(error)
 
-    def _miss(self, peer: Peer, error: InfiniRunError) -> None:
+    def _miss(self, peer: RemoteAgent, error: InfiniRunError) -> None:
         """It does not come, before anything has begun. Where each node has a command of its own, others may not come
         either: they are told of together."""
         if self._engine.WINDOW == 1 or self._stopping:
@@ -460,10 +470,10 @@ class Head:
             self._overview.note_signal(number)
         self._fleet.send_all(pack_json(protocol.SIGNAL, {"signal": number}), "running")
 
-    def send_down(self, peer: Peer, data: bytes) -> None:
+    def send_down(self, peer: RemoteAgent, data: bytes) -> None:
         """To descriptor 0 of what runs there; empty: no more comes."""
         if peer.state == "running":
-            self._fleet.send(peer, pack(protocol.DOWN, data))
+            self._fleet.send(peer, pack(protocol.STREAM_DOWN, data))
 
     def tell(self, number: int, by: str = "") -> None:
         """We, or the agent on a node, were told to stop by a signal: the first time gently, the second time not. A
@@ -535,7 +545,7 @@ class Head:
         total, count = self._fleet.census.total, self._fleet.census.count(*NEW)
         if now_s >= self._join_end_s:
             limit = f"{self._options.join_timeout_s:g} s (--join_timeout)"
-            text = f"{count} of {total} nodes have not come within {limit}: {missing(self.peers)}"
+            text = f"{count} of {total} nodes have not come within {limit}: {missing_names(self.peers)}"
             node = next(peer for peer in self.peers if peer.is_new)
             self._fail(NodeLost(text, node.name, node.index))
         elif now_s >= self._next_said_s:
@@ -543,7 +553,7 @@ class Head:
             words = self._clients.words()
             words = "; ".join(filter(None, (words, self._listening)))
             said = f" ({words})" if words else ""
-            self._say(f"waiting for {count} of {total} nodes: {missing(self.peers)}{said}")
+            self._say(f"waiting for {count} of {total} nodes: {missing_names(self.peers)}{said}")
 
     def _beat(self, now_s: float) -> None:
         self._next_beat_s = now_s + self._options.node_timeout_s / _BEATS
@@ -566,14 +576,14 @@ class Head:
 
     def suspend(self) -> None:
         """Ctrl-Z: our ranks stop, and so do we, until continued. A fork of us sends the heartbeats meanwhile."""
-        from infini_run.multinode.heartbeat_process import StandIn
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess
         from infini_run.system.signal_pipe import stop_self
 
         self.signal(SIGTSTP)
         wires = [peer.wire for peer in self.peers if peer.wire is not None and not peer.wire.has_ended]
         began_s, stand_in = time.monotonic(), None
         try:
-            stand_in = StandIn(wires, self._options.node_timeout_s / _BEATS)
+            stand_in = HeartbeatProcess(wires, self._options.node_timeout_s / _BEATS)
         except OSError as error:
             limit = f"{self._options.node_timeout_s:g} s (--node_timeout)"
             self._notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
@@ -608,14 +618,14 @@ class Head:
         self._world_size, self._feed.firsts = spans[0].world_size, [span.first for span in spans]
         if self._lobby is not None:
             self._lobby.rest()
-        address, port = meeting(self._options, self.peers)
+        address, port = rendezvous_address(self._options, self.peers)
         self._repeats.end_rest()
         restarts = self._repeats.total
         difference = "" if restarts or self._roster.counts or self._hear is not None else unlike(self.peers, counts)
         if difference:
             self._notice(difference)
         if not restarts and self._roster.engine != MANUAL:  # by hand they have reached us there
-            why = doubt(address, self.peers, read_hosts())
+            why = address_warning(address, self.peers, read_hosts())
             if why:
                 self._notice(why)
         if self._overview is not None:
@@ -639,7 +649,7 @@ class Head:
                 "restarts": restarts,
                 "heading": self._repeats.heading,
             }
-            self._fleet.send(peer, pack_json(protocol.GO, content))
+            self._fleet.send(peer, pack_json(protocol.LAUNCH, content))
 
     def _rests(self) -> bool:
         """All nodes have ended: whether all ranks are to be started again, which a signal or a lost node ends."""
@@ -673,7 +683,7 @@ class Head:
             exit_code = self.exit_code
             if self._options.verbose and self._lobby is not None:
                 self._say(f"{self._lobby.let_go} connections to the link's port were let go that had proved nothing")
-            self._fleet.send_all(pack_json(protocol.BYE, {"exit_code": exit_code}))
+            self._fleet.send_all(pack_json(protocol.GOODBYE, {"exit_code": exit_code}))
             self._clients.give_up()
             if self._engine.OVER_STDIO:
                 silent = [peer for peer in self.peers if peer.is_silent]
@@ -697,7 +707,7 @@ class Head:
             self._next_said_s = float("inf")
             self._notice("waiting for the reader of our output; Ctrl-C ends it")
 
-    def _end_agents(self, peers: Sequence[Peer]) -> bool:
+    def _end_agents(self, peers: Sequence[RemoteAgent]) -> bool:
         """By the engine, for they do not listen: an agent that is stopped leaves its ranks for ever. Whether the
         engine can do anything about it."""
         told = [(peer.host, peer.index, peer.hello) for peer in peers if peer.hello and not peer.is_ended_by_engine]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from infini_run.display.chrome_trace import ChromeTrace
     from infini_run.display.live_table import LiveTable
-    from infini_run.multinode.agent_state import Peer
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
 
 _TOLD = frozenset((*KINDS.values(), "hung", "late")) - {"suspend"}  # which is no news of a rank
@@ -59,7 +59,7 @@ class _Far:
 class _Node:
     """One node, in the attempt that runs."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: RemoteAgent) -> None:
         self.peer = peer
         self.plan: Plan | None = None
         self.far = _Far()
@@ -76,7 +76,7 @@ class _Node:
         return _whole(time_ns) - round(clock.monotonic_s * 1e9)
 
 
-class Overview:
+class HeadObservers:
     """Of one launch, all its attempts. path: of the trace; empty: none. display: None: no table."""
 
     def __init__(self, path: str, display: LiveTable | None, options: Options) -> None:
@@ -102,7 +102,7 @@ class Overview:
 
     # ---- what the head does
 
-    def begin(self, peers: Iterable[Peer], launch_id: str, restarts: int) -> None:
+    def begin(self, peers: Iterable[RemoteAgent], launch_id: str, restarts: int) -> None:
         """All ranks are about to be started, or to be started again."""
         now_ns = time.monotonic_ns()
         self._launch_id, self._restarts = launch_id, restarts
@@ -133,7 +133,7 @@ class Overview:
         if self._display is not None:
             self._display.stop()
 
-    def lose(self, peer: Peer, text: str) -> None:
+    def lose(self, peer: RemoteAgent, text: str) -> None:
         """A node was lost, and its ranks with it."""
         self.note(text)
         node = self._nodes.get(peer.index)
@@ -175,7 +175,7 @@ class Overview:
         if self._display is not None:
             self._display.act()
 
-    def questions(self) -> list[tuple[Peer, list[int]]]:
+    def questions(self) -> list[tuple[RemoteAgent, list[int]]]:
         """Whom to ask what its ranks use, and of which ranks the last line is wanted: once a second, while the
         table is seen, and nobody who has not answered."""
         if self._display is None or not self._display.take_look():
@@ -191,7 +191,7 @@ class Overview:
 
     # ---- what nodes say
 
-    def take(self, peer: Peer, content: Any) -> None:
+    def take(self, peer: RemoteAgent, content: Any) -> None:
         """What a Relay has told. Raises LinkError: it is something else."""
         node = self._nodes.get(peer.index)
         if node is None or not isinstance(content, list):
@@ -360,7 +360,7 @@ class Overview:
 
 def open_overview(
     options: Options, environ: Mapping[str, str], *, say: Callable[[str], None] | None
-) -> tuple[Overview | None, Options]:
+) -> tuple[HeadObservers | None, Options]:
     """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
     there is no terminal for the table. Raises UsageError: rich is missing, or the trace cannot be written."""
     from infini_run.display.observers import check_names, open_display
@@ -372,12 +372,12 @@ def open_overview(
     path = absolute("trace", options.trace) if options.trace else ""
     if path:
         check_writable("trace", options.trace)
-    made: list[Overview] = []
+    made: list[HeadObservers] = []
     display = open_display(options, environ, say, lambda: made[0].clocks())
     options = replace(options, live="off" if display is None else "on")
     if display is None and not path:
         return None, options
-    made.append(Overview(path, display, options))
+    made.append(HeadObservers(path, display, options))
     return made[0], options
 
 
@@ -424,7 +424,7 @@ def _event(node: _Node, kind: Any, worker: Any, *rest: Any) -> Event:
     )
 
 
-def _plan(peer: Peer, launch_id: str, file: str, ranks: list[Any]) -> Plan:
+def _plan(peer: RemoteAgent, launch_id: str, file: str, ranks: list[Any]) -> Plan:
     """As much of a node's plan as a table and a trace show."""
     workers = []
     for rank, local_rank, devices, carries in ranks:

@@ -22,14 +22,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.connection import Connection
 
 
-class StandIn:
+class HeartbeatProcess:
     """For these wires, with a heartbeat every so many seconds, from now to `end`. Raises OSError: no process or no
     descriptor is left."""
 
-    def __init__(self, wires: Sequence[Wire], every_s: float) -> None:
+    def __init__(self, wires: Sequence[Connection], every_s: float) -> None:
         self._wires = list(wires)
         told_fd, self._tell_fd = os.pipe()
         try:
@@ -73,7 +73,7 @@ class StandIn:
             wire.position = position
 
 
-def _stand_in(wires: Sequence[Wire], every_s: float, told_fd: int, say_fd: int) -> None:
+def _stand_in(wires: Sequence[Connection], every_s: float, told_fd: int, say_fd: int) -> None:
     """In the fork, which ends here. A wire that takes nothing gets no more: what is kept must not grow for days."""
     try:
         poller = select.poll()
@@ -82,7 +82,7 @@ def _stand_in(wires: Sequence[Wire], every_s: float, told_fd: int, say_fd: int) 
             for wire in wires:
                 wire.flush()
                 if not wire.wants_write:
-                    wire.send(pack(protocol.BEAT))
+                    wire.send(pack(protocol.HEARTBEAT))
             if poller.poll(poll_ms(every_s)):
                 break
         with open(say_fd, "wb") as file:

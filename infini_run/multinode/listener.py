@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from collections.abc import Callable
 
-    from infini_run.multinode.connection import Wire
+    from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
 _PROVE_S = 10.0  # that a handshake may take
@@ -36,7 +36,7 @@ _REST_S = 0.1  # between two such turns, where nobody is expected
 _TOLD = 8  # who was turned away, until it is enough
 
 
-class _Stranger:
+class _Unauthenticated:
     def __init__(self, address: str, end_s: float) -> None:
         self.address = address
         self.end_s = end_s
@@ -47,28 +47,28 @@ class _Crowd:
     """Strangers by the address that they come from, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._from: dict[str, dict[Wire, None]] = {}
+        self._from: dict[str, dict[Connection, None]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._from)
 
-    def add(self, wire: Wire, address: str) -> None:
+    def add(self, wire: Connection, address: str) -> None:
         self._from.setdefault(address, {})[wire] = None
 
-    def remove(self, wire: Wire, address: str) -> None:
+    def remove(self, wire: Connection, address: str) -> None:
         """Safe for one who is not there."""
         those = self._from.get(address, {})
         those.pop(wire, None)
         if not those:
             self._from.pop(address, None)
 
-    def oldest_of_most(self) -> Wire:
+    def oldest_of_most(self) -> Connection:
         """The first who came from where the most come from."""
         those = max(self._from.values(), key=len)
         return next(iter(those))
 
 
-class Lobby:
+class AgentListener:
     """admit: gets the wire of one that is ours, the number and the host that it says it is, and where it dials from.
     notice: gets lines for the user."""
 
@@ -77,7 +77,7 @@ class Lobby:
         token: str,
         nodes: int,
         poller: Poller,
-        admit: Callable[[Wire, int, str, str], None],
+        admit: Callable[[Connection, int, str, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -88,7 +88,7 @@ class Lobby:
         self._notice = notice
         self._turned_away = 0
         self.let_go = 0  # who have proved nothing
-        self._strangers: dict[Wire, _Stranger] = {}  # in the order in which they came
+        self._strangers: dict[Connection, _Unauthenticated] = {}  # in the order in which they came
         self._silent, self._speaking = _Crowd(), _Crowd()
         self._is_expecting = True
         self._rest_end_s = float("inf")
@@ -156,7 +156,7 @@ class Lobby:
                 wire.keep_small()
                 if len(self._strangers) >= self._most:
                     self._make_room()
-                self._strangers[wire] = _Stranger(address, time.monotonic() + _PROVE_S)
+                self._strangers[wire] = _Unauthenticated(address, time.monotonic() + _PROVE_S)
                 self._silent.add(wire, address)
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
             self._hear(wire)  # who is ours has said his first word before we come to him
@@ -168,7 +168,7 @@ class Lobby:
         crowd = self._silent or self._speaking
         self._let_go(crowd.oldest_of_most())
 
-    def _next(self, is_first: bool) -> tuple[Wire, str] | None:
+    def _next(self, is_first: bool) -> tuple[Connection, str] | None:
         """Who dials next; None: nobody now. Where no descriptor is left the oldest stranger gives his; but for the
         first, who is surely there, that may be said with nobody waiting."""
         assert self._listener is not None
@@ -185,14 +185,14 @@ class Lobby:
                     return None
                 self._make_room()
 
-    def _hear(self, wire: Wire) -> None:
+    def _hear(self, wire: Connection) -> None:
         stranger = self._strangers[wire]
         try:
             for kind, payload in wire.read():
                 handshake = stranger.handshake or self._begin(wire, stranger)
                 if not handshake.done:
                     handshake.take(kind, payload)
-                elif kind == protocol.NAME:
+                elif kind == protocol.IDENTITY:
                     self._pass_on(wire, unpack_json(payload))
                     return
         except LinkError as error:
@@ -202,13 +202,13 @@ class Lobby:
         if wire.has_ended:
             self._let_go(wire)
 
-    def _begin(self, wire: Wire, stranger: _Stranger) -> Handshake:
+    def _begin(self, wire: Connection, stranger: _Unauthenticated) -> Handshake:
         self._silent.remove(wire, stranger.address)
         self._speaking.add(wire, stranger.address)
         stranger.handshake = Handshake(wire, os.fsencode(self._token), is_head=True)
         return stranger.handshake
 
-    def _pass_on(self, wire: Wire, name: object) -> None:
+    def _pass_on(self, wire: Connection, name: object) -> None:
         node = name.get("node") if isinstance(name, dict) else None
         host = name.get("host", "") if isinstance(name, dict) else ""
         if type(node) is not int or not isinstance(host, str):
@@ -222,13 +222,13 @@ class Lobby:
         if self._turned_away <= _TOLD:
             self._notice(text + (" (no more of these will be told)" if self._turned_away == _TOLD else ""))
 
-    def _forget(self, wire: Wire) -> None:
+    def _forget(self, wire: Connection) -> None:
         stranger = self._strangers.pop(wire)
         for crowd in (self._silent, self._speaking):
             crowd.remove(wire, stranger.address)
         self._poller.forget(wire.fileno())
 
-    def _let_go(self, wire: Wire) -> None:
+    def _let_go(self, wire: Connection) -> None:
         self.let_go += 1
         self._forget(wire)
         wire.close()

@@ -22,7 +22,7 @@ _HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
 _LONGEST = 1 << 18  # of a line that is held for its end; agents send pieces of 64 KiB and a label as lines, at most
 
 
-class Outlets:
+class ConsoleWriters:
     """Both, by the kind of frame that is written there."""
 
     def __init__(self, poller: Poller) -> None:
@@ -94,7 +94,7 @@ def _are_one(first: int, second: int) -> bool:
         return False
 
 
-class Lines:
+class LineBuffer:
     """Whole lines out of pieces of one stream of one node."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Lines:
         return rest
 
 
-class Source:
+class StdinReader:
     """Our stdin, read as there are readers, without ever waiting for it. A terminal is read while we are in its
     foreground; in the background what is typed is for others, and no read of ours stops us (SIGTTIN)."""
 

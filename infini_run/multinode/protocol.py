@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from infini_run.multinode.frame_authentication import Seal
+    from infini_run.multinode.frame_authentication import FrameAuthenticator
 
 LIMIT = 64 << 20  # bytes of one payload; output comes in pieces far below it
 _HEAD = Struct(">cI")
 TAG = 16  # bytes of a seal's tag
 
 # head to agent
-SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
+SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
 LOOK = b"L"
 # agent to head
-NAME, HELLO, EVENT, OUT, ERR, UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
+IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
 VIEW = b"V"
 # both ways
-CHALLENGE, PROOF, BEAT = b"C", b"P", b"H"
-_DOWN = (SPEC, GO, STOP, KILL, SIGNAL, INPUT, DOWN, BYE, LOOK)
-_UP = (NAME, HELLO, EVENT, OUT, ERR, UP, DONE, VIEW)
-KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, BEAT))
+CHALLENGE, PROOF, HEARTBEAT = b"C", b"P", b"H"
+_DOWN = (SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE, LOOK)
+_UP = (IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE, VIEW)
+KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, HEARTBEAT))
 
 
-def sealed(frame: bytes, seal: Seal) -> tuple[bytes | memoryview, ...]:
+def sealed(frame: bytes, seal: FrameAuthenticator) -> tuple[bytes | memoryview, ...]:
     """One frame that is packed, as the pieces that go over a sealed link."""
     head = frame[: _HEAD.size]
     if len(frame) == _HEAD.size:
@@ -72,7 +72,7 @@ class Decoder:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
-        self.seal: Seal | None = None
+        self.seal: FrameAuthenticator | None = None
         self._buffer = bytearray()
         self._kind = b""  # of the frame whose head has come, and whose payload has not
         self._size = 0

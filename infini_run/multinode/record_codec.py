@@ -27,19 +27,19 @@ _RECORDS = {
 }
 
 
-def to_plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Lists, dictionaries, texts and numbers; a record is a dictionary with its class's name."""
     if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
+        return [to_jsonable(item) for item in value]
     name = type(value).__name__
     if name in _RECORDS:
-        return {"record": name, "fields": {field: to_plain(getattr(value, field)) for field in fields(value)}}
+        return {"record": name, "fields": {field: to_jsonable(getattr(value, field)) for field in fields(value)}}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"{name} does not go over the link")
 
 
-def record_of(cls: type[T], value: Any) -> T:
+def decode_record(cls: type[T], value: Any) -> T:
     """The record of that class that `to_plain` was given, lists as tuples. Raises LinkError: it is something else."""
     found: T = _read(cls.__name__, value)
     return found

@@ -11,26 +11,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.errors import InfiniRunError
-    from infini_run.multinode.agent_state import Peer
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
 
 _NAMED = 8  # nodes that a message names
 
 
-def missing(peers: Sequence[Peer]) -> str:
+def missing_names(peers: Sequence[RemoteAgent]) -> str:
     """Those that have not come yet, by name; the first few of many."""
-    return named([peer for peer in peers if peer.is_new])
+    return join_names([peer for peer in peers if peer.is_new])
 
 
-def explain_missed(missed: Sequence[tuple[Peer, InfiniRunError]], peers: Sequence[Peer]) -> InfiniRunError:
+def explain_missed(
+    missed: Sequence[tuple[RemoteAgent, InfiniRunError]], peers: Sequence[RemoteAgent]
+) -> InfiniRunError:
     """Why the job cannot begin: all nodes that do not come, with why, and those of which nobody knows yet. The exit
     code is that of the first."""
     first, error = missed[0]
-    unknown = missing(peers)
+    unknown = missing_names(peers)
     rest = f"; not reached yet: {unknown}" if unknown else ""
     if len(missed) == 1 and not rest:
         return error
-    more = f"; and {named([peer for peer, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
+    more = f"; and {join_names([peer for peer, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
     text = "; ".join(str(each) for _, each in missed[:_NAMED]) + more + rest
     if len(missed) > 1:
         text = f"{len(missed)} of {len(peers)} nodes do not come: {text}"
@@ -39,13 +41,13 @@ def explain_missed(missed: Sequence[tuple[Peer, InfiniRunError]], peers: Sequenc
     return joint
 
 
-def named(peers: Sequence[Peer]) -> str:
+def join_names(peers: Sequence[RemoteAgent]) -> str:
     """Their names; the first few of many."""
     names = [peer.name or f"node {peer.index}" for peer in peers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def count_ranks(peers: Sequence[Peer], reader: int | str) -> list[int]:
+def count_ranks(peers: Sequence[RemoteAgent], reader: int | str) -> list[int]:
     """How many ranks each node runs, as it says. reader: of stdin, as --stdin says. Raises UsageError: there is no
     such rank, or more than there can be."""
     counts = [int(peer.hello["nproc"]) for peer in peers]
@@ -57,7 +59,7 @@ def count_ranks(peers: Sequence[Peer], reader: int | str) -> list[int]:
     return counts
 
 
-def unlike(peers: Sequence[Peer], counts: Sequence[int]) -> str:
+def unlike(peers: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
     """That nodes differ in how many ranks they run, which none but themselves have said; "" where they do not."""
     if len(set(counts)) == 1:
         return ""
@@ -66,7 +68,7 @@ def unlike(peers: Sequence[Peer], counts: Sequence[int]) -> str:
     return f"the nodes differ in how many ranks they run: {each}; {sum(counts)} in all"
 
 
-def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:
+def rendezvous_address(options: Options, peers: Sequence[RemoteAgent]) -> tuple[str, int]:
     """Where rank 0 listens: what was asked for; else node 0's address as it was reached, and a port free there."""
     first = peers[0]
     if options.rdzv_explicit:
@@ -76,7 +78,7 @@ def meeting(options: Options, peers: Sequence[Peer]) -> tuple[str, int]:
     return str(first.hello["address"]) or first.name, first.port
 
 
-def doubt(address: str, peers: Sequence[Peer], hosts: str) -> str:
+def address_warning(address: str, peers: Sequence[RemoteAgent], hosts: str) -> str:
     """Why the other nodes may not reach node 0 at that address; "" where nothing speaks against it, or where all of
     them are on this machine. hosts: what is in /etc/hosts."""
     why = unreachable_reason(address, hosts)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from infini_run.multinode import protocol
-from infini_run.multinode.output import Source
+from infini_run.multinode.output import StdinReader
 from infini_run.multinode.protocol import pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.multinode.agent_set import Fleet
-    from infini_run.multinode.agent_state import Peer
+    from infini_run.multinode.agent_set import AgentSet
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.system.poller import Poller
 
 _HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
 
 
-class Feed:
+class StdinForwarder:
     """reader: all, none, or the rank that reads. firsts: the first rank of each node, as soon as they are known."""
 
-    def __init__(self, reader: int | str, fleet: Fleet, poller: Poller) -> None:
+    def __init__(self, reader: int | str, fleet: AgentSet, poller: Poller) -> None:
         self._reader = reader
         self._fleet = fleet
         self._poller = poller
-        self._source = Source(0, wanted=reader != "none")
+        self._source = StdinReader(0, wanted=reader != "none")
         self.firsts: Sequence[int] = ()
 
     @property
@@ -56,7 +56,7 @@ class Feed:
         self._poller.forget(self._source.fileno())
         self._source.close()
 
-    def _readers(self) -> list[Peer]:
+    def _readers(self) -> list[RemoteAgent]:
         """The nodes whose ranks read; none as long as one of them is behind."""
         if self._source.has_ended or not self.firsts:
             return []
@@ -67,7 +67,7 @@ class Feed:
         is_behind = any(peer.wire is not None and peer.wire.waiting > _HELD for peer in peers)
         return [] if is_behind else peers
 
-    def _read(self, readers: list[Peer]) -> bool:
+    def _read(self, readers: list[RemoteAgent]) -> bool:
         """Whether there was something, and more may come."""
         data = self._source.read() if readers else None
         if data is not None:

@@ -7,7 +7,7 @@ import errno
 import os
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.multinode.connection import Unheard, Wire
+from infini_run.multinode.connection import Connection, Unheard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _has_both() -> bool:
     return True
 
 
-def accept(listener: socket.socket) -> tuple[Wire, str] | None:
+def accept(listener: socket.socket) -> tuple[Connection, str] | None:
     """The next that has dialled, and its address; None: nobody now. Raises OSError: it is there, and cannot be taken
     for want of a descriptor or of memory (accept(2)); it will be there the next time, too."""
     try:
@@ -98,10 +98,10 @@ def accept(listener: socket.socket) -> tuple[Wire, str] | None:
     return _wire(socket.socket(fileno=fd)), str(address[0]).removeprefix("::ffff:")
 
 
-def _wire(connection: socket.socket) -> Wire:
+def _wire(connection: socket.socket) -> Connection:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Wire(fd := connection.detach(), fd)
+    return Connection(fd := connection.detach(), fd)
 
 
 def own_addresses() -> list[str]:
@@ -138,7 +138,7 @@ def _ipv6_of(interface: str) -> str:
     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(found[0])) if found else ""
 
 
-def dial(target: str) -> Wire:
+def connect(target: str) -> Connection:
     """Connect to the first of `HOST,HOST:PORT` that answers. Raises LinkError: none does."""
     hosts, _, port = target.rpartition(":")
     problems = []
@@ -183,7 +183,7 @@ def join(attempt: Callable[[], int]) -> int:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def dial_until(target: str, limit_s: float, say: Callable[[str], None]) -> Wire:
+def connect_with_retry(target: str, limit_s: float, say: Callable[[str], None]) -> Connection:
     """The same, again and again: the head may not be there yet, and nothing tells when another machine's port opens.
     say: gets a line every few seconds. Raises LinkError: not within the time."""
     import time
@@ -192,7 +192,7 @@ def dial_until(target: str, limit_s: float, say: Callable[[str], None]) -> Wire:
     end_s, say_s, pause_s = now_s + limit_s, now_s + _SAY_S, _FIRST_PAUSE_S
     while True:
         try:
-            return dial(target)
+            return connect(target)
         except LinkError as error:
             now_s = time.monotonic()
             if now_s + pause_s > end_s:

@@ -18,10 +18,10 @@ from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent import Agent
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.connection import Handshake, Wire
+from infini_run.multinode.connection import Connection, Handshake
 from infini_run.multinode.protocol import pack, pack_json
-from infini_run.multinode.record_codec import to_plain
-from infini_run.multinode.tcp import dial
+from infini_run.multinode.record_codec import to_jsonable
+from infini_run.multinode.tcp import connect
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
@@ -35,7 +35,7 @@ SPEC = {
     "silence_s": 10.0,
     "cwd": "/",
     "environ": {},
-    "options": to_plain(options_of_agents(resolve(["true"], {}).options)),
+    "options": to_jsonable(options_of_agents(resolve(["true"], {}).options)),
     "has_stream": False,
     "asked": [],
     "watch": [],
@@ -131,12 +131,12 @@ def test_bytes_that_are_no_words_are_refused(payload):
 
 
 def join(target):
-    wire = dial(target)
+    wire = connect(target)
     hand = Handshake(wire, TOKEN.encode(), is_head=False)
     frames = []
     while not hand.done:
         frames += hear(wire, hand)
-    wire.send(pack_json(protocol.NAME, {"node": 1}))
+    wire.send(pack_json(protocol.IDENTITY, {"node": 1}))
     while not frames:
         frames += hear(wire)
     assert frames[0][0] == protocol.SPEC
@@ -165,7 +165,7 @@ def listens(to):
     [
         ([], protocol.HELLO, json.dumps({**HELLO, "port": float("inf")})),
         ([], protocol.HELLO, json.dumps({**HELLO, "nproc": 10**9})),
-        ([HELLO], protocol.BEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
+        ([HELLO], protocol.HEARTBEAT, '{"at_ns":1e999,"wall_ns":1,"monotonic_ns":1}'),
         ([HELLO], protocol.EVENT, '{"failed":0,"age_ns":Infinity}'),
         ([HELLO], protocol.DONE, '{"report":{"record":"Report","fields":[]},"port":1}'),
         ([], protocol.HELLO, "[" * 100_000),
@@ -178,7 +178,7 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
     wire = join(f"127.0.0.1:{port + 1}")
     for said in before:
         wire.send(pack_json(protocol.HELLO, said))
-    while before and protocol.GO not in [each for each, _ in hear(wire)]:
+    while before and protocol.LAUNCH not in [each for each, _ in hear(wire)]:
         pass
     wire.send(pack(kind, words.encode()))
     assert head.wait() == 1
@@ -193,7 +193,7 @@ def test_a_node_that_says_nonsense_is_lost_and_the_head_says_why(node, port, bef
 
 def agent_that_hears(payload):
     ours, theirs = socket.socketpair()
-    wire = Wire(fd := theirs.detach(), fd)
+    wire = Connection(fd := theirs.detach(), fd)
     ours.sendall(pack(protocol.SPEC, payload))
     ours.shutdown(socket.SHUT_WR)
     agent = Agent(wire, 0)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from infini_run.multinode.clock_offset import ClockGap, answer, ask
+from infini_run.multinode.clock_offset import ClockOffset, answer, ask
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
 
@@ -50,7 +50,7 @@ def test_a_report_of_nodes_whose_clocks_differ_is_by_the_heads_clock(many, late,
 
 
 def test_what_is_surer_is_kept():
-    gap = ClockGap()
+    gap = ClockOffset()
     assert not gap.is_known
     gap.add(5.0, 7.0, 0.5, 0.0)
     gap.add(5.2, 7.2, 0.1, 1.0)
@@ -64,7 +64,7 @@ def test_what_is_surer_is_kept():
 
 
 def test_between_clocks_that_are_the_same_there_is_nothing():
-    gap = ClockGap()
+    gap = ClockOffset()
     gap.take(answer(ask()))
     assert abs(gap.offset_s) <= gap.bound_s + 1e-6
     assert abs(gap.monotonic_s) <= gap.bound_s + 1e-6

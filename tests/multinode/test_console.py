@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.multinode.output import Lines, Outlet, Source
+from infini_run.multinode.output import LineBuffer, Outlet, StdinReader
 from tests.support.group_case import read_all
 
 
 @given(st.lists(st.binary(max_size=40)))
 def test_lines_are_whole_and_nothing_is_lost(chunks):
-    lines = Lines()
+    lines = LineBuffer()
     whole = [lines.feed(chunk) for chunk in chunks]
     assert all(piece == b"" or piece.endswith(b"\n") for piece in whole)
     assert b"".join(chain(whole, [lines.end()])) == b"".join(chunks)
@@ -26,7 +26,7 @@ def test_lines_are_whole_and_nothing_is_lost(chunks):
 
 
 def test_a_line_without_end_is_passed_on_in_pieces():
-    lines = Lines()
+    lines = LineBuffer()
     assert lines.feed(b"x" * (1 << 18) + b"") == b"x" * (1 << 18)
     assert lines.feed(b"x" * ((1 << 18) - 1)) == b""
     assert lines.feed(b"x") == b"x" * (1 << 18)
@@ -35,7 +35,7 @@ def test_a_line_without_end_is_passed_on_in_pieces():
 
 def test_what_agents_send_as_a_line_is_no_line_too_long():
     """The core passes on pieces of 64 KiB, each with a label and an end of line: cut again, two nodes' would mix."""
-    lines, piece = Lines(), b"[a-host-with-a-name:123456 +] " + b"x" * 65536 + b"\n"
+    lines, piece = LineBuffer(), b"[a-host-with-a-name:123456 +] " + b"x" * 65536 + b"\n"
     halves = [lines.feed(piece[:-1]), lines.feed(piece[-1:])]
     assert halves == [b"", piece]
 
@@ -126,7 +126,7 @@ def test_a_source_ends_once(tmp_path):
     path = tmp_path / "in"
     path.write_bytes(b"words")
     with path.open("rb") as file:
-        source = Source(file.fileno(), wanted=True)
+        source = StdinReader(file.fileno(), wanted=True)
         assert source.never_waits
         assert [source.read(), source.read(), source.read()] == [b"words", b"", None]
         assert source.has_ended
@@ -159,7 +159,7 @@ def _count_false_ends():
             os.tcsetpgrp(slave, os.getpid())
             os.tcsetpgrp(slave, ours)
         os._exit(0)
-    source = Source(slave, wanted=True)
+    source = StdinReader(slave, wanted=True)
     false_ends = sum(source.read() is not None for _ in range(20000))
     os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
@@ -172,7 +172,7 @@ def test_a_source_that_is_closed_or_not_wanted_has_ended(wanted):
     reader, writer = os.pipe()
     if wanted:
         os.close(reader)
-    source = Source(reader, wanted=wanted)
+    source = StdinReader(reader, wanted=wanted)
     assert source.has_ended
     assert source.read() is None
     os.close(writer)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import OPENING, Handshake, Unheard, Wire
-from infini_run.multinode.heartbeat_process import StandIn
-from infini_run.multinode.listener import Lobby
+from infini_run.multinode.connection import MAGIC, Connection, Handshake, Unheard
+from infini_run.multinode.heartbeat_process import HeartbeatProcess
+from infini_run.multinode.listener import AgentListener
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.tcp import join
 from infini_run.system.poller import Poller
@@ -28,7 +28,7 @@ from tests.support.waiting import until
 @pytest.fixture
 def wires():
     """Two ends of one connection."""
-    ends = [Wire(fd := end.detach(), fd) for end in socket.socketpair()]
+    ends = [Connection(fd := end.detach(), fd) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()
@@ -109,12 +109,12 @@ def test_what_finds_no_room_is_kept_and_comes_whole(wires):
     wires[0].send(pack(protocol.OUT, b"a" * size))
     assert wires[0].wants_write
     assert wires[0].waiting > 0
-    wires[0].send(pack(protocol.BEAT))
+    wires[0].send(pack(protocol.HEARTBEAT))
     got = []
     while len(got) < 2:
         wires[0].flush()
         got += read(wires[1])
-    assert [(kind, len(payload)) for kind, payload in got] == [(protocol.OUT, size), (protocol.BEAT, 0)]
+    assert [(kind, len(payload)) for kind, payload in got] == [(protocol.OUT, size), (protocol.HEARTBEAT, 0)]
     assert not wires[0].wants_write
 
 
@@ -129,8 +129,8 @@ def test_the_end_in_mid_frame_is_told(wires):
 
 def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
     wires[1].close()
-    wires[0].send(pack(protocol.BEAT))
-    wires[0].send(pack(protocol.BEAT))
+    wires[0].send(pack(protocol.HEARTBEAT))
+    wires[0].send(pack(protocol.HEARTBEAT))
     assert read(wires[0]) == []
     assert wires[0].has_ended
     wires[0].close()
@@ -141,14 +141,14 @@ def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
 @given(st.binary(max_size=300), st.integers(1, 40))
 def test_noise_before_the_opening_is_none_of_ours(noise, size):
     ours, theirs = socket.socketpair()
-    wire = Wire(fd := ours.detach(), fd, awaits_opening=True)
+    wire = Connection(fd := ours.detach(), fd, awaits_opening=True)
     try:
-        data = noise.replace(OPENING, b"") + OPENING + pack(protocol.BEAT)
+        data = noise.replace(MAGIC, b"") + MAGIC + pack(protocol.HEARTBEAT)
         got = []
         for at in range(0, len(data), size):
             theirs.send(data[at : at + size])
             got += read(wire)
-        assert got == [(protocol.BEAT, b"")]
+        assert got == [(protocol.HEARTBEAT, b"")]
         assert wire.noise == ""
     finally:
         wire.close()
@@ -157,7 +157,7 @@ def test_noise_before_the_opening_is_none_of_ours(noise, size):
 
 def test_noise_without_end_is_refused():
     ours, theirs = socket.socketpair()
-    wire = Wire(fd := ours.detach(), fd, awaits_opening=True)
+    wire = Connection(fd := ours.detach(), fd, awaits_opening=True)
     theirs.setblocking(False)
     try:
         for _ in range(10):
@@ -177,7 +177,9 @@ def test_noise_without_end_is_refused():
 @pytest.fixture
 def lobby():
     poller, admitted, notices = Poller(), [], []
-    lobby = Lobby("t", 2, poller, lambda wire, node, host, _: admitted.append((wire, node, host)), notices.append)
+    lobby = AgentListener(
+        "t", 2, poller, lambda wire, node, host, _: admitted.append((wire, node, host)), notices.append
+    )
     target = lobby.open(0)
     lobby.port = int(target.rpartition(":")[2])
     lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices
@@ -191,7 +193,7 @@ def lobby():
 
 def dial(lobby):
     end = socket.create_connection(("127.0.0.1", lobby.port))
-    return Wire(fd := end.detach(), fd)
+    return Connection(fd := end.detach(), fd)
 
 
 @pytest.mark.parametrize("place", ["nowhere", "its folder is a file", "a folder in its place"])
@@ -217,7 +219,7 @@ def test_who_knows_the_token_is_admitted(lobby):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack_json(protocol.NAME, {"node": 1, "host": "a"}))
+    wire.send(pack_json(protocol.IDENTITY, {"node": 1, "host": "a"}))
     until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
     assert lobby.admitted[0][1:] == (1, "a")
     assert lobby.notices == []
@@ -233,7 +235,7 @@ def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
                 hand.take(kind, payload)
-    wire.send(pack(protocol.NAME, name))
+    wire.send(pack(protocol.IDENTITY, name))
     until(lambda: (lobby.poll(0.01), lobby.notices)[1])
     assert lobby.admitted == []
     wire.close()
@@ -386,11 +388,11 @@ def test_an_agent_that_was_let_go_unheard_dials_again():
 def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
     """Where it was killed nobody knows how far it wrote: it is reaped, and the next frame ends the link."""
     shake(*wires)
-    stand_in = StandIn([wires[0]], 0.01)
+    stand_in = HeartbeatProcess([wires[0]], 0.01)
     try:
         beats = 0
         while beats < 3:
-            beats += read(wires[1]).count((protocol.BEAT, b""))
+            beats += read(wires[1]).count((protocol.HEARTBEAT, b""))
         if killed:
             os.kill(stand_in._pid, signal.SIGKILL)
             until(lambda: state_of(stand_in._pid) == "Z")
@@ -404,7 +406,7 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
             sum(1 for _ in iter(lambda: read(wires[1]), []))
     else:
         while (protocol.SPEC, b"again") not in (came := read(wires[1])):
-            assert set(came) == {(protocol.BEAT, b"")}
+            assert set(came) == {(protocol.HEARTBEAT, b"")}
 
 
 # ---- where the head listens
@@ -413,7 +415,7 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
 @pytest.mark.parametrize(("asked", "found"), [("lo", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")])
 def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
     poller = Poller()
-    lobby = Lobby("t", 2, poller, lambda *_: None, lambda _: None)
+    lobby = AgentListener("t", 2, poller, lambda *_: None, lambda _: None)
     hosts, _, port = lobby.open(0, asked).rpartition(":")
     try:
         assert hosts.strip("[]") == found
@@ -440,6 +442,6 @@ def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
 def test_an_address_that_is_none_of_ours_is_refused(asked, problem):
     poller = Poller()
     with pytest.raises(UsageError) as caught:
-        Lobby("t", 2, poller, lambda *_: None, lambda _: None).open(0, asked)
+        AgentListener("t", 2, poller, lambda *_: None, lambda _: None).open(0, asked)
     assert problem in str(caught.value)
     poller.close()

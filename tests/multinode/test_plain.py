@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.errors import LinkError
-from infini_run.multinode.record_codec import _BOUNDS, _RECORDS, record_of, to_plain
+from infini_run.multinode.record_codec import _BOUNDS, _RECORDS, decode_record, to_jsonable
 from infini_run.options.options import Options, resolve
 from infini_run.record import fields, replace
 from infini_run.report.report import Exit, Report
@@ -52,7 +52,7 @@ def records(name):
 
 
 def sent(value):
-    return record_of(type(value), json.loads(json.dumps(to_plain(value))))
+    return decode_record(type(value), json.loads(json.dumps(to_jsonable(value))))
 
 
 @pytest.mark.parametrize("name", sorted(_RECORDS))
@@ -87,17 +87,17 @@ def spots(value, path=()):
 @settings(max_examples=200)
 @given(data=st.data())
 def test_something_else_anywhere_in_a_report_is_refused_or_of_the_same_type(data):
-    whole = [to_plain(data.draw(records("Report")))]
+    whole = [to_jsonable(data.draw(records("Report")))]
     *path, last = data.draw(st.sampled_from(list(spots(whole))[1:]))
     holder = whole
     for key in path:
         holder = holder[key]
     holder[last] = data.draw(JUNK)
     try:
-        report = record_of(Report, whole[0])
+        report = decode_record(Report, whole[0])
     except LinkError:
         return
-    assert to_plain(report) == json.loads(json.dumps(whole[0]))
+    assert to_jsonable(report) == json.loads(json.dumps(whole[0]))
     report.to_json()
     report.text()
 
@@ -122,7 +122,7 @@ def test_something_else_anywhere_in_a_report_is_refused_or_of_the_same_type(data
 )
 def test_options_come_as_they_went(argv):
     options = resolve(argv, {}).options
-    assert record_of(Options, json.loads(json.dumps(to_plain(options)))) == options
+    assert decode_record(Options, json.loads(json.dumps(to_jsonable(options)))) == options
 
 
 @pytest.mark.parametrize(
@@ -140,18 +140,18 @@ def test_options_come_as_they_went(argv):
 @pytest.mark.parametrize("cls", [Exit, Report])
 def test_what_is_no_record_of_ours_is_refused(cls, value):
     with pytest.raises(LinkError):
-        record_of(cls, value)
+        decode_record(cls, value)
 
 
 def test_another_record_than_the_one_due_is_refused():
     options = resolve(["true"], {}).options
     with pytest.raises(LinkError, match="no Report"):
-        record_of(Report, to_plain(options))
+        decode_record(Report, to_jsonable(options))
 
 
 def test_what_json_cannot_say_is_our_mistake():
     with pytest.raises(TypeError):
-        to_plain({1, 2})
+        to_jsonable({1, 2})
 
 
 def all_records():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import LinkError
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import Handshake, Wire
+from infini_run.multinode.connection import Connection, Handshake
 from infini_run.multinode.protocol import TAG, pack
 from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until
@@ -34,7 +34,7 @@ class Relay:
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
             self.sockets.append(ours)
-            self.wires.append(Wire(fd := theirs.detach(), fd))
+            self.wires.append(Connection(fd := theirs.detach(), fd))
         hands = [Handshake(wire, token, is_head=wire is self.wires[0]) for wire in self.wires]
         while not all(hand.done for hand in hands):
             for side in range(2):
@@ -70,7 +70,7 @@ class Relay:
             each.close()
 
 
-FRAMES = [(protocol.GO, b'{"node":1}'), (protocol.BEAT, b""), (protocol.INPUT, b"x" * 50)]
+FRAMES = [(protocol.LAUNCH, b'{"node":1}'), (protocol.HEARTBEAT, b""), (protocol.INPUT, b"x" * 50)]
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["head", "agent"])
@@ -110,14 +110,14 @@ def test_heads_and_payloads_cannot_be_put_together_anew():
 
 def test_what_an_end_said_is_not_taken_from_the_other_one():
     with Relay() as relay:
-        (beat,) = relay.frames(0, pack(protocol.BEAT))
+        (beat,) = relay.frames(0, pack(protocol.HEARTBEAT))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(0, beat)
 
 
 def test_what_was_said_on_another_link_of_the_same_token_is_not_taken():
     with Relay() as before, Relay() as relay:
-        (beat,) = before.frames(0, pack(protocol.BEAT))
+        (beat,) = before.frames(0, pack(protocol.HEARTBEAT))
         with pytest.raises(LinkError, match=PROBLEM):
             relay.hear(1, beat)
 
@@ -193,7 +193,7 @@ class Man:
     ("kind", "act", "from_head"),
     [
         (protocol.SPEC, lambda data: data.replace(b'"PATH":"', b'"PATH":"/a:', 1).replace(b"sh", b"ls", 1), True),
-        (protocol.GO, lambda data: data + data, True),
+        (protocol.LAUNCH, lambda data: data + data, True),
         (protocol.OUT, lambda data: b"", False),
     ],
     ids=["a-changed-environment", "an-order-said-twice", "output-that-is-dropped"],

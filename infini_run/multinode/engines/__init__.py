@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
         def clients(
             self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
-        ) -> list[Client]:
+        ) -> list[EngineCommand]:
             """The commands that start one agent on each of `hosts`."""
 
         def explain(self, host: str, code: int | None, words: str) -> str:
             """Why the command ended before its agent had said anything, and what to do about it. code: None where
             it was not ours to read."""
 
-        def ending(self, told: Sequence[Told], options: Options) -> list[Client]:
+        def ending(self, told: Sequence[Told], options: Options) -> list[EngineCommand]:
             """Commands that end what agents have left, when they do not end: they may be stopped, or beyond reach.
             One that names a node ends with 0 where it has killed its agent. Empty: the clients' own end is all
             that there is."""
@@ -65,7 +65,7 @@ class Contact:
 
 
 @record
-class Client:
+class EngineCommand:
     """A local command that starts agents. nodes: their indices; empty: all, and each tells. env: added to ours."""
 
     argv: tuple[str, ...]

@@ -3,7 +3,7 @@ others' launchers are agents themselves, and dial. Nothing is started elsewhere.
 
 from __future__ import annotations
 
-from infini_run.multinode.engines import Client, Contact, agent_words, ended, said
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ TOKEN_BY_FILE = False
 ENDS_STOPPED = False
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """Our own node's agent."""
-    return [Client(argv=tuple(agent_words(options, contact, "0")), nodes=(0,))]
+    return [EngineCommand(argv=tuple(agent_words(options, contact, "0")), nodes=(0,))]
 
 
 def explain(host: str, code: int | None, words: str) -> str:
@@ -30,7 +32,7 @@ def explain(host: str, code: int | None, words: str) -> str:
     return ended("the agent of this node", code, lines[-1] if lines else "")
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """Nobody else's processes are ours."""
     return []
 

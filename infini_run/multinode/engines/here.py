@@ -3,7 +3,7 @@ labelled, stopped and told of as a job of many."""
 
 from __future__ import annotations
 
-from infini_run.multinode.engines import Client, Contact, agent_words, ended, said
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ TOKEN_BY_FILE = False
 ENDS_STOPPED = True
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """The agent itself: the link is its stdin and stdout."""
-    return [Client(argv=tuple(agent_words(options, contact)), nodes=(0,))]
+    return [EngineCommand(argv=tuple(agent_words(options, contact)), nodes=(0,))]
 
 
 def explain(host: str, code: int | None, words: str) -> str:
@@ -30,7 +32,7 @@ def explain(host: str, code: int | None, words: str) -> str:
     return ended("its agent", code, lines[-1] if lines else "")
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """It is our own child: it ends with us."""
     return []
 

@@ -12,7 +12,7 @@ import subprocess
 
 from infini_run.errors import ProgramMissing, UsageError
 from infini_run.multinode.connection import TOKEN
-from infini_run.multinode.engines import Client, Contact, agent_words, ended, said
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ _OWN = ("[", "YOUR APPLICATION", "This typically refers", "Please see the FAQ", 
 _KNOWN = {"orterun": True, "prterun": True, "mpiexec.hydra": False}  # program: whether it is Open MPI's
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """One mpirun for all of them."""
     is_open = _is_open_mpi(environ)
     words = ["mpirun"]
@@ -44,7 +46,7 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
         words += ["-hosts", ",".join(host.name for host in hosts), "-n", str(len(hosts))]
         node = "PMI_RANK"
     env = (("PATH", environ["PATH"]),) if environ.get("PATH") else ()
-    return [Client(argv=(*words, *agent_words(options, contact, node, host="")), nodes=(), env=env)]
+    return [EngineCommand(argv=(*words, *agent_words(options, contact, node, host="")), nodes=(), env=env)]
 
 
 def _is_open_mpi(environ: Mapping[str, str]) -> bool:
@@ -82,7 +84,7 @@ def explain(host: str, code: int | None, words: str) -> str:
     return ended("mpirun", code, about[0] if about else "")
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """mpirun's own end takes what it started with it."""
     return []
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import ProgramMissing
-from infini_run.multinode.engines import Client, Contact, agent_words, ended
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ ENDS_STOPPED = False
 _DEAF = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """One pbs_tmrsh for each host. Raises ProgramMissing."""
     path = f"{environ.get('PATH', os.defpath)}:{programs()}".rstrip(":")
     folder = next((folder for folder in path.split(":") if os.access(f"{folder}/pbs_tmrsh", os.X_OK)), None)
@@ -40,7 +42,7 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
         raise ProgramMissing("pbs_tmrsh is not on PATH: --engine needs it", "pbs_tmrsh")
     deaf = ("sh", "-c", _DEAF, f"{folder}/pbs_tmrsh")
     return [
-        Client(argv=(*deaf, host.name, *agent_words(options, contact, str(index))), nodes=(index,))
+        EngineCommand(argv=(*deaf, host.name, *agent_words(options, contact, str(index))), nodes=(index,))
         for index, host in enumerate(hosts)
     ]
 
@@ -64,7 +66,7 @@ def explain(host: str, code: int | None, words: str) -> str:
     )
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """A task that lives on ends with its job (qdel)."""
     return []
 

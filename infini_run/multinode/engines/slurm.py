@@ -8,7 +8,7 @@ Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent
 
 from __future__ import annotations
 
-from infini_run.multinode.engines import Client, Contact, agent_words, ended, lacks_us, said
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, lacks_us, said
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ _ENDS = ("CANCELLED", "aborted")  # what it says first when it is told to end th
 _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """One srun for all of them."""
     nodes = len(hosts)
     words = [
@@ -47,7 +49,7 @@ def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: 
     if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
         words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
     agent = agent_words(options, contact, "SLURM_NODEID", _STEP, host="SLURMD_NODENAME")
-    return [Client(argv=(*words, "--", *agent), nodes=())]
+    return [EngineCommand(argv=(*words, "--", *agent), nodes=())]
 
 
 def explain(host: str, code: int | None, words: str) -> str:
@@ -63,10 +65,10 @@ def explain(host: str, code: int | None, words: str) -> str:
     return ended("srun", code, about) + hint
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """scancel of the step, which is SIGKILL to all that is in it. Only an agent knows which step it is."""
     steps = [hello["told"] for _, _, hello in told if len(hello.get("told", ())) == len(_STEP)]
-    return [Client(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
+    return [EngineCommand(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
 
 
 def is_passing(code: int | None, words: str) -> bool:

@@ -7,7 +7,7 @@ MaxStartups, which refuses connections at random when many come at once.
 
 from __future__ import annotations
 
-from infini_run.multinode.engines import Client, Contact, agent_words, ended, lacks_us, said
+from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, lacks_us, said
 from infini_run.system.shell import enclosed
 
 TYPE_CHECKING = False
@@ -38,11 +38,16 @@ _HINTS = (  # what ssh says, and what to do
 )
 
 
-def clients(hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]) -> list[Client]:
+def clients(
+    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+) -> list[EngineCommand]:
     """One ssh for each host."""
     words = _words(options)
     remote = " ".join(["exec", *map(enclosed, agent_words(options, contact))])
-    return [Client(argv=(*words, "--", host.destination, remote), nodes=(index,)) for index, host in enumerate(hosts)]
+    return [
+        EngineCommand(argv=(*words, "--", host.destination, remote), nodes=(index,))
+        for index, host in enumerate(hosts)
+    ]
 
 
 def _words(options: Options) -> list[str]:
@@ -73,11 +78,11 @@ def _hint(host: str, code: int | None, words: str, about: str) -> str:
     return ""
 
 
-def ending(told: Sequence[Told], options: Options) -> list[Client]:
+def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
     """SIGKILL to each agent, by a connection of its own; the guard there ends its ranks. Where ssh's own end closes
     the connection, sshd ends nothing: it closes the agent's stdin, which one that is stopped does not read."""
     return [
-        Client(argv=(*_words(options), "--", host.destination, _kill(hello)), nodes=(index,))
+        EngineCommand(argv=(*_words(options), "--", host.destination, _kill(hello)), nodes=(index,))
         for host, index, hello in told
         if type(hello.get("pid")) is int and str(hello.get("begun", "")).isdecimal()
     ]

@@ -1,4 +1,4 @@
-"""Rings `up RANK` at argv[1], then `NAME RANK` for every signal that it gets; SIGUSR2 ends it with code 7."""
+"""Rings `up RANK` at argv[1], then `IDENTITY RANK` for every signal that it gets; SIGUSR2 ends it with code 7."""
 
 import os
 import signal

@@ -1,5 +1,5 @@
 """Gives the number of a process that has ended to a new one (ns_last_pid, in this PID namespace), which tells
-which signals it gets: `taken RANK PID`, then `NAME RANK PID`. argv: the number; a pipe to wait at first."""
+which signals it gets: `taken RANK PID`, then `IDENTITY RANK PID`. argv: the number; a pipe to wait at first."""
 
 import os
 import signal
