@@ -7,7 +7,7 @@ from io import BytesIO
 
 from cloudpickle import Pickler
 
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.errors import UnpicklableError
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ def dumps(what: object, name: str, keep: Callable[[PickleBuffer], bool]) -> byte
     """The pickle of it. name: what it is, for the error. keep: is given what is large; False: it has taken it.
     Raises UnpicklableError."""
     file = BytesIO()
-    _, error = attempt(Pickler(file, protocol=5, buffer_callback=keep).dump, what)
+    _, error = capture_exception(Pickler(file, protocol=5, buffer_callback=keep).dump, what)
     if error is not None:
         raise UnpicklableError(f"{name} cannot be pickled: {error}") from error
     return file.getvalue()  # no copy (io.BytesIO)

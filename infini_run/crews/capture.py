@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-def attempt(what: Callable[..., T], *args: object) -> tuple[T | None, BaseException | None]:
+def capture_exception(what: Callable[..., T], *args: object) -> tuple[T | None, BaseException | None]:
     """What it returned, or what it raised; SystemExit and KeyboardInterrupt are not held up."""
     try:
         return what(*args), None

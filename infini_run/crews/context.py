@@ -37,7 +37,7 @@ class Cancelled(BaseException):
     """The task was cancelled: raised by `checkpoint`. No Exception, so that no `except Exception` keeps it."""
 
 
-class Inbox:
+class TaskInbox:
     """What has come down: tasks in order, and what was said of them meanwhile."""
 
     def __init__(self, receiver: Receiver) -> None:
@@ -72,7 +72,7 @@ class Inbox:
 class Context:
     """A worker's own end of its crew. Every method may be called from any of its threads."""
 
-    def __init__(self, hello: Hello, inbox: Inbox, sender: Sender) -> None:
+    def __init__(self, hello: Hello, inbox: TaskInbox, sender: Sender) -> None:
         self.rank = hello.rank
         self.local_rank = hello.local_rank
         self.world_size = hello.world_size

@@ -20,7 +20,7 @@ from infini_run.crews.payload import check_may_launch, dump
 from infini_run.crews.protocol import Hello
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.spawner import ExecSpawner
-from infini_run.crews.supervised_worker import Job, Limits
+from infini_run.crews.supervised_worker import Limits, PendingTask
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.errors import InfiniRunError, UsageError
@@ -168,7 +168,7 @@ class Crew:
         body = dump(what, "what was asked")
         self._check_open()
         ask = Ask(next(self._tasks), self._cancel)
-        job = Job(ask.task, body, ask, shared=rank is None)
+        job = PendingTask(ask.task, body, ask, shared=rank is None)
         self._supervisor.call(lambda: self._supervisor.submit(job, rank))
         return ask
 
@@ -176,7 +176,7 @@ class Crew:
         body = dump(what, "what was sent")
         self._check_open()
         task = next(self._tasks)
-        job = Job(task, body, None, shared=False)
+        job = PendingTask(task, body, None, shared=False)
         self._supervisor.call(lambda: self._supervisor.submit(job, rank))
         return task
 
@@ -347,12 +347,12 @@ def _make_spawner(
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     if hosts:
-        from infini_run.crews.remote_spawner import NodeSpawner
+        from infini_run.crews.remote_spawner import RemoteSpawner
         from infini_run.crews.worker_environ import COPIED, make_environ
 
         if given["env"] is None:
             given["env"] = make_environ(os.environ, COPIED, None, None)
-        return NodeSpawner(hosts, nproc=count, preload=preload, **given)
+        return RemoteSpawner(hosts, nproc=count, preload=preload, **given)
     assert isinstance(count, (int, str))
     if not preload:
         return ExecSpawner(nproc=count, **given)

@@ -12,7 +12,7 @@ from collections import deque
 
 from infini_run.crews.payload import load
 from infini_run.crews.protocol import NO_TASK, Body, Failed
-from infini_run.crews.remote_exception import rebuild
+from infini_run.crews.remote_exception import to_exception
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -59,10 +59,10 @@ class CrewEvent:
     @property
     def error(self) -> BaseException | None:
         """What went wrong, of a died and a failed."""
-        return rebuild(self.problem, self.rank, self.host) if isinstance(self.problem, Failed) else self.problem
+        return to_exception(self.problem, self.rank, self.host) if isinstance(self.problem, Failed) else self.problem
 
 
-class News:
+class EventQueue:
     """The events that nobody has read yet. limit: of those that count. on_room: called when there is room again."""
 
     def __init__(self, limit: int, on_room: Callable[[], None]) -> None:

@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @record
-class Birth:
+class ChildSetup:
     """What a forked child needs to become a worker: descriptors, which are its own, and what it is to see. gate: a
     byte comes when it may go on; its end, when it may not."""
 
@@ -41,15 +41,15 @@ class Birth:
     mark: str
 
 
-class Forked(BaseException):
+class InForkedChild(BaseException):
     """Raised in the child, and only there."""
 
-    def __init__(self, birth: Birth) -> None:
+    def __init__(self, birth: ChildSetup) -> None:
         super().__init__()
         self.birth = birth
 
 
-class ForkRun(NodeLaunch):
+class ForkLaunch(NodeLaunch):
     """A NodeLaunch whose workers are forks of this process. stdins: by rank, each worker's channel; stdout, stderr:
     the launcher's. All of these are ours to close."""
 
@@ -101,7 +101,7 @@ class ForkRun(NodeLaunch):
         if pid == 0:
             tie_to_parent(parent)
             os.close(ours)
-            raise Forked(self._birth(worker, outputs, ends, gate))
+            raise InForkedChild(self._birth(worker, outputs, ends, gate))
         self._gates[pid] = ours
         os.close(gate)
         for fd in outputs:
@@ -126,13 +126,13 @@ class ForkRun(NodeLaunch):
         spec.stdio[0] = INHERIT
         return outputs, ends
 
-    def _birth(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> Birth:
+    def _birth(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
         """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
         os.setpgid(0, 0)
         channel = self._channels.pop(worker.rank)
         for fd in ends:
             os.close(fd)
-        birth = Birth(
+        birth = ChildSetup(
             channel=channel,
             stdout=outputs[0],
             stderr=outputs[1],

@@ -17,8 +17,8 @@ from warnings import warn
 
 from infini_run.api import read_flags
 from infini_run.core.group import Event
-from infini_run.crews.spawner import ExecSpawner, Gang, python_command
-from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
+from infini_run.crews.spawner import ExecSpawner, WorkerGroup, python_command
+from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
@@ -44,7 +44,7 @@ _END_S = 15.0  # how long a zygote may take to end a run by SIGKILL; the core gi
 _START_S = 60.0
 
 
-class Refused(InfiniRunError):
+class CannotFork(InfiniRunError):
     """The zygote must not be forked."""
 
 
@@ -103,14 +103,14 @@ class ForkSpawner(ExecSpawner):
         threads = dict(plan.env).get("OMP_NUM_THREADS")
         return dict(self._environ) | ({"OMP_NUM_THREADS": threads} if threads else {})
 
-    def _gang(self, plan: Plan) -> Gang:
+    def _gang(self, plan: Plan) -> WorkerGroup:
         self.open()
         zygote = self._zygote
         if zygote is None:
             return super()._gang(plan)
         try:
             return _ForkGang(zygote, plan, self.options, self._environ, self._cwd)
-        except Refused as refused:
+        except CannotFork as refused:
             with self._lock:
                 self.refusal = str(refused)
                 self._zygote = None
@@ -155,8 +155,8 @@ class ZygoteProcess:
         too long."""
         try:
             self._control.settimeout(timeout_s)
-            send_parcel(self._control, hello)
-            answer: Any = receive_parcel(self._control)
+            send_with_fds(self._control, hello)
+            answer: Any = receive_with_fds(self._control)
             self._control.settimeout(None)
         except TimeoutError:
             raise StartError(f"preload: the imports took longer than {timeout_s:g} s", "preloading", 110) from None
@@ -171,7 +171,7 @@ class ZygoteProcess:
         """Raises StartError: it is gone."""
         with self._lock:
             try:
-                send_parcel(self._control, message, fds)
+                send_with_fds(self._control, message, fds)
             except OSError:
                 raise self.lost() from None
 
@@ -222,7 +222,7 @@ def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
     return plan, request.options
 
 
-class _ForkGang(Gang):
+class _ForkGang(WorkerGroup):
     def __init__(self, zygote: ZygoteProcess, *given: Any) -> None:
         self._zygote = zygote
         super().__init__(*given)
@@ -230,14 +230,14 @@ class _ForkGang(Gang):
     def _make_run(
         self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None, stdins: Mapping[int, int]
     ) -> Run:
-        return ForkedRun(self._zygote, plan, options, environ, cwd, stdins)
+        return ZygoteLaunch(self._zygote, plan, options, environ, cwd, stdins)
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
-        assert isinstance(self.run, ForkedRun)
+        assert isinstance(self.run, ZygoteLaunch)
         return self.run.last_lines(rank)
 
 
-class ForkedRun:
+class ZygoteLaunch:
     """Workers in a zygote, with a NodeLaunch's face."""
 
     def __init__(
@@ -257,7 +257,7 @@ class ForkedRun:
         self._what = (plan, options, dict(environ), cwd or os.getcwd())
         self._channels = [stdins[worker.rank] for worker in plan.workers]
         self._lock = RLock()
-        self._wire: Wire | None = None
+        self._wire: MessageSocket | None = None
         self._has_started = False
         self._words: dict[int, tuple[str, tuple[str, ...]]] = {}
 
@@ -269,7 +269,7 @@ class ForkedRun:
     def start(self) -> None:
         """Raises Refused, StartError, UsageError: none is left."""
         ours, theirs = socket.socketpair()
-        self._wire = Wire(ours)
+        self._wire = MessageSocket(ours)
         console: list[int] = []
         try:
             console += (_copy(1), _copy(2))
@@ -310,7 +310,7 @@ class ForkedRun:
             for kind, value in messages:
                 if kind == "refused":
                     self._ended = True
-                    raise Refused(value)
+                    raise CannotFork(value)
                 if kind == "failed":
                     self._ended = True
                     raise value

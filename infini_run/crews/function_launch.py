@@ -12,11 +12,11 @@ import time
 from _thread import RLock, get_ident
 from weakref import WeakSet
 
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed, Hello, Log, Progress, Ready, Status, Task, decode, encode
-from infini_run.crews.remote_exception import rebuild
+from infini_run.crews.remote_exception import to_exception
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import (
     ChannelBroken,
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.progress import Show
+    from infini_run.crews.progress import ProgressDisplay
     from infini_run.crews.protocol import Body, Message
-    from infini_run.crews.spawner import Runner, Spawner
+    from infini_run.crews.spawner import Spawner, WorkerProcess
     from infini_run.report.report import Exit
 
 _TASK = 0
@@ -48,7 +48,7 @@ _TURN = 64  # messages of one worker before it is the next one's turn
 
 
 @record
-class Terms:
+class LaunchSpec:
     """What was asked of a launch. log_level: of the records that come up; -1: none. start_timeout_s: for all workers
     to be up; timeout_s: for all of it; None: no limit."""
 
@@ -69,10 +69,10 @@ class Failure:
     error: BaseException
 
 
-class Seat:
+class RankState:
     """One rank's worker, and how far it has come."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: WorkerProcess) -> None:
         self.runner = runner
         self.is_up = False
         self.has_result = False
@@ -88,7 +88,7 @@ class Launch:
     Usable from several threads."""
 
     def __init__(
-        self, spawner: Spawner, body: Body, terms: Terms, *, release: Callable[[], None], show: Show
+        self, spawner: Spawner, body: Body, terms: LaunchSpec, *, release: Callable[[], None], show: ProgressDisplay
     ) -> None:
         self._spawner = spawner
         self._body = body
@@ -96,7 +96,7 @@ class Launch:
         self._release = release
         self._show = show
         self._lock = RLock()
-        self._seats: list[Seat] = []
+        self._seats: list[RankState] = []
         self._values: dict[int, Any] = {}
         self._failures: list[Failure] = []
         self._stopped_s: float | None = None
@@ -117,7 +117,7 @@ class Launch:
         _live.add(self)
         try:
             runners = self._spawner.start(range(self._spawner.world_size))
-            self._seats = [Seat(runner) for runner in runners]
+            self._seats = [RankState(runner) for runner in runners]
             if sum(memoryview(part).nbytes for part in self._body.parts) <= _AT_ONCE:
                 self._hand_out()
             else:  # a worker that does not read yet, for what it has written is not, must not hold us
@@ -193,7 +193,7 @@ class Launch:
         is_up = all(seat.is_up for seat in self._seats)
         return self._due_s if is_up else min(self._due_s, self._start_due_s)
 
-    def _hear(self, seat: Seat) -> None:
+    def _hear(self, seat: RankState) -> None:
         """What a worker says, as far as it is there."""
         for _ in range(_TURN):
             if seat.ended_s is not None:
@@ -210,13 +210,13 @@ class Launch:
             except (ChannelError, TypeError):  # it was passed over; it is an object, and ours are bytes
                 self._tear(seat)
                 return
-            message, _ = attempt(decode, frame)
+            message, _ = capture_exception(decode, frame)
             if message is None:
                 self._tear(seat)
                 return
             self._take(seat, message)
 
-    def _tear(self, seat: Seat) -> None:
+    def _tear(self, seat: RankState) -> None:
         """Something that is no message was written into its channel: nothing that comes after it can be believed. It
         may wait for us, or write what nobody reads, so it is to end; how it does is told with this."""
         seat.ended_s = time.time()
@@ -226,7 +226,7 @@ class Launch:
             seat.runner.tasks.close()
             seat.runner.events.close()
 
-    def _take(self, seat: Seat, message: Message) -> None:
+    def _take(self, seat: RankState, message: Message) -> None:
         runner = seat.runner
         if isinstance(message, Ready):
             seat.is_up = True
@@ -234,7 +234,7 @@ class Launch:
             self._keep(seat, message)
         elif isinstance(message, Failed):
             seat.has_failed = True
-            self._fail(rebuild(message, runner.rank, runner.host), runner.rank, message.time_s + runner.clock_s)
+            self._fail(to_exception(message, runner.rank, runner.host), runner.rank, message.time_s + runner.clock_s)
             runner.tasks.close()  # it ends by itself, though it may not hear a signal
         elif isinstance(message, Log):
             from infini_run.crews.log_records import take_record
@@ -245,10 +245,10 @@ class Launch:
         elif isinstance(message, Status):
             self._show.status(runner.rank, message.text)
 
-    def _keep(self, seat: Seat, done: Done) -> None:
+    def _keep(self, seat: RankState, done: Done) -> None:
         """Its result. It has nothing more to do."""
         runner = seat.runner
-        value, error = attempt(load, done.body)
+        value, error = capture_exception(load, done.body)
         if error is None:
             self._values[runner.rank] = value
             seat.has_result = True
@@ -266,7 +266,7 @@ class Launch:
         self._show.progress(runner.rank, 1, 1)
         runner.tasks.close()
 
-    def _settle(self, seat: Seat) -> None:
+    def _settle(self, seat: RankState) -> None:
         """Once its process has ended and all that it said was heard."""
         exit_ = seat.runner.exit
         if seat.is_settled or exit_ is None:
@@ -444,7 +444,8 @@ def _with_notes(failures: Sequence[Failure]) -> BaseException:
         notes.append(f"later: {kind}{words}")
     if len(failures) > 9:
         notes.append(f"later: {len(failures) - 9} more failed")
-    attempt(setattr, error, "__notes__", [*getattr(error, "__notes__", []), *notes])  # a class may forbid it
+    # a class may forbid it
+    capture_exception(setattr, error, "__notes__", [*getattr(error, "__notes__", []), *notes])
     return error
 
 

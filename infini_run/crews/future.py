@@ -9,10 +9,10 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed
-from infini_run.crews.remote_exception import rebuild
+from infini_run.crews.remote_exception import to_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,5 +88,5 @@ class Ask(Future):  # type: ignore[type-arg]
 
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
-        return None, rebuild(message, rank, host)
-    return attempt(load, message.body)
+        return None, to_exception(message, rank, host)
+    return capture_exception(load, message.body)

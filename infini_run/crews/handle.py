@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class LaunchHandle:
 
     def _follow(self) -> None:
         try:
-            self._result, self._error = attempt(self._launch.follow)
+            self._result, self._error = capture_exception(self._launch.follow)
         finally:
             self._is_over.set()
 

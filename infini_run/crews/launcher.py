@@ -11,9 +11,9 @@ import sys
 from weakref import WeakSet
 
 from infini_run.crews import payload
-from infini_run.crews.function_launch import Launch, Terms, close_all, forget_all
+from infini_run.crews.function_launch import Launch, LaunchSpec, close_all, forget_all
 from infini_run.crews.handle import LaunchHandle
-from infini_run.crews.preload_detection import slow_modules
+from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.spawner import ExecSpawner
 from infini_run.crews.targets import read_hosts, read_nproc
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infini_run.crews.protocol import Body
-    from infini_run.crews.remote_spawner import NodeSpawner
+    from infini_run.crews.remote_spawner import RemoteSpawner
     from infini_run.crews.result import LaunchResult
     from infini_run.crews.spawner import Spawner
 
@@ -127,7 +127,7 @@ class Launcher:
     def _launch(
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
     ) -> Launch:
-        terms = Terms(
+        terms = LaunchSpec(
             path=tuple(sys.path),
             argv=tuple(sys.argv),
             log_level=_level(self._logging),
@@ -165,7 +165,7 @@ class Launcher:
         preload, nproc = self.preload, self.nproc_per_node
         assert isinstance(nproc, (int, str))
         if preload is None and function is not None and nproc != 1:
-            preload = slow_modules(function) or (("torch",) if self.backend else ())
+            preload = modules_to_preload(function) or (("torch",) if self.backend else ())
             if preload and nproc in ("cpu", "gpu", "auto"):
                 nproc = ExecSpawner(nproc=nproc, **given).world_size
             if isinstance(nproc, int) and nproc < _FORKED_FROM:
@@ -178,14 +178,14 @@ class Launcher:
         timeout_s = self.agent_timeout_s
         return ForkSpawner(preload, is_silent=is_silent, stays=stays, start_timeout_s=timeout_s, nproc=nproc, **given)
 
-    def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> NodeSpawner:
-        from infini_run.crews.remote_spawner import NodeSpawner
+    def _make_node_spawner(self, function: Callable[..., Any] | None, given: dict[str, Any]) -> RemoteSpawner:
+        from infini_run.crews.remote_spawner import RemoteSpawner
 
         preload = self.preload or ()
         if self.preload is None and function is not None:
-            preload = slow_modules(function) or (("torch",) if self.backend else ())
+            preload = modules_to_preload(function) or (("torch",) if self.backend else ())
         limits = [limit for limit in (self.agent_timeout_s, self.timeout_s) if limit is not None]
-        return NodeSpawner(
+        return RemoteSpawner(
             self.hosts,
             nproc=self.nproc_per_node,
             preload=preload,

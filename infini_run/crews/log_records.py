@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from infini_run.channel import Sender
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.payload import dump, load
 from infini_run.crews.protocol import Log, encode
 from infini_run.errors import ChannelError
@@ -25,7 +25,7 @@ class _Up(logging.Handler):
         self._sender = sender
 
     def emit(self, record: logging.LogRecord) -> None:
-        text, error = attempt(self.format, record)
+        text, error = capture_exception(self.format, record)
         if error is not None:  # as every handler of logging's: its arguments do not fit its words
             text = f"{record.msg!r}, with arguments that do not fit: {type(error).__name__}: {error}"
         fields = dict(vars(record), msg=text, message="", args=None, exc_info=None, exc_text=None)
@@ -46,7 +46,7 @@ def send_records(sender: Sender, level: int) -> None:
 def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None = None) -> None:
     """In the supervisor: the record, with `rank` and `host`, to the handlers of the logger of its name, or to those
     of `logger`."""
-    _, error = attempt(_hand_over, body, rank, host, logger)
+    _, error = capture_exception(_hand_over, body, rank, host, logger)
     if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
         from infini_run.api import say  # not in a worker, which has no use for it
 

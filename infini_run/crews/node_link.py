@@ -12,9 +12,9 @@ from collections import deque
 from threading import Condition
 
 from infini_run.api import has_own_stderr, say
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.stream_multiplexer import Lanes
+from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.multinode.head import Head
 from infini_run.multinode.record_codec import decode_record
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
-    class Life(Protocol):
+    class RemoteWorker(Protocol):
         """A worker, as the bridge knows it. What is told comes from the bridge's thread."""
 
         number: int
-        node: Outpost
+        node: RemoteNode
 
         def tell(self, kind: str, value: object) -> None:
             """pid, exit (an Exit), pinged, lost (an error), ended."""
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
 _HELD = 1 << 20  # bytes that a node has not taken: then its lanes wait
 
 
-class Outpost:
+class RemoteNode:
     """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
 
-    def __init__(self, bridge: Bridge, peer: RemoteAgent, poller: Poller) -> None:
+    def __init__(self, bridge: NodeLink, peer: RemoteAgent, poller: Poller) -> None:
         self.peer = peer
         self.index = peer.index
         self.nproc = 0
         self.port = 0
         self.notices: tuple[str, ...] = ()
-        self.lives: dict[int, Life] = {}
+        self.lives: dict[int, RemoteWorker] = {}
         self.answers: dict[int, object] = {}  # to what was asked of it: None, or an error
         self.problem: InfiniRunError | None = None  # it is of no use any more
         self.has_been_told = False
         self._bridge = bridge
-        self.lanes = Lanes(poller, lambda data: bridge.head.send_down(peer, data), self._take)
+        self.lanes = Multiplexer(poller, lambda data: bridge.head.send_down(peer, data), self._take)
 
     @property
     def name(self) -> str:
@@ -91,7 +91,7 @@ class Outpost:
             else:  # who hears of its end has had what it said before
                 lane.when_written(told)
 
-    def _tell(self, life: Life, kind: str, value: Any) -> None:
+    def _tell(self, life: RemoteWorker, kind: str, value: Any) -> None:
         if kind == "exit":
             value = _ours(decode_record(Exit, value), self.clock_s, self.name)
         if kind == "ended":
@@ -108,7 +108,7 @@ class Outpost:
             life.tell("lost", self.problem)
 
 
-class Bridge:
+class NodeLink:
     """options, roster: as for a Head. cwd: where the outposts start. setup: what each is told first."""
 
     def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
@@ -123,7 +123,7 @@ class Bridge:
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_forgotten = False
         self._failure: BaseException | None = None
-        self.outposts = [Outpost(self, peer, self._poller) for peer in self.head.peers]
+        self.outposts = [RemoteNode(self, peer, self._poller) for peer in self.head.peers]
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
@@ -170,15 +170,15 @@ class Bridge:
         """It has ended, and with it everything on every node."""
         return self._is_over
 
-    def spread(self, number: int, lives: Sequence[Life], frame: Sequence[Buffer]) -> None:
+    def spread(self, number: int, lives: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
         """A gift for each node, from which each of these gets the frame after what it was sent before. Waits until
         all of it is on its way."""
         waiting = {life.number for life in lives}
-        by_node: dict[int, list[Life]] = {}
+        by_node: dict[int, list[RemoteWorker]] = {}
         for life in lives:
             by_node.setdefault(life.node.index, []).append(life)
 
-        def give(outpost: Outpost, some: list[Life]) -> None:
+        def give(outpost: RemoteNode, some: list[RemoteWorker]) -> None:
             def use() -> None:
                 for life in some:
                     lane = outpost.lanes.find(life.number)
@@ -191,7 +191,7 @@ class Bridge:
 
             outpost.lanes.give(number, frame, use)
 
-        def end(outpost: Outpost) -> None:
+        def end(outpost: RemoteNode) -> None:
             outpost.say({"given": number})
             self.changed()
 
@@ -239,7 +239,8 @@ class Bridge:
 
     def _run(self) -> None:
         try:
-            _, self._failure = attempt(self._loop)  # a mistake of ours, or no memory: nobody is to wait for ever
+            # a mistake of ours, or no memory: nobody is to wait for ever
+            _, self._failure = capture_exception(self._loop)
         finally:
             self._free()
 
@@ -271,7 +272,7 @@ class Bridge:
                 self.head.stop()
                 self.changed()
 
-    def _why(self, outpost: Outpost) -> InfiniRunError | None:
+    def _why(self, outpost: RemoteNode) -> InfiniRunError | None:
         """Why there is nothing more to be had of it."""
         peer, error = outpost.peer, self.head.error
         if isinstance(error, NodeLost) and error.node == peer.index:

@@ -11,7 +11,7 @@ import _pickle
 from importlib import import_module
 
 from infini_run.channel.endpoint import LIMIT
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.protocol import Body
 from infini_run.errors import MessageTooLong, UsageError
 
@@ -36,7 +36,7 @@ def dump(what: object, name: str, *, in_worker: bool = False) -> Body:
         return False
 
     if in_worker or type(what) in _PLAIN:
-        data, _ = attempt(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
+        data, _ = capture_exception(lambda: _pickle.dumps(what, _PROTOCOL, buffer_callback=keep))
         if data is not None:
             return _fitting(data, *buffers)
         buffers.clear()  # cloudpickle can, or says better why not

@@ -19,7 +19,7 @@ _TORCH = {"torch", "torchvision", "torchaudio", "lightning", "pytorch_lightning"
 _DEPTH = 6  # functions that a function refers to
 
 
-def slow_modules(function: Any) -> tuple[str, ...]:
+def modules_to_preload(function: Any) -> tuple[str, ...]:
     """("torch",) where the function imports it, or refers to what needs it: in its own code, its module, what it
     closes over, and the functions that it calls; and it is installed."""
     if _TORCH.isdisjoint(_packages(function, set(), _DEPTH)):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Show:
+class ProgressDisplay:
     """Shows nothing."""
 
     def progress(self, rank: int, done: float, of: float) -> None:
@@ -25,7 +25,7 @@ class Show:
         """Safe twice."""
 
 
-class Bar(Show):
+class Bar(ProgressDisplay):
     """One bar: the mean of all ranks. progress: of rich.progress or tqdm, behind one face."""
 
     def __init__(self, bar: Any, world_size: int) -> None:
@@ -82,16 +82,16 @@ class _Rich:
         self._progress.stop()
 
 
-def open_show(progress: object, name: str, world_size: int) -> Show:
+def open_show(progress: object, name: str, world_size: int) -> ProgressDisplay:
     """progress: False, True (rich in a terminal, tqdm in a notebook, else nothing), "rich" or "tqdm". Raises
     UsageError: it is none of these, or the extra is not installed."""
     if progress not in (None, False, True, "rich", "tqdm"):
         raise UsageError(f"progress={progress!r}: True, False, 'rich' or 'tqdm'")
     if not progress:
-        return Show()
+        return ProgressDisplay()
     kind = progress if isinstance(progress, str) else "tqdm" if "ipykernel" in sys.modules else "rich"
     if progress is True and kind == "rich" and not sys.stderr.isatty():
-        return Show()
+        return ProgressDisplay()
     try:
         return Bar(_Rich(name) if kind == "rich" else _Tqdm(name), world_size)
     except ImportError as error:

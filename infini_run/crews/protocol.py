@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
 
     Message: TypeAlias = (
-        "Hello | Task | Cancel | Shutdown | Ready | Taken | Emit | Done | Failed | Cancelled | Log | Status"
+        "Hello | Task | Cancel | Shutdown | Ready | TaskStarted | Emit | Done | Failed | Cancelled | Log | Status"
         " | Progress | Extend | Ping"
     )
 
@@ -94,7 +94,7 @@ class Ready:
 
 
 @record
-class Taken:
+class TaskStarted:
     """It begins with this task."""
 
     task: int
@@ -178,7 +178,7 @@ _KINDS: dict[str, type] = {
     "cancel": Cancel,
     "shutdown": Shutdown,
     "ready": Ready,
-    "taken": Taken,
+    "taken": TaskStarted,
     "emit": Emit,
     "done": Done,
     "failed": Failed,

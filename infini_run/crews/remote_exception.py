@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.crews.capture import attempt
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.payload import dump, load
 from infini_run.crews.protocol import Body, Failed
 from infini_run.errors import RemoteError
@@ -16,11 +16,11 @@ from infini_run.errors import RemoteError
 TYPE_CHECKING = False
 
 
-def describe(error: BaseException, task: int) -> Failed:
+def from_exception(error: BaseException, task: int) -> Failed:
     """In the worker. Whatever its exception class does wrong, there is always something to send."""
     time_s = time.time()
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    text, unsayable = attempt(str, error)
+    text, unsayable = capture_exception(str, error)
     if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
     return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
@@ -33,30 +33,30 @@ def _trace(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and "/infini_run/crews/" in trace.tb_frame.f_code.co_filename and trace.tb_next:
         trace = trace.tb_next
-    text, broken = attempt(lambda: "".join(TracebackException(type(error), error, trace).format()))
+    text, broken = capture_exception(lambda: "".join(TracebackException(type(error), error, trace).format()))
     return f"no traceback: {type(broken).__name__} while it was made\n" if text is None else text
 
 
 def _body(error: BaseException) -> Body:
     """Many classes cannot be made again from what pickle keeps of them: that is seen only here. Then the words are
     enough."""
-    body, _ = attempt(lambda: dump(error, "the exception", in_worker=True))
+    body, _ = capture_exception(lambda: dump(error, "the exception", in_worker=True))
     if body is None:
         return Body()
-    made, _ = attempt(load, body)
+    made, _ = capture_exception(load, body)
     return body if type(made) is type(error) else Body()
 
 
-def rebuild(failed: Failed, rank: int, host: str) -> BaseException:
+def to_exception(failed: Failed, rank: int, host: str) -> BaseException:
     """Beside the caller: what to raise."""
-    made, _ = attempt(load, failed.body) if failed.body else (None, None)
+    made, _ = capture_exception(load, failed.body) if failed.body else (None, None)
     if not isinstance(made, BaseException):  # its module is not here, say
-        return in_words(failed, rank, host)
-    attempt(_mark, made, failed, rank, host)
+        return to_remote_error(failed, rank, host)
+    capture_exception(_mark, made, failed, rank, host)
     return made
 
 
-def in_words(failed: Failed, rank: int, host: str) -> RemoteError:
+def to_remote_error(failed: Failed, rank: int, host: str) -> RemoteError:
     """The same, where nothing of the user's may be unpickled."""
     error = RemoteError(f"{failed.kind}: {failed.text}", kind=failed.kind, trace=failed.trace)
     _mark(error, failed, rank, host)

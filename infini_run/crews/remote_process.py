@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import Bridge, Outpost
+    from infini_run.crews.node_link import NodeLink, RemoteNode
     from infini_run.errors import InfiniRunError
 
 _END_S = 15.0  # that a node may take to end a worker by SIGKILL; the core gives up after 5
 
 
-class NodeRunner:
-    """A Runner of a NodeSpawner. number: what it is known by on both sides."""
+class RemoteWorkerProcess:
+    """A Runner of a RemoteSpawner. number: what it is known by on both sides."""
 
-    def __init__(self, bridge: Bridge, node: Outpost, number: int, rank: int, local_rank: int) -> None:
+    def __init__(self, bridge: NodeLink, node: RemoteNode, number: int, rank: int, local_rank: int) -> None:
         self._bridge = bridge
         self.node = node
         self.number = number

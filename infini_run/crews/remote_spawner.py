@@ -16,10 +16,10 @@ from weakref import WeakSet
 
 from infini_run.channel.encoder import bytes_frame
 from infini_run.core.group import forking
-from infini_run.crews.node_link import Bridge
-from infini_run.crews.remote_process import NodeRunner
+from infini_run.crews.node_link import NodeLink
+from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.crews.stream_multiplexer import LARGEST
-from infini_run.crews.targets import plain_flag, reaches, read_counts, read_reach
+from infini_run.crews.targets import plain_flag, reaches, read_counts, resolve_hosts_and_engine
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.multinode.rendezvous import rendezvous_address
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.node_link import Outpost
-    from infini_run.crews.spawner import Runner
+    from infini_run.crews.node_link import RemoteNode
+    from infini_run.crews.spawner import WorkerProcess
 
 
-class NodeSpawner:
+class RemoteSpawner:
     """Workers on several hosts. `open` reaches them, and holds them until `close`.
 
     hosts: names, as --hosts has them. nproc: workers on each: a number, auto, gpu, cpu, or one number for each host;
@@ -60,7 +60,7 @@ class NodeSpawner:
         self._flags = {name: value for name, value in given.items() if not reaches(name)}
         if hosts:
             reach["hosts"] = ",".join(hosts)
-        self._options, self._roster = read_reach(reach, self._flags, nproc)
+        self._options, self._roster = resolve_hosts_and_engine(reach, self._flags, nproc)
         self._nprocs = read_counts(nproc, self._roster)
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._setup = {
@@ -74,7 +74,7 @@ class NodeSpawner:
             "flags": self._flags,
         }
         self._lock = RLock()
-        self._bridge: Bridge | None = None
+        self._bridge: NodeLink | None = None
         self._numbers = 0  # given to lives, gifts and questions
         self._meeting = ("", 0)
         self._is_closed = False
@@ -89,7 +89,7 @@ class NodeSpawner:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._bridge is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._bridge = Bridge(self._options, self._roster, self._cwd, self._setup)
+                    self._bridge = NodeLink(self._options, self._roster, self._cwd, self._setup)
                     _live.add(self)
                 self._bridge.start()
             bridge = self._bridge
@@ -123,7 +123,7 @@ class NodeSpawner:
 
     # ---- workers
 
-    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[NodeRunner]:
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[RemoteWorkerProcess]:
         """As Spawner.start; raises what `open` does, too."""
         with self._lock:
             self.open()
@@ -132,8 +132,8 @@ class NodeSpawner:
             firsts = [0, *accumulate(counts)][:-1]
             if len(ranks) == sum(counts) or not self._meeting[1]:
                 self._meeting = self._meet(self._bridge)
-            runners: list[NodeRunner] = []
-            answers: list[tuple[Outpost, int]] = []
+            runners: list[RemoteWorkerProcess] = []
+            answers: list[tuple[RemoteNode, int]] = []
             try:
                 for outpost, first, count in zip(self._bridge.outposts, firsts, counts, strict=True):
                     mine = [rank for rank in ranks if first <= rank < first + count]
@@ -149,7 +149,7 @@ class NodeSpawner:
         by_rank = {runner.rank: runner for runner in runners}
         return [by_rank[rank] for rank in ranks]
 
-    def _meet(self, bridge: Bridge) -> tuple[str, int]:
+    def _meet(self, bridge: NodeLink) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given."""
         address, port = rendezvous_address(self._options, bridge.head.peers)
         return address, port if self._options.rdzv_explicit else bridge.outposts[0].port
@@ -158,12 +158,12 @@ class NodeSpawner:
         self._numbers += 1
         return self._numbers
 
-    def _runner(self, outpost: Outpost, rank: int, local_rank: int) -> NodeRunner:
+    def _runner(self, outpost: RemoteNode, rank: int, local_rank: int) -> RemoteWorkerProcess:
         assert self._bridge is not None
-        return NodeRunner(self._bridge, outpost, self._number(), rank, local_rank)
+        return RemoteWorkerProcess(self._bridge, outpost, self._number(), rank, local_rank)
 
     def _ask_start(
-        self, outpost: Outpost, runners: Sequence[NodeRunner], first: int, restarts: int, apart: bool
+        self, outpost: RemoteNode, runners: Sequence[RemoteWorkerProcess], first: int, restarts: int, apart: bool
     ) -> int:
         assert self._bridge is not None
         question = self._number()
@@ -183,7 +183,7 @@ class NodeSpawner:
         self._bridge.call(partial(outpost.say, {"start": asked}))
         return question
 
-    def _await(self, answers: Sequence[tuple[Outpost, int]]) -> None:
+    def _await(self, answers: Sequence[tuple[RemoteNode, int]]) -> None:
         """Raises what any of them says."""
         bridge = self._bridge
         assert bridge is not None
@@ -193,9 +193,9 @@ class NodeSpawner:
             if isinstance(error, InfiniRunError):
                 raise error
 
-    def spread(self, runners: Sequence[Runner], frame: list[Buffer]) -> None:
+    def spread(self, runners: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
         """As Spawner.spread: once to each node."""
-        lives = [runner for runner in runners if isinstance(runner, NodeRunner)]
+        lives = [runner for runner in runners if isinstance(runner, RemoteWorkerProcess)]
         if self._bridge is not None and lives:
             self._bridge.spread(self._number(), lives, bytes_frame(frame, LARGEST).pieces)
 
@@ -218,7 +218,7 @@ class NodeSpawner:
             bridge.forget()
 
 
-_live: WeakSet[NodeSpawner] = WeakSet()
+_live: WeakSet[RemoteSpawner] = WeakSet()
 
 
 def _forget_all() -> None:

@@ -70,7 +70,7 @@ class Budget:
         return min(restart.delay_s * 2.0 ** min(len(self._spent) - 1, _DOUBLINGS), restart.max_delay_s)
 
 
-def affected(strategy: str, rank: int, world_size: int) -> range:
+def ranks_to_restart(strategy: str, rank: int, world_size: int) -> range:
     """The ranks that are started again when this one has failed."""
     if strategy == "one_for_all":
         return range(world_size)

@@ -14,7 +14,7 @@ import sys
 import time
 
 from infini_run.crews.spawner import ExecSpawner
-from infini_run.crews.stream_multiplexer import Lanes
+from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
@@ -40,10 +40,10 @@ def main() -> None:
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    Outpost(stream).run()
+    SpawnServer(stream).run()
 
 
-class Life:
+class HostedWorker:
     """A worker here: its runner, whose channel is a lane."""
 
     def __init__(self, number: int, runner: ExecRunner) -> None:
@@ -54,7 +54,7 @@ class Life:
         self.pinged_s = 0.0
 
 
-class Outpost:
+class SpawnServer:
     """stream: to the agent, and by it to the bridge."""
 
     def __init__(self, stream: socket.socket) -> None:
@@ -62,8 +62,8 @@ class Outpost:
         self._stream = stream
         self._out = bytearray()
         self._poller = Poller()
-        self._lanes = Lanes(self._poller, self._send, self._take, takes_gifts=True)
-        self._lives: dict[int, Life] = {}
+        self._lanes = Multiplexer(self._poller, self._send, self._take, takes_gifts=True)
+        self._lives: dict[int, HostedWorker] = {}
         self._watched: set[int] = set()
         self._spawner: ExecSpawner | None = None
         self._signals: SignalPipe | None = None
@@ -202,7 +202,7 @@ class Outpost:
         sock = socket.socket(fileno=os.dup(runner.tasks.fileno()))
         runner.tasks.forget()
         runner.events.forget()
-        self._lives[number] = Life(number, runner)
+        self._lives[number] = HostedWorker(number, runner)
         self._lanes.add(number, sock)
 
     # ---- what happens here
@@ -223,7 +223,7 @@ class Outpost:
                 life.has_end = True
                 self._when_read(life, "ended", None)
 
-    def _when_read(self, life: Life, kind: str, value: object) -> None:
+    def _when_read(self, life: HostedWorker, kind: str, value: object) -> None:
         """Tell of its end after what it has said before."""
         lane = self._lanes.find(life.number)
         assert lane is not None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, RankRange
     from infini_run.report.report import Exit, Report
 
-    class Runner(Protocol):
+    class WorkerProcess(Protocol):
         """One life of one worker. Runners that were started together may be of one group: then `fds`, `poll`, `stop`
         and `kill` are the whole group's, and `ended` is too."""
 
@@ -116,11 +116,11 @@ if TYPE_CHECKING:
         def world_size(self) -> int:
             """How many ranks there are."""
 
-        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[Runner]:
+        def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> Sequence[WorkerProcess]:
             """Start these, in order, as one group; apart: each as a group of its own. restarts: how often that was
             done before. Raises UsageError, ProgramError, StartError: then none is left."""
 
-        def spread(self, runners: Sequence[Runner], frame: list[Buffer]) -> None:
+        def spread(self, runners: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
             """Send the same message to all of them, over what lies between once; those that are gone get nothing.
             Returns when it cannot be overtaken by what is sent after it."""
 
@@ -213,8 +213,8 @@ class ExecSpawner:
         self._port = free_port()
         self._ports.append(self._port)
 
-    def _gang(self, plan: Plan) -> Gang:
-        return Gang(plan, self.options, self._environ, self._cwd)
+    def _gang(self, plan: Plan) -> WorkerGroup:
+        return WorkerGroup(plan, self.options, self._environ, self._cwd)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
         launch_id = new_launch_id()
@@ -235,7 +235,7 @@ class ExecSpawner:
         workers = {worker.rank: worker for worker in plan.workers}
         return replace(plan, env=env, workers=tuple(workers[rank] for rank in ranks))
 
-    def spread(self, runners: Sequence[Runner], frame: list[Buffer]) -> None:
+    def spread(self, runners: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
         """As Spawner.spread: nothing lies between."""
         for runner in runners:
             try:
@@ -255,7 +255,7 @@ class ExecSpawner:
         """Nothing of its own is open."""
 
 
-class Gang:
+class WorkerGroup:
     """What was started together: one NodeLaunch, and a channel for each of its workers."""
 
     def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
@@ -327,7 +327,7 @@ class Gang:
 class ExecRunner:
     """A Runner of an ExecSpawner."""
 
-    def __init__(self, gang: Gang, rank: int, local_rank: int, host: str, fd: int) -> None:
+    def __init__(self, gang: WorkerGroup, rank: int, local_rank: int, host: str, fd: int) -> None:
         self._gang = gang
         self.rank = rank
         self.local_rank = local_rank

@@ -34,10 +34,10 @@ _COUNT = Struct(">I")
 _DATA, _END, _CUT, _CREDIT, _USE, _WORD = b"d", b"e", b"x", b"c", b"u", b"w"
 
 
-class Lane:
+class MuxStream:
     """One channel: our socket's bytes to the other end's, and the other way."""
 
-    def __init__(self, lanes: Lanes, number: int, sock: socket.socket) -> None:
+    def __init__(self, lanes: Multiplexer, number: int, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.number = number
         self._lanes = lanes
@@ -206,7 +206,7 @@ class Lane:
         self._sock.close()
 
 
-class Lanes:
+class Multiplexer:
     """All lanes of one stream. send: gets bytes for the other end. take: gets its words. takes_gifts: the other end
     may give some, and is trusted not to give more than there is memory for."""
 
@@ -223,16 +223,16 @@ class Lanes:
         self.has_room = True
         self._send = send
         self._take = take
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, MuxStream] = {}
         self._buffer = bytearray()
         self._giving: deque[memoryview | Callable[[], None]] = deque()
         self._given = 0  # bytes of gifts that the other end has not taken yet
         self._gifts: dict[int, bytearray] = {}
         self._coming: list[tuple[int, int]] = []  # the gift that comes now, and its size
 
-    def add(self, number: int, sock: socket.socket) -> Lane:
+    def add(self, number: int, sock: socket.socket) -> MuxStream:
         """A lane, whose number both ends know. The socket is ours from now on."""
-        self._lanes[number] = lane = Lane(self, number, sock)
+        self._lanes[number] = lane = MuxStream(self, number, sock)
         return lane
 
     def drop(self, number: int) -> None:
@@ -241,7 +241,7 @@ class Lanes:
         if lane is not None:
             lane.close()
 
-    def find(self, number: int) -> Lane | None:
+    def find(self, number: int) -> MuxStream | None:
         return self._lanes.get(number)
 
     def close(self) -> None:

@@ -24,12 +24,12 @@ from infini_run.crews.protocol import (
     Ready,
     Shutdown,
     Status,
-    Taken,
     Task,
+    TaskStarted,
     decode,
     encode,
 )
-from infini_run.crews.remote_exception import in_words
+from infini_run.crews.remote_exception import to_remote_error
 from infini_run.errors import ChannelEnd, ChannelError, printable
 from infini_run.record import record
 from infini_run.report.failures import WorkerDied
@@ -41,34 +41,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, Protocol
 
-    from infini_run.crews.event_queue import News
+    from infini_run.crews.event_queue import EventQueue
     from infini_run.crews.future import Ask
     from infini_run.crews.protocol import Body, Hello, Message
-    from infini_run.crews.spawner import Runner
+    from infini_run.crews.spawner import WorkerProcess
     from infini_run.system.poller import Poller
 
     class Owner(Protocol):
         """The supervisor, as far as one of its workers needs it."""
 
         limits: Limits
-        news: News
+        news: EventQueue
         poller: Poller
 
-        def tell(self, kind: str, member: Member, **more: Any) -> None: ...
+        def tell(self, kind: str, member: SupervisedWorker, **more: Any) -> None: ...
 
-        def tell_result(self, member: Member, message: Done | Failed | Cancelled) -> None: ...
+        def tell_result(self, member: SupervisedWorker, message: Done | Failed | Cancelled) -> None: ...
 
-        def tell_cancelled(self, job: Job, member: Member) -> None: ...
+        def tell_cancelled(self, job: PendingTask, member: SupervisedWorker) -> None: ...
 
-        def serve(self, member: Member) -> None: ...
+        def serve(self, member: SupervisedWorker) -> None: ...
 
-        def take_back(self, jobs: Sequence[Job]) -> None: ...
+        def take_back(self, jobs: Sequence[PendingTask]) -> None: ...
 
-        def fail(self, job: Job, member: Member | None, error: BaseException) -> None: ...
+        def fail(self, job: PendingTask, member: SupervisedWorker | None, error: BaseException) -> None: ...
 
-        def log(self, member: Member, body: Body) -> None: ...
+        def log(self, member: SupervisedWorker, body: Body) -> None: ...
 
-        def decide(self, member: Member) -> None: ...
+        def decide(self, member: SupervisedWorker) -> None: ...
 
         def drain_left_s(self) -> float: ...
 
@@ -92,7 +92,7 @@ class Limits:
     drain_s: float
 
 
-class Job:
+class PendingTask:
     """A task on its way. shared: any worker may do it. taken: it was begun."""
 
     __slots__ = ("ask", "body", "shared", "taken", "task")
@@ -105,16 +105,16 @@ class Job:
         self.taken = False
 
 
-class Member:
+class SupervisedWorker:
     """rank: which one. state: one of states.STATES. held: what it is to do, and has not been handed. cause: why it
     failed last. stopped_for: why it was stopped, where that was not its own fault."""
 
     def __init__(self, rank: int, supervisor: Owner) -> None:
         self.rank = rank
         self.state = "stopped"
-        self.runner: Runner | None = None
-        self.held: deque[Job] = deque()
-        self.handed: dict[int, Job] = {}
+        self.runner: WorkerProcess | None = None
+        self.held: deque[PendingTask] = deque()
+        self.handed: dict[int, PendingTask] = {}
         self.starts = 0
         self.status = ""
         self.progress = (0.0, 0.0)
@@ -145,7 +145,7 @@ class Member:
 
     # ---- what happens
 
-    def begin(self, runner: Runner) -> None:
+    def begin(self, runner: WorkerProcess) -> None:
         """A new life."""
         self.runner = runner
         self.starts += 1
@@ -244,7 +244,7 @@ class Member:
         """The first message."""
         self._post(hello)
 
-    def hand(self, job: Job) -> None:
+    def hand(self, job: PendingTask) -> None:
         """Send it something to do."""
         if not self.handed:
             self._sign_s = time.monotonic()
@@ -355,7 +355,7 @@ class Member:
 
     def _take(self, message: Message) -> None:
         self._sign_s = time.monotonic()
-        if isinstance(message, Taken):
+        if isinstance(message, TaskStarted):
             if message.task in self.handed:
                 self.handed[message.task].taken = True
         elif isinstance(message, Emit):
@@ -468,7 +468,7 @@ class Member:
         lines += [f"  | {printable(line)}" for line in exit_.last_lines[-_WORDS:]]
         cause = WorkerDied("\n".join(lines), exit_)
         if self._could_not is not None:
-            cause.__cause__ = in_words(self._could_not, self.rank, exit_.host)
+            cause.__cause__ = to_remote_error(self._could_not, self.rank, exit_.host)
         elif self.runner is not None and self.runner.problem is not None:
             cause.__cause__ = self.runner.problem
         return cause

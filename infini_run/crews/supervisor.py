@@ -14,12 +14,12 @@ from _thread import RLock
 from collections import deque
 from threading import current_thread
 
-from infini_run.crews.capture import attempt
-from infini_run.crews.event_queue import CrewEvent, News
+from infini_run.crews.capture import capture_exception
+from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.protocol import Done, Failed
-from infini_run.crews.restart_policy import Budget, affected
-from infini_run.crews.supervised_worker import Limits, Member
+from infini_run.crews.restart_policy import Budget, ranks_to_restart
+from infini_run.crews.supervised_worker import Limits, SupervisedWorker
 from infini_run.errors import InfiniRunError
 from infini_run.record import replace
 from infini_run.report.failures import CrewFailed, WorkerDied
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import Body, Cancelled, Hello
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
-    from infini_run.crews.supervised_worker import Job
+    from infini_run.crews.supervised_worker import PendingTask
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _AHEAD = 8  # tasks that a worker has at most, so that it need not wait for the next one
@@ -42,7 +42,7 @@ _LATE_S = 1.0  # a wait that took so much longer than asked for: we were stopped
 _CAUSES = 100  # kept, the last of them
 
 
-class Revival:
+class PendingRestart:
     """Ranks that are to be started again together, when all of them are gone and it is time."""
 
     def __init__(self, ranks: set[int], due_s: float) -> None:
@@ -67,16 +67,16 @@ class Supervisor:
         self._restart = restart
         self._budget = Budget(restart)
         self.limits = limits
-        self.members = [Member(rank, self) for rank in range(spawner.world_size)]
-        self.news = News(max_events, self.wake)
+        self.members = [SupervisedWorker(rank, self) for rank in range(spawner.world_size)]
+        self.news = EventQueue(max_events, self.wake)
         self.poller = Poller()
         self.phase = "RUNNING"
         self.failure: CrewFailed | None = None
         self.problems: list[str] = []
         self._causes: list[BaseException] = []
-        self._shared: deque[Job] = deque()
+        self._shared: deque[PendingTask] = deque()
         self._calls: deque[Callable[[], None]] = deque()
-        self._revivals: list[Revival] = []
+        self._revivals: list[PendingRestart] = []
         self._drain_end_s = float("inf")
         self._steps: list[tuple[str, Callable[[], None]]] = []
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            _, error = attempt(self._loop)
+            _, error = capture_exception(self._loop)
             if error is not None:  # a mistake of ours, or no memory: nobody is to wait for ever
                 self._fail([error])
         finally:
@@ -185,7 +185,7 @@ class Supervisor:
 
     # ---- tasks
 
-    def submit(self, job: Job, rank: int | None) -> None:
+    def submit(self, job: PendingTask, rank: int | None) -> None:
         """A task for one worker, or for whichever comes to it first."""
         if self.failure is not None or self.phase != "RUNNING":
             self._refuse(job)
@@ -203,7 +203,7 @@ class Supervisor:
                 return
             self.serve(member)
 
-    def serve(self, member: Member) -> None:
+    def serve(self, member: SupervisedWorker) -> None:
         """Hand a worker what it may have now."""
         while member.state in ("ready", "busy"):
             if member.held and len(member.handed) < _OWN_AHEAD:
@@ -217,7 +217,7 @@ class Supervisor:
         """The more there is to do, the more a worker gets ahead: at the end none waits behind a long one."""
         return min(_AHEAD, max(1, len(self._shared) // (2 * len(self.members))))
 
-    def take_back(self, jobs: Sequence[Job]) -> None:
+    def take_back(self, jobs: Sequence[PendingTask]) -> None:
         """What a worker was handed and has not begun."""
         self._shared.extendleft(reversed(jobs))
         if jobs and self.phase in ("RUNNING", "DRAINING"):
@@ -233,21 +233,21 @@ class Supervisor:
                 return
         any(member.cancel(task) for member in self.members)
 
-    def fail(self, job: Job, member: Member | None, error: BaseException) -> None:
+    def fail(self, job: PendingTask, member: SupervisedWorker | None, error: BaseException) -> None:
         """It will not be done."""
         if job.ask is not None:
             job.ask.settle(error)
         elif member is not None and isinstance(error, WorkerDied):
             self.tell("failed", member, task=job.task, problem=error)
 
-    def tell_cancelled(self, job: Job, member: Member) -> None:
+    def tell_cancelled(self, job: PendingTask, member: SupervisedWorker) -> None:
         """Nobody gets a result of it."""
         if job.ask is not None:
             job.ask.cancel()
         else:
             self.tell("cancelled", member, task=job.task)
 
-    def _refuse(self, job: Job) -> None:
+    def _refuse(self, job: PendingTask) -> None:
         self.fail(job, None, self.over_error())
 
     @property
@@ -265,7 +265,7 @@ class Supervisor:
 
     # ---- what is told
 
-    def tell(self, kind: str, member: Member, **more: Any) -> None:
+    def tell(self, kind: str, member: SupervisedWorker, **more: Any) -> None:
         """An event."""
         host = member.runner.host if member.runner is not None else ""
         event = CrewEvent(
@@ -273,7 +273,7 @@ class Supervisor:
         )
         self.news.add(event)
 
-    def tell_result(self, member: Member, message: Done | Failed | Cancelled) -> None:
+    def tell_result(self, member: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
         """Of something that was sent, and not asked."""
         kind = type(message).__name__.lower()
         if isinstance(message, Done):
@@ -281,7 +281,7 @@ class Supervisor:
         else:
             self.tell(kind, member, task=message.task, problem=message if isinstance(message, Failed) else None)
 
-    def log(self, member: Member, body: Body) -> None:
+    def log(self, member: SupervisedWorker, body: Body) -> None:
         """A logging record."""
         from infini_run.crews.log_records import take_record
 
@@ -294,13 +294,13 @@ class Supervisor:
 
     def try_step(self, name: str, step: Callable[[], None]) -> None:
         """One step of cleaning up: that it fails is noted, and keeps nobody from the next."""
-        _, error = attempt(step)
+        _, error = capture_exception(step)
         if error is not None:
             self.note_problem(f"{name}: {type(error).__name__}: {error}")
 
     # ---- failures
 
-    def decide(self, member: Member) -> None:
+    def decide(self, member: SupervisedWorker) -> None:
         """A worker has failed: who is started again, and when; or that this was once too often."""
         assert member.cause is not None
         self._causes = [*self._causes, member.cause][-_CAUSES:]
@@ -312,13 +312,13 @@ class Supervisor:
         if delay_s is None:
             self._fail(self._causes)
             return
-        ranks = set(affected(self._restart.strategy, member.rank, len(self.members)))
+        ranks = set(ranks_to_restart(self._restart.strategy, member.rank, len(self.members)))
         for rank in ranks - {member.rank}:
             self._halt(self.members[rank], f"rank {member.rank} failed, and they are started again together")
         self._plan_revival(ranks, now_s + delay_s)
         self.tell("restarting", member, delay_s=delay_s)
 
-    def _halt(self, member: Member, why: str) -> None:
+    def _halt(self, member: SupervisedWorker, why: str) -> None:
         if member.is_live or member.state == "stopping":
             member.stopped_for = member.stopped_for or why
             member.happen("stop")
@@ -328,9 +328,9 @@ class Supervisor:
         for other in [revival for revival in self._revivals if revival.ranks & ranks]:
             ranks, due_s = ranks | other.ranks, max(due_s, other.due_s)
             self._revivals.remove(other)
-        self._revivals.append(Revival(ranks, due_s))
+        self._revivals.append(PendingRestart(ranks, due_s))
 
-    def _can_start(self, revival: Revival) -> bool:
+    def _can_start(self, revival: PendingRestart) -> bool:
         return all(self.members[rank].is_settled for rank in revival.ranks)
 
     def _revive(self) -> None:

@@ -68,7 +68,9 @@ def read_nproc(
     return counts if hosts else counts[0]
 
 
-def read_reach(reach: Mapping[str, object], flags: Mapping[str, object], nproc: object) -> tuple[Options, NodeList]:
+def resolve_hosts_and_engine(
+    reach: Mapping[str, object], flags: Mapping[str, object], nproc: object
+) -> tuple[Options, NodeList]:
     """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
     read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})

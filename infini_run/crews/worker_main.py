@@ -14,12 +14,12 @@ import os
 import sys
 
 from infini_run.channel import connect
-from infini_run.crews.capture import attempt
-from infini_run.crews.context import Cancelled, Context, Inbox, set_current
+from infini_run.crews.capture import capture_exception
+from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
 from infini_run.crews.payload import dump, load_task
-from infini_run.crews.protocol import NO_TASK, Done, Hello, Taken, decode, encode
+from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, encode
 from infini_run.crews.protocol import Cancelled as Gone
-from infini_run.crews.remote_exception import describe
+from infini_run.crews.remote_exception import from_exception
 from infini_run.errors import ChannelBroken
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ class Worker:
 
     def __init__(self, sender: Sender, receiver: Receiver) -> None:
         self._sender = sender
-        self._inbox = Inbox(receiver)
+        self._inbox = TaskInbox(receiver)
         hello = decode(receiver.recv_bytes())
         assert isinstance(hello, Hello)
         sys.path[:] = hello.path or sys.path
@@ -101,12 +101,12 @@ class Worker:
             from infini_run.crews.log_records import send_records
 
             send_records(self._sender, self._hello.log_level)
-        part, error = attempt(_start, self._hello, self.context)
+        part, error = capture_exception(_start, self._hello, self.context)
         if part is None:
             return self._give_up(error)
         self.context.ready()
         self._work(part)
-        _, error = attempt(part.stop, self.context)
+        _, error = capture_exception(part.stop, self.context)
         if error is not None:
             return self._give_up(error)
         self._sender.close()
@@ -114,10 +114,10 @@ class Worker:
 
     def _give_up(self, error: BaseException | None) -> int:
         assert error is not None
-        self._send(describe(error, NO_TASK))
+        self._send(from_exception(error, NO_TASK))
         return _BAD
 
-    def _work(self, part: Part) -> None:
+    def _work(self, part: TaskHandler) -> None:
         inbox = self._inbox
         while True:
             inbox.look(0.0 if inbox.tasks else None)
@@ -126,25 +126,25 @@ class Worker:
             elif inbox.has_ended:
                 return
 
-    def _do(self, part: Part, task: Task) -> None:
+    def _do(self, part: TaskHandler, task: Task) -> None:
         """One task, from Taken to its end."""
         self._inbox.current = task.task
         if task.task in self._inbox.cancelled:
             self._send(Gone(task=task.task))
         else:
-            self._send(Taken(task=task.task))
-            body, error = attempt(self._result, part, task)
+            self._send(TaskStarted(task=task.task))
+            body, error = capture_exception(self._result, part, task)
             if body is not None:
                 self._send(Done(task=task.task, body=body))
             elif isinstance(error, Cancelled):
                 self._send(Gone(task=task.task))
             else:
                 assert error is not None
-                self._send(describe(error, task.task))
+                self._send(from_exception(error, task.task))
         self._inbox.current = NO_TASK
         self._inbox.cancelled.discard(task.task)
 
-    def _result(self, part: Part, task: Task) -> Body:
+    def _result(self, part: TaskHandler, task: Task) -> Body:
         done = part.task(self.context, load_task(task.body))
         return dump(done, f"the result of rank {self.context.rank}, of {type(done)!r},", in_worker=True)
 
@@ -152,7 +152,7 @@ class Worker:
         self._sender.send_bytes(encode(message))
 
 
-class Part:
+class TaskHandler:
     """What the worker is for, as three functions."""
 
     def __init__(self, task: Callable[..., Any], start: Callable[..., Any], stop: Callable[..., Any]) -> None:
@@ -161,20 +161,20 @@ class Part:
         self.stop = stop
 
 
-def _start(hello: Hello, context: Context) -> Part:
+def _start(hello: Hello, context: Context) -> TaskHandler:
     part = _part(hello)
     part.start(context)
     return part
 
 
-def _part(hello: Hello) -> Part:
+def _part(hello: Hello) -> TaskHandler:
     if not hello.target:
-        return Part(_call, _nothing, _nothing)
+        return TaskHandler(_call, _nothing, _nothing)
     target: Any = load_task(hello.target)
     if not isinstance(target, type):
-        return Part(target, _nothing, _nothing)
+        return TaskHandler(target, _nothing, _nothing)
     made = target()
-    return Part(made.task, getattr(made, "start", _nothing), getattr(made, "stop", _nothing))
+    return TaskHandler(made.task, getattr(made, "start", _nothing), getattr(made, "stop", _nothing))
 
 
 def _call(context: Context, call: Any) -> object:

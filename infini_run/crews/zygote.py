@@ -15,10 +15,10 @@ import socket
 import sys
 import weakref
 
-from infini_run.crews.capture import attempt
-from infini_run.crews.fork_launch import Birth, Forked, ForkRun
+from infini_run.crews.capture import capture_exception
+from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
 from infini_run.crews.payload import import_for_worker
-from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
+from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
 from infini_run.plan.model import MARK
@@ -46,7 +46,7 @@ def main() -> None:
     zygote = Zygote(control)
     try:
         zygote.run()
-    except Forked as forked:
+    except InForkedChild as forked:
         birth = forked.birth
     else:
         return
@@ -71,7 +71,7 @@ class Zygote:
 
     def run(self) -> None:
         """Until the launcher is gone. Raises Forked in a worker."""
-        hello: Any = receive_parcel(self._control)
+        hello: Any = receive_with_fds(self._control)
         if hello is None:
             return
         (preload, path, argv, stays), _ = hello
@@ -85,7 +85,7 @@ class Zygote:
         answer = _import(preload)
         if stays:
             _use_huge_pages()
-        send_parcel(self._control, answer)
+        send_with_fds(self._control, answer)
         self._poller.watch(self._control.fileno(), READ, self._take)
         while not self._has_ended:
             self._poller.poll(None)
@@ -93,15 +93,15 @@ class Zygote:
             run.close()
 
     def _take(self) -> None:
-        parcel: Any = receive_parcel(self._control)
+        parcel: Any = receive_with_fds(self._control)
         if parcel is None:
             self._has_ended = True
             return
         (plan, options, environ, cwd), fds = parcel
         wire, stdout, stderr, *channels = fds
         stdins = {worker.rank: fd for worker, fd in zip(plan.workers, channels, strict=True)}
-        fork_run = ForkRun(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=stdout, stderr=stderr)
-        run = _Run(self._poller, self._runs, Wire(socket.socket(fileno=wire)), fork_run)
+        fork_run = ForkLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=stdout, stderr=stderr)
+        run = _Run(self._poller, self._runs, MessageSocket(socket.socket(fileno=wire)), fork_run)
         run.start()
 
     def forget(self) -> None:
@@ -115,7 +115,7 @@ class Zygote:
 class _Run:
     """One launch: its workers, and the wire to whoever asked for it."""
 
-    def __init__(self, poller: Poller, runs: list[_Run], wire: Wire, run: ForkRun) -> None:
+    def __init__(self, poller: Poller, runs: list[_Run], wire: MessageSocket, run: ForkLaunch) -> None:
         self._poller = poller
         self._runs = runs
         self._wire = wire
@@ -197,7 +197,7 @@ def _import(names: Sequence[str]) -> str:
     os.environ[_BLAS] = "1"
     try:
         for name in names:
-            _, error = attempt(import_for_worker, name)
+            _, error = capture_exception(import_for_worker, name)
             if error is not None:
                 return f"preload: {name} cannot be imported: {type(error).__name__}: {error}"
     finally:
@@ -245,7 +245,7 @@ def find_refusal() -> str:
     return ""
 
 
-def become(birth: Birth, mark: int) -> int:
+def become(birth: ChildSetup, mark: int) -> int:
     """In the child: be as a process that was started for this. Returns the channel's descriptor."""
     ctypes.memmove(mark, birth.mark.encode(), len(birth.mark))  # /proc/PID/environ, of our own forks too
     os.dup2(birth.stdout, 1)

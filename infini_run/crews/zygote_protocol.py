@@ -22,7 +22,7 @@ _CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 _QUIET = socket.MSG_NOSIGNAL  # the host program's SIGPIPE is its own
 
 
-class Wire:
+class MessageSocket:
     """Messages to and fro, without waiting. `has_ended`: the other side is gone; what it said before has been given
     out."""
 
@@ -88,7 +88,7 @@ class Wire:
         self._socket.close()
 
 
-def send_parcel(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
+def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:
     """A message with descriptors, over a socket that blocks. Raises OSError: nobody is there."""
     data = _pickle.dumps(message, 5)
     sock.sendall(_HEAD.pack(len(data), len(fds)), _QUIET)
@@ -98,7 +98,7 @@ def send_parcel(sock: socket.socket, message: object, fds: Sequence[int] = ()) -
     sock.sendall(data, _QUIET)
 
 
-def receive_parcel(sock: socket.socket) -> tuple[object, list[int]] | None:
+def receive_with_fds(sock: socket.socket) -> tuple[object, list[int]] | None:
     """The next one; its descriptors are the caller's to close. None: the other side has ended."""
     head = _receive(sock, _HEAD.size)
     if head is None:

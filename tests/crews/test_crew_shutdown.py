@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import infini_run as ir
-from infini_run.crews.protocol import Taken, encode
+from infini_run.crews.protocol import TaskStarted, encode
 from tests.support.command import CHILDREN, Command
 from tests.support.processes import is_alive, marked
 from tests.support.waiting import LIMIT_S, interrupt_main, until
@@ -224,7 +224,7 @@ def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
 
         for number in (-7, task + 1, 1 << 40):
             ctx._sender.send_bytes(encode(Done(task=number, body=Body())))
-        ctx._sender.send_bytes(encode(Taken(task=99)))
+        ctx._sender.send_bytes(encode(TaskStarted(task=99)))
         return "mine"
 
     with ir.Crew(serve) as crew:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.crews import worker_states
-from infini_run.crews.supervised_worker import Member
+from infini_run.crews.supervised_worker import SupervisedWorker
 from infini_run.crews.worker_states import EVENTS, IMPOSSIBLE, STATES, TABLE
 from tests.support.paths import ROOT
 
@@ -23,7 +23,7 @@ def test_every_cell_leads_somewhere_and_has_an_action_that_is_there():
         for after, action in row.values():
             if action != IMPOSSIBLE:
                 assert after in STATES
-                assert not action or callable(getattr(Member, f"_{action}"))
+                assert not action or callable(getattr(SupervisedWorker, f"_{action}"))
 
 
 def test_what_is_impossible_raises():

@@ -10,7 +10,7 @@ import struct
 
 import pytest
 
-from infini_run.crews.stream_multiplexer import LARGEST, WINDOW, Lanes
+from infini_run.crews.stream_multiplexer import LARGEST, WINDOW, Multiplexer
 from infini_run.errors import LinkError
 from infini_run.system.poller import Poller
 
@@ -23,7 +23,7 @@ class Side:
         self.out = bytearray()
         self.words: list[object] = []
         self.most = 0
-        self.lanes = Lanes(self.poller, self._send, self.words.append, takes_gifts=True)
+        self.lanes = Multiplexer(self.poller, self._send, self.words.append, takes_gifts=True)
         self.ends: dict[int, socket.socket] = {}
 
     def _send(self, data: bytes) -> None:
@@ -258,7 +258,7 @@ def test_who_sends_more_than_the_window_is_cut(both):
 
 def test_a_node_gives_nothing():
     side = Side()
-    side.lanes = Lanes(side.poller, side._send, side.words.append)
+    side.lanes = Multiplexer(side.poller, side._send, side.words.append)
     with pytest.raises(LinkError):
         side.lanes.feed(sent(b"w", 0, b'{"gift":1,"size":5}'))
     side.close()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import infini_run as ir
-from infini_run.crews.restart_policy import STRATEGIES, Budget, affected
+from infini_run.crews.restart_policy import STRATEGIES, Budget, ranks_to_restart
 from tests.support.command import CHILDREN
 from tests.support.processes import is_alive
 
@@ -34,7 +34,7 @@ def follow(crew, kind):
 
 @pytest.mark.parametrize(("strategy", "ranks"), list(zip(STRATEGIES, ([1], [0, 1, 2, 3], [1, 2, 3]), strict=True)))
 def test_a_strategy_says_who_is_affected(strategy, ranks):
-    assert list(affected(strategy, 1, 4)) == ranks
+    assert list(ranks_to_restart(strategy, 1, 4)) == ranks
 
 
 def test_a_budget_allows_so_many_within_a_time():

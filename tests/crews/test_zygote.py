@@ -13,7 +13,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.crews.fork_spawner import ForkSpawner
-from infini_run.crews.zygote_protocol import Wire, receive_parcel, send_parcel
+from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import StartError, UsageError
 from tests.support.processes import is_alive, marked, processes
 from tests.support.waiting import until
@@ -194,7 +194,7 @@ def test_when_it_is_killed_its_forks_are_gone(bell):
 @pytest.fixture
 def wires():
     one, other = socket.socketpair()
-    made = Wire(one), Wire(other)
+    made = MessageSocket(one), MessageSocket(other)
     yield made
     for wire in made:
         wire.close()
@@ -237,9 +237,9 @@ def test_a_parcel_brings_its_descriptors():
     one, other = socket.socketpair()
     with one, other:
         reader, writer = os.pipe()
-        send_parcel(one, {"a": 1}, [writer])
+        send_with_fds(one, {"a": 1}, [writer])
         os.close(writer)
-        message, (fd,) = receive_parcel(other)
+        message, (fd,) = receive_with_fds(other)
         assert message == {"a": 1}
         assert not os.get_inheritable(fd)
         os.write(fd, b"hello")
@@ -247,4 +247,4 @@ def test_a_parcel_brings_its_descriptors():
         assert os.read(reader, 10) == b"hello"
         os.close(reader)
         one.close()
-        assert receive_parcel(other) is None
+        assert receive_with_fds(other) is None
