@@ -17,11 +17,11 @@ from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, QueryError, UsageError, printable
 from infini_run.jobs.array import whole_id
-from infini_run.jobs.job_dir import REQUEUED, Ending, Folder, Phase
-from infini_run.jobs.result import judge, wants_again
+from infini_run.jobs.job_dir import REQUEUED, JobDir, JobResult, Phase
+from infini_run.jobs.result import classify, restart_reason
 from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED, NODE_FAIL, PREEMPTED, RUNNING, STARTING, WARNED
 from infini_run.jobs.task import Task, task_of
-from infini_run.jobs.time_limit import NEVER, Alarm, Outside, slurm_id
+from infini_run.jobs.time_limit import NEVER, Outside, TimeLimitTimer, slurm_id
 from infini_run.multinode.command import make_room, obey
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.jobs.job_dir import Order
+    from infini_run.jobs.job_dir import Submission
     from infini_run.options.options import Options
 
 _ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
@@ -42,11 +42,11 @@ _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many ther
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
-class Attempt:
+class JobRun:
     """One time that the job runs."""
 
     def __init__(
-        self, folder: Folder, job: Order, number: int, signals: SignalPipe, environ: Mapping[str, str]
+        self, folder: JobDir, job: Submission, number: int, signals: SignalPipe, environ: Mapping[str, str]
     ) -> None:
         self._folder = folder
         self._job = job
@@ -60,7 +60,7 @@ class Attempt:
         self._is_over = False  # the limit was reached, and it is ours to keep
         self._is_cancelled = False  # we were told so
 
-    def run(self) -> Ending:
+    def run(self) -> JobResult:
         """From start to end; what becomes of it is in the directory, but for the ending itself."""
         self._tell(STARTING)
         self._open_log()
@@ -74,7 +74,7 @@ class Attempt:
         try:
             make_room(len(roster.hosts))
             is_ours = self._job.request.scheduler not in _ENGINES
-            alarm = Alarm(self._job.request, _with_programs(self._site), self._start_s, is_ours=is_ours)
+            alarm = TimeLimitTimer(self._job.request, _with_programs(self._site), self._start_s, is_ours=is_ours)
             try:
                 while not head.ended:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
@@ -88,8 +88,10 @@ class Attempt:
         finally:
             head.close()
 
-    def _failed(self, error: InfiniRunError) -> Ending:
-        return Ending(state=FAILED, code=error.exit_code, reason=str(error), attempt=self._number, end_s=time.time())
+    def _failed(self, error: InfiniRunError) -> JobResult:
+        return JobResult(
+            state=FAILED, code=error.exit_code, reason=str(error), attempt=self._number, end_s=time.time()
+        )
 
     def _open_log(self) -> None:
         fd = os.open(self._folder.log(self._number), _LOG, 0o600)
@@ -169,7 +171,7 @@ class Attempt:
         )
         self._folder.write_phase(self._number, self._phase)
 
-    def _look(self, head: Head, alarm: Alarm) -> None:
+    def _look(self, head: Head, alarm: TimeLimitTimer) -> None:
         if self._phase.state == STARTING and head.peers[0].state == "running":
             self._nodes = tuple(peer.name for peer in head.peers)
             self._tell(RUNNING)
@@ -190,7 +192,7 @@ class Attempt:
 
     # ---- the end
 
-    def _conclude(self, head: Head, alarm: Alarm) -> Ending:
+    def _conclude(self, head: Head, alarm: TimeLimitTimer) -> JobResult:
         report = head.report()
         first = report.first_failure
         if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
@@ -209,7 +211,7 @@ class Attempt:
         write_report(self._folder.file(f"{self._number}/report.json"), content)
         is_termed = first is not None and first.signal == signal.SIGTERM
         outside = alarm.outside() if report.told or head.blames_node or is_termed else Outside()
-        return judge(
+        return classify(
             report,
             head.error,
             blames_node=head.blames_node,
@@ -243,7 +245,7 @@ def _write(text: str) -> None:
 # ---- all attempts of one allocation
 
 
-def run(folder: Folder, environ: Mapping[str, str]) -> int:
+def run(folder: JobDir, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
     job = folder.read_order()
     signals = SignalPipe(hears_urgent=job.request.scheduler == "pbs")
@@ -252,11 +254,11 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
         number = folder.begin()
         failures = _failures(folder, number)
         if folder.is_cancelled:  # while nobody knew of it
-            return _end(folder, Ending(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
+            return _end(folder, JobResult(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
         if number > 0 and failures > job.request.restarts:
             return _end(folder, _unwanted(folder, number))
-        ending = Attempt(folder, job, number, signals, environ).run()
-        why = wants_again(ending, failures=failures, restarts=job.request.restarts)
+        ending = JobRun(folder, job, number, signals, environ).run()
+        why = restart_reason(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
             if ending.state == PREEMPTED and job.request.restarts:
                 from infini_run.jobs.requeue import keep_out
@@ -272,7 +274,7 @@ def run(folder: Folder, environ: Mapping[str, str]) -> int:
             return ending.code if problem is None else _end(folder, _with(ending, problem))
 
 
-def _write_id(folder: Folder, own_id: str) -> None:
+def _write_id(folder: JobDir, own_id: str) -> None:
     """Where it is another than its directory knows: who submitted us had no answer, or we are a later run."""
     if isinstance(folder, Task) and own_id and not folder.array.id:
         folder.array.write_id(whole_id(own_id))
@@ -280,12 +282,12 @@ def _write_id(folder: Folder, own_id: str) -> None:
         folder.write_id(own_id)
 
 
-def _end(folder: Folder, ending: Ending) -> int:
+def _end(folder: JobDir, ending: JobResult) -> int:
     folder.write_ending(ending)
     return ending.code
 
 
-def _with(ending: Ending, problem: InfiniRunError) -> Ending:
+def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
     """Where nobody has answered it may be queued all the same, which its scheduler will say."""
     text = f"it could not be queued again: {problem}"
     _say(text)
@@ -294,19 +296,19 @@ def _with(ending: Ending, problem: InfiniRunError) -> Ending:
     )
 
 
-def _note_requeue(folder: Folder, ending: Ending, why: str) -> None:
+def _note_requeue(folder: JobDir, ending: JobResult, why: str) -> None:
     phase = folder.phase(ending.attempt)
     assert phase is not None
     folder.write_phase(ending.attempt, replace(phase, state=REQUEUED, since_s=time.time(), reason=why))
 
 
-def _failures(folder: Folder, number: int) -> int:
+def _failures(folder: JobDir, number: int) -> int:
     """How often it was run again after a failure: one of its ranks', a preemption, or one that it could not tell of
     (a node died under the script itself)."""
     return sum(_failed(folder, earlier) for earlier in range(number))
 
 
-def _failed(folder: Folder, attempt: int) -> bool:
+def _failed(folder: JobDir, attempt: int) -> bool:
     phase = folder.phase(attempt)
     if phase is not None and phase.state == REQUEUED:
         return phase.reason.startswith("restart ")
@@ -314,12 +316,12 @@ def _failed(folder: Folder, attempt: int) -> bool:
     return earlier is None or earlier.state == PREEMPTED
 
 
-def _unwanted(folder: Folder, number: int) -> Ending:
+def _unwanted(folder: JobDir, number: int) -> JobResult:
     """The scheduler began it once more than was asked for."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
     earlier = folder.ending(number - 1)
     state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
-    return Ending(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
+    return JobResult(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
 
 
 def main() -> None:
@@ -332,7 +334,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     try:
-        folder = Folder(os.path.abspath(sys.argv[1]))
+        folder = JobDir(os.path.abspath(sys.argv[1]))
         code = run(task_of(folder, int(sys.argv[2])) if sys.argv[2:] else folder, dict(os.environ))
     except InfiniRunError as error:
         _say(str(error))

@@ -250,13 +250,13 @@ def _ago(seconds: float) -> str:
 
 def _outside(status: Status) -> list[str]:
     """What the scheduler itself has said of a job that ended badly, where no rank is to blame: its last lines."""
-    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.status import said_outside
 
     status = next((task for task in status.tasks if task.task == status.task), status)
     if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
         return []
-    lines = [line for line in dict.fromkeys(said_outside(Folder(status.folder))) if line not in status.reason]
+    lines = [line for line in dict.fromkeys(said_outside(JobDir(status.folder))) if line not in status.reason]
     return [f"{status.scheduler}: {line}" for line in lines[-_OUTSIDE:]]
 
 
@@ -280,7 +280,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
     from infini_run.jobs.detect_scheduler import scheduler_of
     from infini_run.jobs.job_store import find_folder, home
     from infini_run.jobs.logs import blocks, scheduler_log
-    from infini_run.jobs.status import look
+    from infini_run.jobs.status import query_status
     from infini_run.jobs.task import task_of, tasks_of
 
     above = home(values["dir"], environ)
@@ -297,7 +297,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
         return 0
     scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
     if scheduler is None and not folder.attempts() and not tasks_of(folder):
-        _Waiting().tell(look([folder], lambda order: scheduler_of(order, above, environ))[0])
+        _Waiting().tell(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     for block in blocks(folder, scheduler, **chosen, changed=_Waiting().tell):
         out.write(block)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from infini_run.jobs.job_dir import Order
+    from infini_run.jobs.job_dir import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
@@ -58,7 +58,7 @@ class Absent:
     facts = check = submit = find = query = cancel = requeue = refuse
 
 
-def scheduler_of(order: Order, above: str, environ: Mapping[str, str]) -> Scheduler:
+def scheduler_of(order: Submission, above: str, environ: Mapping[str, str]) -> Scheduler:
     """That of a job. What its directory knows it needs no scheduler for, so one that is not here is no error yet."""
     try:
         return find_scheduler(order.request.scheduler, above, environ)

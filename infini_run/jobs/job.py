@@ -15,7 +15,7 @@ from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import Folder, Order
+    from infini_run.jobs.job_dir import JobDir, Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
-    from infini_run.jobs.submit import Plan
+    from infini_run.jobs.submit import SubmissionPlan
 
 __all__ = ["Job", "find_job", "find_jobs", "submit"]
 
@@ -84,7 +84,7 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
 
 def prepare(
     command: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str], *, say: Callable[[str], None]
-) -> tuple[Plan, Scheduler]:
+) -> tuple[SubmissionPlan, Scheduler]:
     """Flags to a plan; nothing is written yet. say: gets what a scheduler said that is not taken. Raises UsageError,
     QueryError."""
     if not command:
@@ -94,7 +94,7 @@ def prepare(
     return plan(make_request(command, values, above), scheduler, facts), scheduler
 
 
-def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> Request:
+def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> JobRequest:
     """What the flags ask for. Raises UsageError."""
     cwd = os.path.abspath(values["cwd"] or os.getcwd())
     if not os.path.isdir(cwd):
@@ -106,7 +106,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
             "round_up", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
             "array", "restarts")  # fmt: skip
-    return Request(
+    return JobRequest(
         name=name,
         folder=os.path.join(above, name),
         command=tuple(command),
@@ -144,7 +144,7 @@ class Job:
     name: unique. path: its directory, in which all is.
     """
 
-    def __init__(self, folder: Folder, scheduler: Scheduler) -> None:
+    def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         self._folder = folder
         self._scheduler = scheduler
         self.name = folder.name
@@ -154,7 +154,7 @@ class Job:
         return f"<Job {self.name} in {os.path.dirname(self.path)}>"
 
     @property
-    def order(self) -> Order:
+    def order(self) -> Submission:
         """What was submitted."""
         return self._folder.read_order()
 
@@ -165,17 +165,17 @@ class Job:
 
     def status(self) -> Status:
         """How it is now. Costs at most one query; none, once it has ended."""
-        from infini_run.jobs.status import look
+        from infini_run.jobs.status import query_status
 
-        return look([self._folder], lambda _: self._scheduler)[0]
+        return query_status([self._folder], lambda _: self._scheduler)[0]
 
     def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
         """Wait until it has ended, at most `timeout_s` seconds (None: as long as it takes), and return how it is
         then: `is_final`, `state`, `exit_code`. changed: is called with each new status."""
-        from infini_run.jobs.watch import Follow
+        from infini_run.jobs.watch import JobWatcher
 
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        follow = Follow(self._folder, self._scheduler)
+        follow = JobWatcher(self._folder, self._scheduler)
         try:
             if changed is not None:
                 changed(follow.status)
@@ -246,7 +246,7 @@ class Job:
         forget(self._folder, self.status())
 
 
-def forget(folder: Folder, status: Status) -> None:
+def forget(folder: JobDir, status: Status) -> None:
     """The same, of a job that was just looked at."""
     if isinstance(folder, Task):
         raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
@@ -275,15 +275,15 @@ def find_jobs(
 ) -> list[Status]:
     """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
     directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
-    from infini_run.jobs.status import look
+    from infini_run.jobs.status import query_status
 
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
     folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
-    return look(folders, lambda order: scheduler_of(order, above, os.environ))
+    return query_status(folders, lambda order: scheduler_of(order, above, os.environ))
 
 
-def readable(folders: Iterable[Folder], problem: Callable[[str], None]) -> Iterator[Folder]:
+def readable(folders: Iterable[JobDir], problem: Callable[[str], None]) -> Iterator[JobDir]:
     """Those that this version can read: one that it cannot is told of, and hides no other."""
     from infini_run.jobs.status import look_at_files
 
@@ -307,7 +307,7 @@ def is_hopeless(status: Status) -> bool:
     return status.hold == HOPELESS or (status.state == LOST and status.is_final)
 
 
-def could_run(planned: Plan, scheduler: Scheduler) -> None:
+def could_run(planned: SubmissionPlan, scheduler: Scheduler) -> None:
     """Raises SubmitError: as it is the scheduler would never run it."""
     why = check(planned, scheduler)
     if why:

@@ -17,7 +17,7 @@ import os
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.array import parse
 from infini_run.jobs.container import Image
-from infini_run.jobs.request import LOG, SPOOL, Request
+from infini_run.jobs.request import LOG, SPOOL, JobRequest
 from infini_run.record import record, replace
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.secure_files import write_atomic
@@ -51,14 +51,14 @@ _OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
 
 
 @record
-class Order:
+class Submission:
     """A job as it was submitted: what its directory says first.
 
     request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is; 0: the scheduler
     decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host: where from.
     """
 
-    request: Request
+    request: JobRequest
     nodes: int
     slots_per_node: int
     pool: str
@@ -110,7 +110,7 @@ REQUEUED = "REQUEUED"
 
 
 @record
-class Ending:
+class JobResult:
     """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
     reason: in a sentence. is_told: the scheduler ended it, and may know better why."""
 
@@ -124,7 +124,7 @@ class Ending:
     end_s: float = 0.0
 
 
-class Folder:
+class JobDir:
     """One job's directory. Every look at it is a new one, but at what was asked for, which never changes.
 
     index: of a task of an array; -1: it is none."""
@@ -134,7 +134,7 @@ class Folder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._order: Order | None = None
+        self._order: Submission | None = None
 
     def __repr__(self) -> str:
         return f"Folder({self.path!r})"
@@ -158,7 +158,7 @@ class Folder:
 
     # ---- written once, by who submits
 
-    def write_order(self, order: Order, environ: Mapping[str, str]) -> None:
+    def write_order(self, order: Submission, environ: Mapping[str, str]) -> None:
         """What was asked for, and the environment: any bytes but NUL, which no variable can hold."""
         request = dict(vars(replace(order.request, env=())))
         if order.request.container is not None:
@@ -181,13 +181,13 @@ class Folder:
         """Its path; "" where there is none."""
         return self.file(name) if os.path.exists(self.file(name)) else ""
 
-    def read_order(self) -> Order:
+    def read_order(self) -> Submission:
         """Raises UsageError: it is no job's directory, or of another version."""
         if self._order is None:
             self._order = self._read_order()
         return self._order
 
-    def _read_order(self) -> Order:
+    def _read_order(self) -> Submission:
         content = self._read_json("request.json")
         if not content or content.pop("format", 0) != FORMAT:
             raise UsageError(
@@ -197,7 +197,7 @@ class Folder:
             request = content.pop("request")
             if request.get("container") is not None:
                 request["container"] = Image(**_tuples(request["container"]))
-            return Order(request=Request(**_tuples(request)), **content)
+            return Submission(request=JobRequest(**_tuples(request)), **content)
         except (TypeError, KeyError, AttributeError):
             raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
 
@@ -269,10 +269,10 @@ class Folder:
         """The first one: node, rank, code, and what it was; {}: there was none."""
         return self._read_json(f"{attempt}/first_failure")
 
-    def write_ending(self, ending: Ending) -> None:
+    def write_ending(self, ending: JobResult) -> None:
         self._write_json("exit", vars(ending))
 
-    def propose_ending(self, ending: Ending) -> bool:
+    def propose_ending(self, ending: JobResult) -> bool:
         """The same, by who is not the job: False where the job itself has said it meanwhile."""
         draft = self.file(f"exit.{os.urandom(6).hex()}")
         self._write_json(os.path.basename(draft), vars(ending))
@@ -284,11 +284,11 @@ class Folder:
             os.unlink(draft)
         return True
 
-    def ending(self, attempt: int = -1) -> Ending | None:
+    def ending(self, attempt: int = -1) -> JobResult | None:
         """How it ended, as the job itself has said; None: it has not (yet). attempt: of an earlier one, after which
         somebody else has begun another; -1: the latest."""
         content = self._read_json("exit" if attempt < 0 else f"{attempt}/exit")
-        return Ending(**content) if content else None
+        return JobResult(**content) if content else None
 
     # ---- bytes
 
@@ -326,7 +326,7 @@ def _tuples(content: Any) -> Any:
     return tuple(map(_tuples, content)) if isinstance(content, list) else content
 
 
-def environment(environ: Mapping[str, str], request: Request) -> dict[str, str]:
+def environment(environ: Mapping[str, str], request: JobRequest) -> dict[str, str]:
     """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only, or of
     this side of a container; and what was asked for."""
     left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM

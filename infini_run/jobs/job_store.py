@@ -7,7 +7,7 @@ import stat
 
 from infini_run.errors import UsageError
 from infini_run.jobs.array import split
-from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.task import task_of
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ def is_name(text: str) -> bool:
     return text != body and len(body) == 2 * _ID_SIZE and not body.strip("0123456789abcdef")
 
 
-def make_folder(above: str, name: str) -> Folder:
+def make_folder(above: str, name: str) -> JobDir:
     """A new job's directory, with those above it. Raises UsageError: it cannot be made there."""
     path = os.path.join(above, name)
     try:
@@ -44,10 +44,10 @@ def make_folder(above: str, name: str) -> Folder:
             f"--dir={above}: no job's directory can be made there: {error.strerror}; "
             "give a folder that you may write, and that the nodes share"
         ) from None
-    return Folder(path)
+    return JobDir(path)
 
 
-def find_folder(above: str, name: str) -> Folder:
+def find_folder(above: str, name: str) -> JobDir:
     """The directory of a job that there is, and that is ours, or of its task (NAME.K). Raises UsageError."""
     base, index = split(name)
     if index >= 0 and is_name(base):
@@ -65,7 +65,7 @@ def find_folder(above: str, name: str) -> Folder:
         raise UsageError(f"{path} is no directory: it is no job of ours")
     if found.st_uid != os.geteuid():
         raise UsageError(f"job {name} belongs to {_user(found.st_uid)}: only its owner can ask about it")
-    return Folder(path)
+    return JobDir(path)
 
 
 def _user(uid: int) -> str:
@@ -77,7 +77,7 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-def all_folders(above: str) -> Iterator[Folder]:
+def all_folders(above: str) -> Iterator[JobDir]:
     """Our jobs, the latest last. Nothing, where none was ever submitted. Raises UsageError."""
     try:
         names = [name for name in os.listdir(above) if is_name(name)]
@@ -95,10 +95,10 @@ def all_folders(above: str) -> Iterator[Folder]:
         if stat.S_ISDIR(at.st_mode) and at.st_uid == os.geteuid():
             found.append((begun.st_mtime_ns, name))
     for _, name in sorted(found):
-        yield Folder(os.path.join(above, name))
+        yield JobDir(os.path.join(above, name))
 
 
-def remove(folder: Folder) -> None:
+def remove(folder: JobDir) -> None:
     """With all that is in it: of a job that was never submitted."""
     from infini_run.system.secure_files import remove_folder
 

@@ -12,7 +12,7 @@ import select
 
 from infini_run.errors import UsageError
 from infini_run.jobs.task import tasks_of
-from infini_run.jobs.watch import Follow
+from infini_run.jobs.watch import JobWatcher
 from infini_run.multinode.command import make_room
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import BinaryIO
 
-    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
@@ -86,7 +86,7 @@ class Reader:
         return rest + b"\n" if rest else b""
 
 
-def attempts_of(folder: Folder, asked: int) -> list[int]:
+def attempts_of(folder: JobDir, asked: int) -> list[int]:
     """asked: one, or -1: all. Raises UsageError: it has not run so often."""
     count = folder.attempts()
     if asked >= count:
@@ -95,7 +95,7 @@ def attempts_of(folder: Folder, asked: int) -> list[int]:
     return list(range(count)) if asked < 0 else [asked]
 
 
-def check(folder: Folder, *, rank: int, node: str, attempt: int) -> None:
+def check(folder: JobDir, *, rank: int, node: str, attempt: int) -> None:
     """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt. A run that one task of
     an array had another need not have had."""
     for task in tasks_of(folder):
@@ -107,7 +107,7 @@ def check(folder: Folder, *, rank: int, node: str, attempt: int) -> None:
 
 
 def blocks(
-    folder: Folder,
+    folder: JobDir,
     scheduler: Scheduler | None,
     *,
     rank: int = -1,
@@ -121,7 +121,7 @@ def blocks(
     each new status of a job that is followed. Raises UsageError: there is no such rank, node or attempt."""
     is_known = scheduler is None or attempt < folder.attempts()
     check(folder, rank=rank, node=node, attempt=attempt if is_known else -1)
-    at = None if scheduler is None else Follow(folder, scheduler)
+    at = None if scheduler is None else JobWatcher(folder, scheduler)
     tasks = tasks_of(folder)
     all_runs = [_Runs(one, rank, node, attempt, len(tasks) > 0) for one in tasks or (folder,)]
     if tasks and at is not None:
@@ -152,7 +152,7 @@ def blocks(
 class _Runs:
     """The runs of a job, or of a task, read one after the other. is_labelled: each line says which task it is of."""
 
-    def __init__(self, folder: Folder, rank: int, node: str, attempt: int, is_labelled: bool) -> None:
+    def __init__(self, folder: JobDir, rank: int, node: str, attempt: int, is_labelled: bool) -> None:
         self.folder = folder
         self.is_over = False
         self._rank, self._node, self._attempt = rank, node, attempt
@@ -186,7 +186,7 @@ class _Runs:
 class _Log:
     """One attempt's. Its nodes may become known while it is read."""
 
-    def __init__(self, folder: Folder, number: int, rank: int, node: str) -> None:
+    def __init__(self, folder: JobDir, number: int, rank: int, node: str) -> None:
         self._folder, self._number, self._rank, self._node = folder, number, rank, node
         self._reader = Reader(folder.log(number))
         self._chosen: Chosen | None = None
@@ -219,7 +219,7 @@ class _Log:
         self._reader.end()
 
 
-def scheduler_log(folder: Folder) -> bytes:
+def scheduler_log(folder: JobDir) -> bytes:
     """What the job's script and its scheduler have said, of all its runs, task by task. Of a job that never began,
     why may be in there."""
     said = b"".join(map(scheduler_log, tasks_of(folder)))

@@ -14,8 +14,8 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.request import Request
-    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Pool
+    from infini_run.jobs.request import JobRequest
+    from infini_run.jobs.schedulers.scheduler import Facts, Kind, Queue
 
 
 @record
@@ -46,7 +46,7 @@ class Layout:
     remark: str = ""
 
 
-def lay_out(request: Request, facts: Facts) -> Layout:
+def lay_out(request: JobRequest, facts: Facts) -> Layout:
     """The layout of a request. Raises UsageError: all that is wrong, one line each."""
     pool = facts.pool(request.pool)
     is_determined = request.layout == DETERMINED
@@ -59,7 +59,7 @@ def lay_out(request: Request, facts: Facts) -> Layout:
     return layout
 
 
-def slot_type_of(request: Request, pool: Pool | None) -> str:
+def slot_type_of(request: JobRequest, pool: Queue | None) -> str:
     """The kind of slots: as was said, else cpu in a pool without GPUs, else cuda."""
     return request.slot_type or (CPU if pool is not None and not pool.gpus_per_node else CUDA)
 
@@ -69,7 +69,7 @@ def _refuse(problems: list[str]) -> None:
         raise UsageError("\n".join(problems))
 
 
-def _unknown_pool(request: Request, facts: Facts, pool: Pool | None) -> list[str]:
+def _unknown_pool(request: JobRequest, facts: Facts, pool: Queue | None) -> list[str]:
     if not facts.pools or pool is not None:
         return []
     if not request.pool:
@@ -87,7 +87,7 @@ def _unknown_pool(request: Request, facts: Facts, pool: Pool | None) -> list[str
 # ---- default
 
 
-def _default(request: Request, facts: Facts, pool: Pool | None) -> Layout:
+def _default(request: JobRequest, facts: Facts, pool: Queue | None) -> Layout:
     slot_type = slot_type_of(request, pool)
     kind = _kind(request, pool, slot_type)
     per_node = _per_node(request, kind, slot_type)
@@ -120,11 +120,11 @@ def _default(request: Request, facts: Facts, pool: Pool | None) -> Layout:
     )
 
 
-def _has_gres(request: Request, facts: Facts) -> bool:
+def _has_gres(request: JobRequest, facts: Facts) -> bool:
     return facts.has_gres if request.gres is None else request.gres
 
 
-def _kind(request: Request, pool: Pool | None, slot_type: str) -> Kind | None:
+def _kind(request: JobRequest, pool: Queue | None, slot_type: str) -> Kind | None:
     """The nodes of the pool that the numbers are taken from: of those that have what is asked for, the smallest."""
 
     def count(kind: Kind) -> int:
@@ -135,7 +135,7 @@ def _kind(request: Request, pool: Pool | None, slot_type: str) -> Kind | None:
     return min(fitting or kinds, key=count, default=None)
 
 
-def _per_node(request: Request, kind: Kind | None, slot_type: str) -> int:
+def _per_node(request: JobRequest, kind: Kind | None, slot_type: str) -> int:
     """Slots on each node: as was said, else as many as a node has. Raises UsageError where nobody knows that."""
     if request.single_node:
         return request.slots
@@ -156,7 +156,7 @@ def _cpus(kind: Kind | None, is_gpu: bool) -> int:
     return kind.cpus // kind.gpus if kind.gpus else 0
 
 
-def _filled(request: Request, per_node: int) -> tuple[int, str]:
+def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
     """More slots, where that was allowed."""
     low = request.slots // per_node * per_node
     high = low + per_node
@@ -172,7 +172,7 @@ def _filled(request: Request, per_node: int) -> tuple[int, str]:
     )
 
 
-def _pool_problems(request: Request, facts: Facts, pool: Pool | None) -> list[str]:
+def _pool_problems(request: JobRequest, facts: Facts, pool: Queue | None) -> list[str]:
     """What is wrong whatever the numbers of nodes."""
     found = []
     if request.slots < 1:
@@ -197,7 +197,7 @@ def _pool_problems(request: Request, facts: Facts, pool: Pool | None) -> list[st
     return found
 
 
-def _size_problems(request: Request, layout: Layout, pool: Pool | None) -> list[str]:
+def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> list[str]:
     """A size that no node has, or more nodes than there are."""
     if pool is None or not pool.kinds:
         return []
@@ -220,7 +220,7 @@ def _size_problems(request: Request, layout: Layout, pool: Pool | None) -> list[
     return _share_problems(layout, pool, fits)
 
 
-def _share_problems(layout: Layout, pool: Pool, fits: list[Kind]) -> list[str]:
+def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
     """CPUs and memory next to the GPUs."""
     cpus = layout.cpus_per_node or layout.cpus_per_gpu * layout.gpus_per_node
     most_cpus, most_mb = max(kind.cpus for kind in fits), max(kind.mem_mb for kind in fits)
@@ -248,7 +248,7 @@ def _span(time_s: int) -> str:
 # ---- determined
 
 
-def _no_row(request: Request) -> list[str]:
+def _no_row(request: JobRequest) -> list[str]:
     """What Determined's tables have no place for."""
     given = [("--cpus_per_slot", request.cpus_per_slot), ("--mem_per_slot", request.mem_mb_per_slot)]
     given += [("--round_up", request.round_up)]
@@ -258,7 +258,7 @@ def _no_row(request: Request) -> list[str]:
     return found
 
 
-def _determined(request: Request, facts: Facts, pool: Pool | None) -> Layout:
+def _determined(request: JobRequest, facts: Facts, pool: Queue | None) -> Layout:
     """The rows of the tables. tres and gres are what was said, else true, as Determined's configuration has them."""
     slots, asked = request.slots, request.slots_per_node
     has_gres = request.gres is not False

@@ -18,7 +18,7 @@ SPOOL = "job.out"  # there too: what PBS has caught before the script could say 
 
 
 @record
-class Request:
+class JobRequest:
     """A job as it was asked for. "", 0, () and None: nobody said, so it is detected or left to the scheduler.
 
     name: unique, it is the job's name in the queue too. folder: the job's directory, on storage that all nodes share.

@@ -17,11 +17,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import Folder, Order
+    from infini_run.jobs.job_dir import JobDir, Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 
-def keep_out(folder: Folder, job: Order, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
+def keep_out(folder: JobDir, job: Submission, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
     """Preempted once more than it is to be run again: the scheduler must not queue it again by itself."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
@@ -31,7 +31,7 @@ def keep_out(folder: Folder, job: Order, environ: Mapping[str, str], *, say: Cal
 
 
 def requeue(
-    folder: Folder, job: Order, environ: Mapping[str, str], *, say: Callable[[str], None]
+    folder: JobDir, job: Submission, environ: Mapping[str, str], *, say: Callable[[str], None]
 ) -> InfiniRunError | None:
     """Have it run again: by its id, or as a new one of the same name. Why not, or None."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -48,7 +48,7 @@ def requeue(
     return None
 
 
-def _hand_over(folder: Folder, scheduler: Scheduler, say: Callable[[str], None]) -> str:
+def _hand_over(folder: JobDir, scheduler: Scheduler, say: Callable[[str], None]) -> str:
     """As a new job. Raises SubmitError."""
     from infini_run.jobs.script import render_task
     from infini_run.jobs.submit import hand_over

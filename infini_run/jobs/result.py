@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost
-from infini_run.jobs.job_dir import Ending
+from infini_run.jobs.job_dir import JobResult
 from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.report.report import signal_name
@@ -17,7 +17,7 @@ _TERM, _KILL = 15, 9
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
 
 
-def judge(
+def classify(
     report: Report,
     error: InfiniRunError | None,
     *,
@@ -26,12 +26,12 @@ def judge(
     is_late: bool,
     is_preempted: bool = False,
     attempt: int,
-) -> Ending:
+) -> JobResult:
     """error: why the launch ended, where that was no rank; blames_node: it came before any rank failed.
     is_cancelled: the user has asked for the end, which goes before all. is_preempted: the scheduler has given its
     nodes to another job. is_late: the time limit was reached."""
     first = report.first_failure
-    end = Ending(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
+    end = JobResult(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
     is_known = is_cancelled or is_preempted
     # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
     may_ask = (is_late or is_preempted) and not is_cancelled
@@ -57,7 +57,7 @@ def judge(
     return end
 
 
-def _of_signal(told: int, end: Ending, is_cancelled: bool, is_preempted: bool, is_late: bool) -> Ending:
+def _of_signal(told: int, end: JobResult, is_cancelled: bool, is_preempted: bool, is_late: bool) -> JobResult:
     """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
     end = _changed(end, end.state, "", code=128 + told, node="")
     if is_cancelled:
@@ -69,7 +69,7 @@ def _of_signal(told: int, end: Ending, is_cancelled: bool, is_preempted: bool, i
     return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", is_told=True)
 
 
-def _of_error(error: InfiniRunError, end: Ending) -> Ending:
+def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:
     if isinstance(error, NodeLost) and is_out_of_memory(str(error)):  # Slurm ends all of a step for one process
         return _changed(end, OOM, str(error), code=128 + _KILL)
     if isinstance(error, NodeLost):
@@ -77,11 +77,11 @@ def _of_error(error: InfiniRunError, end: Ending) -> Ending:
     return _changed(end, FAILED, str(error), code=error.exit_code)
 
 
-def _changed(end: Ending, state: str, reason: str, **changes: object) -> Ending:
-    return Ending(**{**vars(end), "state": state, "reason": reason, **changes})
+def _changed(end: JobResult, state: str, reason: str, **changes: object) -> JobResult:
+    return JobResult(**{**vars(end), "state": state, "reason": reason, **changes})
 
 
-def wants_again(ending: Ending, *, failures: int, restarts: int) -> str:
+def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
     """Why the job is to be run again; "": it is not. failures: how often it was, after one. restarts: how often it
     may be."""
     if ending.state in (COMPLETED, CANCELLED, TIMEOUT):

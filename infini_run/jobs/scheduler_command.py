@@ -26,7 +26,7 @@ _LIMIT = 1 << 26  # bytes of an answer
 
 
 @record
-class Said:
+class CommandResult:
     """How a command ended. code: its exit code, 128 + signal, MISSING where there is no such program; timed_out: it
     was killed for being slow."""
 
@@ -42,7 +42,9 @@ class Said:
         return lines[-1] if lines else ""
 
 
-def ask(argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S, *, given: str = "") -> Said:
+def run_command(
+    argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S, *, given: str = ""
+) -> CommandResult:
     """Run it and wait, at most `limit_s` seconds. given: its stdin."""
     source, out, error = (above_stdio(os.memfd_create(name)) for name in ("in", "out", "error"))
     try:
@@ -50,9 +52,9 @@ def ask(argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_
         try:
             pid = start(argv, environ, (source, out, error))
         except OSError as problem:
-            return Said(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
+            return CommandResult(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
         in_time, code = _wait(pid, limit_s)
-        return Said(code=code, out=_text(out), error=_text(error), timed_out=not in_time)
+        return CommandResult(code=code, out=_text(out), error=_text(error), timed_out=not in_time)
     finally:
         for fd in (source, out, error):
             os.close(fd)

@@ -21,13 +21,13 @@ from infini_run.system.shell import joined, quoted
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import Request
+    from infini_run.jobs.request import JobRequest
     from infini_run.jobs.schedulers.scheduler import Facts
 
 _INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a task; all others: local_queue says it
 
 
-def plan(request: Request, facts: Facts) -> Layout:
+def plan(request: JobRequest, facts: Facts) -> Layout:
     """The layout of a request whose options are good as well. Raises UsageError: all that is wrong with either, one
     line each."""
     problems = _option_problems(request, facts)
@@ -41,7 +41,7 @@ def plan(request: Request, facts: Facts) -> Layout:
     return layout
 
 
-def render(request: Request, layout: Layout, facts: Facts) -> str:
+def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
     """The script of a request that `plan` has found to be good."""
     lines = ["#!/bin/sh"]
     if facts.scheduler == "slurm":
@@ -75,7 +75,7 @@ def inside_of(python: str) -> list[str]:
     return [python, "-m", "infini_run.jobs.allocation_main"]
 
 
-def render_node(request: Request, layout: Layout) -> str:
+def render_node(request: JobRequest, layout: Layout) -> str:
     """What starts an agent in the job's container, in place of a Python: a script, for the job's directory. "" where
     there is no container, or where it is srun's affair (pyxis)."""
     image = request.container
@@ -86,7 +86,7 @@ def render_node(request: Request, layout: Layout) -> str:
     return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
 
 
-def render_srun(request: Request, layout: Layout) -> str:
+def render_srun(request: JobRequest, layout: Layout) -> str:
     """What stands before srun where srun starts the container (pyxis): a script of that name, for a directory of the
     job that is the first one of PATH. The real srun is in one of the others. "" where there is no such container."""
     image = request.container
@@ -96,7 +96,7 @@ def render_srun(request: Request, layout: Layout) -> str:
     return f'#!/bin/sh\nPATH=${{PATH#*:}}\nexec srun {words} "$@"\n'
 
 
-def _place(request: Request, slot_type: str) -> Place:
+def _place(request: JobRequest, slot_type: str) -> Place:
     return Place(folder=request.folder, cwd=request.cwd, slot_type=slot_type)
 
 
@@ -112,7 +112,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _option_problems(request: Request, facts: Facts) -> list[str]:
+def _option_problems(request: JobRequest, facts: Facts) -> list[str]:
     problems = [
         f"{name}={text!r}: one line of printable text is expected"
         for name, text in (("--pool", request.pool), ("--account", request.account), ("--project", request.project))

@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from infini_run.errors import QueryError, UsageError
-from infini_run.jobs.job_dir import REQUEUED, Ending
+from infini_run.jobs.job_dir import REQUEUED, JobResult
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import Folder, Order, Phase
-    from infini_run.jobs.schedulers.scheduler import Scheduler, Seen
+    from infini_run.jobs.job_dir import JobDir, Phase, Submission
+    from infini_run.jobs.schedulers.scheduler import Scheduler, SchedulerJob
 
 LOCAL = "local"
 COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
@@ -50,11 +50,11 @@ class Status:
     """A job as far as it is known.
 
     state: a word of `scheduler.STATES`. code: its exit code, -1: none. node, rank: whose failure was the first; ""
-    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as `Seen`
-    has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of their ranks.
-    since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said nothing, or "".
-    is_told: the scheduler ended it, which may know why, or run it again. tasks: of an array, which itself is as
-    `whole` has it. task: of a task its index; of an array that of the first one to fail, -1: none has.
+    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as
+    `SchedulerJob` has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of
+    their ranks. since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said
+    nothing, or "". is_told: the scheduler ended it, which may know why, or run it again. tasks: of an array, which
+    itself is as `whole` has it. task: of a task its index; of an array that of the first one to fail, -1: none has.
     """
 
     name: str
@@ -134,8 +134,8 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
     )  # fmt: skip
 
 
-def look(
-    folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler], now_s: float | None = None
+def query_status(
+    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None = None
 ) -> list[Status]:
     """All of them, in their order. One query for each scheduler, and none for jobs that have ended."""
     tasks = {folder.name: tasks_of(folder) for folder in folders}
@@ -149,10 +149,12 @@ def look(
     ]
 
 
-def _look(folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler], now_s: float | None) -> list[Status]:
+def _look(
+    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None
+) -> list[Status]:
     now = time.time() if now_s is None else now_s
     found = {folder.name: look_at_files(folder) for folder in folders}
-    asked: dict[str, list[Folder]] = {}
+    asked: dict[str, list[JobDir]] = {}
     for folder in folders:
         if not found[folder.name].is_final:
             asked.setdefault(found[folder.name].scheduler, []).append(folder)
@@ -170,7 +172,7 @@ def _look(folders: Sequence[Folder], scheduler_of: Callable[[Order], Scheduler],
     return [found[folder.name] for folder in folders]
 
 
-def look_at_files(folder: Folder, known: Status | None = None) -> Status:
+def look_at_files(folder: JobDir, known: Status | None = None) -> Status:
     """What the directory alone says. known: of an array, for its tasks that have ended. Raises UsageError: it is no
     job's."""
     tasks = tasks_of(folder)
@@ -180,7 +182,7 @@ def look_at_files(folder: Folder, known: Status | None = None) -> Status:
     return whole(_in_files(folder), [ended.get(task.name) or _in_files(task) for task in tasks])
 
 
-def _in_files(folder: Folder) -> Status:
+def _in_files(folder: JobDir) -> Status:
     job = folder.read_order()
     attempts = folder.attempts()
     phase = folder.phase(attempts - 1) if attempts else None
@@ -210,7 +212,7 @@ def _in_phase(status: Status, phase: Phase) -> Status:
     return replace(status, state=state, since_s=phase.since_s, nodes=phase.nodes, reason=phase.reason)
 
 
-def _ended(status: Status, ending: Ending) -> Status:
+def _ended(status: Status, ending: JobResult) -> Status:
     """is_told: the scheduler ended it, and may run it again: it is asked once more, while it knows the job."""
     return replace(
         status,
@@ -226,7 +228,7 @@ def _ended(status: Status, ending: Ending) -> Status:
     )
 
 
-def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: float) -> Status:
+def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float) -> Status:
     """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
     again under another id, of which the answer says nothing."""
     status = look_at_files(folder)
@@ -244,7 +246,7 @@ def _combine(folder: Folder, asked_id: str, seen: Mapping[str, Seen], now_s: flo
     return _gone(folder, status, answer, now_s)
 
 
-def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
+def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
     """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
     phase = folder.phase(status.attempt) if status.attempt >= 0 else None
     base = replace(status, code=-1, node="", rank=-1, is_final=False, is_told=False)
@@ -260,7 +262,7 @@ def _alive(folder: Folder, status: Status, answer: Seen) -> Status:
     return replace(base, state=phase.state, since_s=phase.since_s, reason="")
 
 
-def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
+def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) -> Status:
     """It has ended without a word of its own, or with one that the scheduler knows better."""
     if status.is_told:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
@@ -279,7 +281,7 @@ def _gone(folder: Folder, status: Status, answer: Seen, now_s: float) -> Status:
     return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
-def _missing(folder: Folder, status: Status, now_s: float, is_left_out: bool) -> Status:
+def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) -> Status:
     """The scheduler does not know it (any more). is_left_out: its array it knows: Slurm tells no more of a task that
     was cancelled while it waited."""
     if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
@@ -301,16 +303,16 @@ def _missing(folder: Folder, status: Status, now_s: float, is_left_out: bool) ->
     return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
 
 
-def _last_line(folder: Folder) -> str:
+def _last_line(folder: JobDir) -> str:
     return "".join(said_outside(folder)[-1:])
 
 
-def _out_of_memory(folder: Folder) -> str:
+def _out_of_memory(folder: JobDir) -> str:
     """What Slurm has said of its memory, "": nothing."""
     return next(filter(is_out_of_memory, said_outside(folder)[-_LINES:]), "")
 
 
-def said_outside(folder: Folder) -> list[str]:
+def said_outside(folder: JobDir) -> list[str]:
     """The lines of the job's script and of its scheduler."""
     found: list[str] = []
     for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
@@ -319,9 +321,9 @@ def said_outside(folder: Folder) -> list[str]:
     return found
 
 
-def _settle(folder: Folder, status: Status, now_s: float, replaces: bool = False) -> Status:
+def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False) -> Status:
     """Write it down, for a scheduler forgets. Never over the job's own word, unless that asked for it."""
-    ending = Ending(
+    ending = JobResult(
         state=status.state,
         code=status.code,
         node=status.node,

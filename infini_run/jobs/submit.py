@@ -12,10 +12,10 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.job_dir import Order, environment
+from infini_run.jobs.job_dir import Submission, environment
 from infini_run.jobs.job_store import make_folder, remove
 from infini_run.jobs.request import CPU, CUDA
-from infini_run.jobs.schedulers.scheduler import TIMED_OUT, clean
+from infini_run.jobs.schedulers.scheduler import TIMED_OUT, strip_scheduler_environment
 from infini_run.jobs.script import plan as lay_out
 from infini_run.jobs.script import render, render_node, render_srun
 from infini_run.jobs.task import make_tasks
@@ -26,9 +26,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import Request
+    from infini_run.jobs.request import JobRequest
     from infini_run.jobs.schedulers.scheduler import Facts, Scheduler
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)  # between two looks; a controller that is back is no event
@@ -36,10 +36,12 @@ _TRIES = 3
 _NO_LIMIT = "--warn has no effect: nothing limits a job of this machine but --time"
 
 
-class Plan:
+class SubmissionPlan:
     """A request, laid out and rendered; nothing is written or submitted yet."""
 
-    def __init__(self, request: Request, layout: Layout, text: str, pool: str, programs: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: JobRequest, layout: Layout, text: str, pool: str, programs: Mapping[str, str]
+    ) -> None:
         self.request = request
         self.layout = layout
         self.text = text
@@ -47,7 +49,7 @@ class Plan:
         self.programs = programs  # of the job's container, by their names in its directory
 
 
-def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
+def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionPlan:
     """facts: what the scheduler has. Raises UsageError: all that is wrong with it."""
     if scheduler.name == "local":
         request, facts = _here(request, facts)
@@ -60,12 +62,12 @@ def plan(request: Request, scheduler: Scheduler, facts: Facts) -> Plan:
         said = f"--warn has no effect: nothing limits a job of {pool.name} but --time"
         layout = replace(layout, remark="; ".join(filter(None, (layout.remark, said))))
     programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
-    return Plan(
+    return SubmissionPlan(
         request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), programs
     )
 
 
-def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
+def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
     """One node, which takes whatever is asked of it: CPUs that are too few are shared. Raises UsageError."""
     if request.slots_per_node not in (0, request.slots):
         raise UsageError(
@@ -76,7 +78,7 @@ def _here(request: Request, facts: Facts) -> tuple[Request, Facts]:
     return replace(request, single_node=True, slot_type=slot_type), replace(facts, pools=())
 
 
-def check(planned: Plan, scheduler: Scheduler) -> str:
+def check(planned: SubmissionPlan, scheduler: Scheduler) -> str:
     """Why the scheduler could never run it, ""; asked without leaving anything. Raises QueryError."""
     import tempfile
 
@@ -87,15 +89,15 @@ def check(planned: Plan, scheduler: Scheduler) -> str:
 
 
 def submit(
-    planned: Plan, scheduler: Scheduler, environ: Mapping[str, str], *, say: Callable[[str], None]
-) -> tuple[Folder, Order]:
+    planned: SubmissionPlan, scheduler: Scheduler, environ: Mapping[str, str], *, say: Callable[[str], None]
+) -> tuple[JobDir, Submission]:
     """The job's directory, and what is in it. environ: the caller's. say: gets what takes longer than it should.
 
     Raises UsageError and SubmitError: nothing is left, but for a job of which nobody knows whether it was taken.
     """
     request = planned.request
     folder = make_folder(os.path.dirname(request.folder), request.name)
-    order = Order(
+    order = Submission(
         request=request,
         nodes=planned.layout.nodes,
         slots_per_node=planned.layout.slots_per_node,
@@ -104,7 +106,7 @@ def submit(
         host=os.uname().nodename,
     )
     try:
-        folder.write_order(order, environment(clean(environ), request))
+        folder.write_order(order, environment(strip_scheduler_environment(environ), request))
         folder.write_script(planned.text)
         make_tasks(folder)
         for name, text in planned.programs.items():
@@ -134,7 +136,7 @@ def hand_over(
     *,
     say: Callable[[str], None],
     pauses_s: tuple[float, ...] = _PAUSES_S,
-    folder: Folder | None = None,
+    folder: JobDir | None = None,
     before: str = "",
 ) -> str:
     """The scheduler's id of it. folder: where the job says its own id when it begins, which a scheduler may forget
@@ -157,7 +159,7 @@ def hand_over(
 
 
 def _look_for(
-    scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: Folder | None, before: str
+    scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: JobDir | None, before: str
 ) -> str:
     """Its id, by the scheduler's word or the job's own; "": the scheduler has said twice, with a pause between, that
     it does not have it. Raises SubmitError: it says nothing."""
@@ -181,7 +183,7 @@ def _look_for(
     )
 
 
-def _own_id(folder: Folder | None, before: str, limit_s: float) -> str:
+def _own_id(folder: JobDir | None, before: str, limit_s: float) -> str:
     """The id that the job says when it begins, waited for at most `limit_s` seconds; "": it has not."""
     if folder is None:
         time.sleep(limit_s)
@@ -193,7 +195,7 @@ def _own_id(folder: Folder | None, before: str, limit_s: float) -> str:
     return folder.id if folder.id != before else ""
 
 
-def _wait_for_id(folder: Folder, before: str, limit_s: float) -> None:
+def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
     """A write to its directory is an event (inotify). A controller that is back is none, nor is a write of another
     machine: time ends the wait."""
     from infini_run.jobs.inotify import Changes

@@ -9,17 +9,17 @@ import os
 
 from infini_run.errors import UsageError
 from infini_run.jobs.array import split, task_id
-from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_dir import JobDir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.job_dir import Order
+    from infini_run.jobs.job_dir import Submission
 
 
-class Task(Folder):
+class Task(JobDir):
     """One of them."""
 
-    def __init__(self, array: Folder, index: int) -> None:
+    def __init__(self, array: JobDir, index: int) -> None:
         super().__init__(array.file(f"task/{index}"))
         self.name = f"{array.name}.{index}"
         self.index = index
@@ -38,7 +38,7 @@ class Task(Folder):
     def program(self, name: str) -> str:
         return self.array.program(name)
 
-    def read_order(self) -> Order:
+    def read_order(self) -> Submission:
         return self.array.read_order()
 
     def read_env(self) -> dict[str, str]:
@@ -62,12 +62,12 @@ class Task(Folder):
         return super().was_told_to_end or self.array.was_told_to_end
 
 
-def tasks_of(folder: Folder) -> tuple[Task, ...]:
+def tasks_of(folder: JobDir) -> tuple[Task, ...]:
     """Those of an array; of a job, or a task: none. Raises UsageError: it is no job's directory."""
     return () if isinstance(folder, Task) else tuple(Task(folder, index) for index in folder.read_order().tasks)
 
 
-def task_of(folder: Folder, index: int) -> Task:
+def task_of(folder: JobDir, index: int) -> Task:
     """Raises UsageError: there is no such task."""
     order = folder.read_order()
     if isinstance(folder, Task) or not order.tasks:
@@ -77,14 +77,14 @@ def task_of(folder: Folder, index: int) -> Task:
     return Task(folder, index)
 
 
-def make_tasks(folder: Folder) -> None:
+def make_tasks(folder: JobDir) -> None:
     """A directory for each: Slurm opens a log in there before anything of ours runs. Raises OSError."""
     for task in tasks_of(folder):
         os.makedirs(task.path, mode=0o700)
 
 
-def open_folder(above: str, name: str) -> Folder:
+def open_folder(above: str, name: str) -> JobDir:
     """Of that name, a job's or a task's; whether it is there is not looked at."""
     base, index = split(name)
-    folder = Folder(os.path.join(above, base))
+    folder = JobDir(os.path.join(above, base))
     return folder if index < 0 else Task(folder, index)

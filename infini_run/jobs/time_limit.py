@@ -10,14 +10,14 @@ import os
 import select
 import time
 
-from infini_run.jobs.schedulers.scheduler import clean
+from infini_run.jobs.schedulers.scheduler import strip_scheduler_environment
 from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from infini_run.jobs.request import Request
+    from infini_run.jobs.request import JobRequest
 
 NEVER = float("inf")
 _ANSWER_S = 5.0  # that a question about a limit may take
@@ -51,13 +51,13 @@ class Deadline:
     that nobody asked for is its queue's, so PBS is asked too.
     """
 
-    def __init__(self, request: Request, environ: Mapping[str, str], start_s: float) -> None:
+    def __init__(self, request: JobRequest, environ: Mapping[str, str], start_s: float) -> None:
         self._is_pbs = request.scheduler == "pbs"
         self._job = environ.get("PBS_JOBID", "") if self._is_pbs else ""
         if request.scheduler == "slurm":
             self._job = slurm_id(environ)
         self._start_s = start_s
-        self._environ = clean(environ)
+        self._environ = strip_scheduler_environment(environ)
         self.at_s = start_s + request.time_s if request.time_s else NEVER
         said = environ.get("SLURM_JOB_END_TIME", "")
         if self._job and not self._is_pbs:
@@ -108,9 +108,9 @@ class Deadline:
         PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
             return Outside(is_late=self._is_past(spare_s, limit_s))
-        from infini_run.jobs.scheduler_command import ask
+        from infini_run.jobs.scheduler_command import run_command
 
-        said = ask(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
+        said = run_command(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
                    self._environ, limit_s)  # fmt: skip
         words = said.out.split() if said.code == 0 else []
         if len(words) < 2:
@@ -143,13 +143,13 @@ class Deadline:
             self.fd = self._answer_fd = -1
 
 
-class Alarm:
+class TimeLimitTimer:
     """What is due before the end: a warning, and the end itself where nobody else keeps the limit. Armed, not polled.
 
     `fd`: readable when it is to be looked at before `due_s` (by time.time).
     """
 
-    def __init__(self, request: Request, environ: Mapping[str, str], start_s: float, *, is_ours: bool) -> None:
+    def __init__(self, request: JobRequest, environ: Mapping[str, str], start_s: float, *, is_ours: bool) -> None:
         """is_ours: nobody else ends the job at its limit."""
         self._deadline = Deadline(request, environ, start_s)
         self.fd = self._deadline.fd

@@ -14,14 +14,14 @@ from infini_run.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.schedulers.local import Local, open_process
 from infini_run.jobs.schedulers.scheduler import LOST
-from infini_run.jobs.status import is_lost_for_good, look, look_at_files, whole
+from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status, whole
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
@@ -47,10 +47,10 @@ def answered(known: Status, answer: Status) -> Status:
     return replace(known, news=answer.news) if answer.news else answer
 
 
-class Follow:
+class JobWatcher:
     """`status` is the latest; `step` waits for another. To be closed."""
 
-    def __init__(self, folder: Folder, scheduler: Scheduler) -> None:
+    def __init__(self, folder: JobDir, scheduler: Scheduler) -> None:
         self._folder = folder
         self._scheduler = scheduler
         self._pidfd = -1
@@ -121,7 +121,7 @@ class Follow:
 
     def _ask(self) -> Status:
         now_s = time.monotonic()
-        status = look([self._folder], lambda _: self._scheduler)[0]
+        status = query_status([self._folder], lambda _: self._scheduler)[0]
         is_missing = status.state == LOST
         self._missing_s = min(self._missing_s, now_s) if is_missing else self._missing_s if status.news else _NEVER
         status = answered(self.status, status)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
-from infini_run.jobs.scheduler_command import Said
+from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
 from tests.support.waiting import until
@@ -88,7 +88,9 @@ def test_what_slurm_says_of_an_array_is_said_of_each_of_its_tasks(tmp_path):
 
 
 def test_a_cluster_that_takes_fewer_tasks_says_where_that_stands():
-    said = Said(code=1, out="", error="sbatch: error: Batch job submission failed: Invalid job array specification\n")
+    said = CommandResult(
+        code=1, out="", error="sbatch: error: Batch job submission failed: Invalid job array specification\n"
+    )
     assert advised(said).endswith("Invalid job array specification; the cluster has another MaxArraySize: "
                                   "`scontrol show config` says up to which index")  # fmt: skip
 

@@ -14,10 +14,10 @@ import pytest
 
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
-from infini_run.jobs.job_dir import Ending
+from infini_run.jobs.job_dir import JobResult
 from infini_run.jobs.options.help import help_text
 from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
-from infini_run.jobs.result import wants_again
+from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
 from tests.support.batch import COMMANDS
 from tests.support.job_case import JOB
@@ -395,8 +395,8 @@ def test_a_file_system_is_known_by_its_mount():
     ],
 )  # fmt: skip
 def test_who_is_run_again(state, code, failures, restarts, again):
-    ending = Ending(state=state, code=code, node="n", rank=0)
-    assert bool(wants_again(ending, failures=failures, restarts=restarts)) is again
+    ending = JobResult(state=state, code=code, node="n", rank=0)
+    assert bool(restart_reason(ending, failures=failures, restarts=restarts)) is again
 
 
 def test_the_python_api_has_no_names_that_the_command_needs():

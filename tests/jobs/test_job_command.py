@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from infini_run.jobs.scheduler_command import MISSING, ask, kill_group
+from infini_run.jobs.scheduler_command import MISSING, kill_group, run_command
 from tests.support.build_c import build
 from tests.support.processes import is_alive
 from tests.support.waiting import LIMIT_S, until
 
 
 def sh(text, limit_s=LIMIT_S):
-    return ask(["sh", "-c", text], os.environ, limit_s)
+    return run_command(["sh", "-c", text], os.environ, limit_s)
 
 
 def test_what_it_said_and_how_it_ended():
@@ -30,12 +30,12 @@ def test_a_signal_is_a_code_as_a_shell_has_it():
 
 
 def test_a_program_that_is_not_there_is_told():
-    said = ask(["no-such-program"], os.environ)
+    said = run_command(["no-such-program"], os.environ)
     assert (said.code, said.error) == (MISSING, "no-such-program: No such file or directory")
 
 
 def test_it_gets_the_environment_that_was_given_and_no_stdin():
-    said = ask(["/bin/sh", "-c", "read line && echo read; echo $A $HOME"], {"A": "1"})
+    said = run_command(["/bin/sh", "-c", "read line && echo read; echo $A $HOME"], {"A": "1"})
     assert said.out == "1\n"
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from infini_run.jobs.request import Request
-from infini_run.jobs.time_limit import NEVER, Alarm, Outside
+from infini_run.jobs.request import JobRequest
+from infini_run.jobs.time_limit import NEVER, Outside, TimeLimitTimer
 from tests.support.waiting import LIMIT_S
 
 START_S = 1_700_000_000.0
@@ -16,7 +16,7 @@ AT_THE_END = "--noheader --states=all --jobs=7 --Format=PreemptTime:32,TimeLeft:
 
 
 def request(scheduler="slurm", time_s=0, warn_s=300):
-    return Request(
+    return JobRequest(
         name="ir-0123456789", folder="/f", command=("true",), cwd="/", python="python", slots=1, scheduler=scheduler,
         time_s=time_s, warn_s=warn_s,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def arm(squeue):
     alarms = []
 
     def make(asked, **kwargs):
-        alarms.append(Alarm(asked, squeue.environ, START_S, is_ours=kwargs.get("is_ours", False)))
+        alarms.append(TimeLimitTimer(asked, squeue.environ, START_S, is_ours=kwargs.get("is_ours", False)))
         return alarms[-1]
 
     yield make

@@ -8,17 +8,17 @@ import pytest
 
 from infini_run.jobs import watch as module
 from infini_run.jobs.inotify import Changes
-from infini_run.jobs.job_dir import Ending, Phase
+from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.logs import Reader
-from infini_run.jobs.schedulers.scheduler import Seen
-from infini_run.jobs.watch import Follow
+from infini_run.jobs.schedulers.scheduler import SchedulerJob
+from infini_run.jobs.watch import JobWatcher
 from tests.jobs.test_job_state import ID, Said, begin, made
 
 
 @pytest.fixture
 def slurm():
     said = Said()
-    said.seen["ir-0123456789"] = Seen(id=ID, state="QUEUED", reason="Priority")
+    said.seen["ir-0123456789"] = SchedulerJob(id=ID, state="QUEUED", reason="Priority")
     return said
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def job(folder, slurm):
-    job = Follow(folder, slurm)
+    job = JobWatcher(folder, slurm)
     yield job
     job.close()
 
@@ -51,7 +51,7 @@ def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
         job.step(60)
     other.join()
     assert job.status.nodes == ("n1",)
-    folder.write_ending(Ending(state="COMPLETED", code=0, end_s=2e9))
+    folder.write_ending(JobResult(state="COMPLETED", code=0, end_s=2e9))
     while not job.has_ended:
         job.step(60)
     assert job.status.headline == "COMPLETED"
@@ -61,7 +61,7 @@ def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
 def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
     monkeypatch.setattr(module, "FIRST_S", 0.01)
     monkeypatch.setattr(module, "LAST_S", 0.04)
-    job = Follow(folder, slurm)
+    job = JobWatcher(folder, slurm)
     try:
         seen = []
         while len(slurm.asked) < 8:
@@ -78,8 +78,8 @@ def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
 
 def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, slurm):
     begin(folder)
-    slurm.seen["ir-0123456789"] = Seen(id=ID, state="PREEMPTED")
-    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+    slurm.seen["ir-0123456789"] = SchedulerJob(id=ID, state="PREEMPTED")
+    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
     while not job.has_ended:
         job.step(60)
     assert job.status.headline == "PREEMPTED 143"
@@ -88,7 +88,7 @@ def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, s
 
 def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
     monkeypatch.setattr(module, "FIRST_S", 0.01)
-    job = Follow(folder, slurm)
+    job = JobWatcher(folder, slurm)
     try:
         slurm.error = "squeue: no answer in time"
         while not job.status.news:
@@ -101,10 +101,10 @@ def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
 def test_one_that_nobody_knows_has_a_minute_to_be_heard_of(folder, slurm, monkeypatch):
     slurm.seen.clear()
     monkeypatch.setattr(module, "FIRST_S", 0.01)
-    job = Follow(folder, slurm)
+    job = JobWatcher(folder, slurm)
     try:
         assert (job.status.state, job.has_ended) == ("LOST", False)
-        slurm.seen["ir-0123456789"] = Seen(id=ID, state="QUEUED")
+        slurm.seen["ir-0123456789"] = SchedulerJob(id=ID, state="QUEUED")
         while job.status.state == "LOST":
             job.step()
         assert job.status.state == "QUEUED"

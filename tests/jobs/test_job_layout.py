@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.jobs.node_shape import lay_out
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.record import replace
@@ -23,7 +23,7 @@ NOTHING = {"slurm": Facts(scheduler="slurm"), "pbs": Facts(scheduler="pbs")}
 
 
 def ask(slots, **changes):
-    return Request(
+    return JobRequest(
         **{"name": "ir-1", "folder": "/f", "command": ("x",), "cwd": "/", "python": "/p", "slots": slots} | changes
     )
 

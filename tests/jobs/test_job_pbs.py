@@ -10,7 +10,7 @@ import pytest
 
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import scheduler_command
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
 from infini_run.jobs.schedulers.scheduler import Kind
 from infini_run.jobs.script import plan, render
@@ -302,7 +302,7 @@ def test_a_submission_without_an_answer_is_told_from_one_that_was_refused(pbs, p
 def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
-        real = scheduler_command.ask
+        real = scheduler_command.run_command
         monkeypatch.setattr("infini_run.jobs.schedulers.pbs.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 
@@ -382,7 +382,7 @@ def test_pbs_runs_nothing_again_by_itself(pbs):
 
 def test_two_chunks_that_fit_on_one_host_are_on_two(pbs, pbs_queue, tmp_path):
     """Without place=scatter both would be on the first: one launcher for two nodes' ranks."""
-    request = Request(name="ir-1", folder=str(tmp_path), command=("x",), cwd="/", python="/bin/true", slots=8,
+    request = JobRequest(name="ir-1", folder=str(tmp_path), command=("x",), cwd="/", python="/bin/true", slots=8,
                       slots_per_node=4)  # fmt: skip
     facts = pbs.facts()
     (tmp_path / "job.sh").write_text(render(request, plan(request, facts), facts))
@@ -396,7 +396,7 @@ def test_two_chunks_that_fit_on_one_host_are_on_two(pbs, pbs_queue, tmp_path):
 @pytest.mark.parametrize("item", ["host=pbsn1", "vnode=pbsn1"])
 def test_one_host_for_several_nodes_is_refused(pbs, item):
     """PBS says "Not Running: Insufficient amount of resource: vnode" for ever."""
-    request = Request(name="ir-1", folder="/f", command=("x",), cwd="/", python="/bin/true", slots=8,
+    request = JobRequest(name="ir-1", folder="/f", command=("x",), cwd="/", python="/bin/true", slots=8,
                       slots_per_node=4, options=("-l", f"select=1:{item}"))  # fmt: skip
     with pytest.raises(UsageError, match=f"{item}: 2 nodes are asked for, and that is one$"):
         plan(request, pbs.facts())

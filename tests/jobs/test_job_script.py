@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.jobs.container import Image
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import described, plan, render, render_node, render_srun
@@ -24,7 +24,7 @@ POOL = pool_of("gpu", [Kind(nodes=4, cpus=64, mem_mb=8000, gpus=8)], is_default=
 SLURM = Facts(scheduler="slurm", has_tres=True, has_gres=True, pools=(POOL,))
 PBS = Facts(scheduler="pbs", has_gres=True, pools=(POOL,))
 LOCAL = Facts(scheduler="local")
-PLAIN = Request(
+PLAIN = JobRequest(
     name="ir-7f3a91c2e4", folder="/home/me/.infini/jobs/ir-7f3a91c2e4", command=("python", "train.py"),
     cwd="/home/me", python="/opt/env/bin/python", slots=16,
 )  # fmt: skip

@@ -16,9 +16,9 @@ from infini_run.environments.hostlist import expand
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import scheduler_command
 from infini_run.jobs.node_shape import lay_out
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers import scheduler, slurm_output, slurm_script
-from infini_run.jobs.schedulers.scheduler import Facts, Kind, clean
+from infini_run.jobs.schedulers.scheduler import Facts, Kind, strip_scheduler_environment
 from infini_run.jobs.schedulers.slurm import Slurm, _gpus, span_s
 from infini_run.jobs.schedulers.slurm_output import hold_of, is_out_of_memory, state_of
 from infini_run.jobs.script import plan, render
@@ -29,7 +29,7 @@ QUIET = {"name": "ir-1", "command": ("x",), "cwd": "/", "python": "/bin/true"}
 
 
 def ask(slots, folder="/f", **changes):
-    return Request(slots=slots, folder=str(folder), **QUIET | changes)
+    return JobRequest(slots=slots, folder=str(folder), **QUIET | changes)
 
 
 # ---- words
@@ -118,9 +118,9 @@ TEXTS = [
 
 @pytest.mark.parametrize(("text", "means"), TEXTS)
 def test_texts_of_newer_versions_are_understood(text, means):
-    assert means(scheduler_command.Said(code=1, out="", error=text))
+    assert means(scheduler_command.CommandResult(code=1, out="", error=text))
     assert not means(
-        scheduler_command.Said(code=1, out="", error="Requested operation is presently disabled for job 17")
+        scheduler_command.CommandResult(code=1, out="", error="Requested operation is presently disabled for job 17")
     )
 
 
@@ -151,7 +151,7 @@ def test_gpus_are_found_in_gres(text, wanted):
 def test_the_environment_has_no_options_for_the_schedulers_commands():
     given_ = {"SBATCH_GRES": "gpu:1", "SLURM_JOB_ID": "1", "SRUN_CPUS": "1", "SALLOC_X": "1", "PBS_DPREFIX": "#X",
               "SLURM_CONF": "/c", "PBS_CONF_FILE": "/p", "PATH": "/bin", "SQUEUE_FORMAT": "x"}  # fmt: skip
-    assert clean(given_) == {"SLURM_CONF": "/c", "PBS_CONF_FILE": "/p", "PATH": "/bin"}
+    assert strip_scheduler_environment(given_) == {"SLURM_CONF": "/c", "PBS_CONF_FILE": "/p", "PATH": "/bin"}
 
 
 # ---- stand-ins that answer wrongly
@@ -190,7 +190,9 @@ def test_a_job_is_submitted_found_and_followed_to_its_end(slurm, slurm_queue, sc
     assert slurm.find("ir-1") == job
     bell.ring("go")
     slurm_queue.ended()
-    assert slurm.query(["ir-1", "ir-2"]) == {"ir-1": scheduler.Seen(id=job, state="COMPLETED", nodes="node1,node2")}
+    assert slurm.query(["ir-1", "ir-2"]) == {
+        "ir-1": scheduler.SchedulerJob(id=job, state="COMPLETED", nodes="node1,node2")
+    }
     assert slurm.find("ir-1") == job  # it ended well: it must not be submitted again
 
 
@@ -271,7 +273,7 @@ def test_a_submission_without_an_answer_is_told_from_one_that_was_refused(slurm,
 def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
-        real = scheduler_command.ask
+        real = scheduler_command.run_command
         monkeypatch.setattr("infini_run.jobs.schedulers.slurm.ask", lambda argv, environ: real(argv, environ, 1.0))
 
 

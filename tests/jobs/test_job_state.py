@@ -9,11 +9,11 @@ import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import Ending, Order, Phase
+from infini_run.jobs.job_dir import JobResult, Phase, Submission
 from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
-from infini_run.jobs.request import Request
-from infini_run.jobs.schedulers.scheduler import HOPELESS, Seen
-from infini_run.jobs.status import is_lost_for_good, look, look_at_files
+from infini_run.jobs.request import JobRequest
+from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
+from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status
 
 NOW_S = 1_700_000_000.0
 ID = "48213"
@@ -25,7 +25,7 @@ class Said:
     name = "slurm"
 
     def __init__(self) -> None:
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, SchedulerJob] = {}
         self.asked: list[tuple[str, ...]] = []
         self.error = ""
         self.meanwhile = None
@@ -50,7 +50,7 @@ def folder(tmp_path):
 
 
 def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000):
-    request = Request(
+    request = JobRequest(
         name=name,
         folder=str(tmp_path / name),
         command=("python", "t.py"),
@@ -62,7 +62,7 @@ def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000):
         options=("-C", "x"),
     )
     folder = make_folder(str(tmp_path), name)
-    order = Order(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
+    order = Submission(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
     folder.write_order(order, {"A": "1"})
     folder.write_id(ID)
     return folder
@@ -75,7 +75,7 @@ def begin(folder, state="RUNNING"):
 
 
 def ask(folder, slurm, now_s=NOW_S):
-    return look([folder], lambda order: slurm, now_s)[0]
+    return query_status([folder], lambda order: slurm, now_s)[0]
 
 
 def test_what_was_asked_for_comes_back_as_it_was(folder):
@@ -89,7 +89,7 @@ def test_what_was_asked_for_comes_back_as_it_was(folder):
 
 def test_a_job_that_has_ended_is_asked_about_no_more(folder, slurm):
     begin(folder)
-    folder.write_ending(Ending(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
+    folder.write_ending(JobResult(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
     status = ask(folder, slurm)
     assert (status.headline, status.is_final, status.exit_code) == ("FAILED 7 n2 rank 5", True, 7)
     assert slurm.asked == []
@@ -106,13 +106,15 @@ def test_a_job_that_has_ended_is_asked_about_no_more(folder, slurm):
 def test_the_scheduler_and_the_directory_together_say_how_far_it_is(folder, slurm, said, phase, state):
     if phase:
         begin(folder, phase)
-    slurm.seen["ir-0123456789"] = Seen(id=ID, state=said)
+    slurm.seen["ir-0123456789"] = SchedulerJob(id=ID, state=said)
     status = ask(folder, slurm)
     assert (status.state, status.is_final) == (state, False)
 
 
 def test_why_it_waits_is_told(folder, slurm):
-    slurm.seen[folder.name] = Seen(id=ID, state="QUEUED", reason="BadConstraints", hold=HOPELESS, advice="change it")
+    slurm.seen[folder.name] = SchedulerJob(
+        id=ID, state="QUEUED", reason="BadConstraints", hold=HOPELESS, advice="change it"
+    )
     status = ask(folder, slurm)
     assert (status.headline, status.hold, status.advice) == ("QUEUED BadConstraints", "hopeless", "change it")
 
@@ -120,7 +122,7 @@ def test_why_it_waits_is_told(folder, slurm):
 @pytest.mark.parametrize("state", ["OOM", "NODE_FAIL", "PREEMPTED", "TIMEOUT", "CANCELLED", "FAILED"])
 def test_what_the_scheduler_says_of_one_that_left_no_word_is_written_down(folder, slurm, state):
     begin(folder)
-    slurm.seen[folder.name] = Seen(id=ID, state=state, code=9)
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state=state, code=9)
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == (state, True, 9)
     assert f"infini-job logs {folder.name}" in status.reason
@@ -130,28 +132,28 @@ def test_what_the_scheduler_says_of_one_that_left_no_word_is_written_down(folder
 
 
 def test_one_that_never_began_says_where_to_look(folder, slurm):
-    slurm.seen[folder.name] = Seen(id=ID, state="FAILED")
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED")
     assert f"do its nodes share {folder.path}?" in ask(folder, slurm).reason
 
 
 def test_the_scripts_own_last_words_are_the_reason(folder, slurm):
     with open(folder.scheduler_logs[0], "w") as file:
         file.write("first\n/opt/python: not found\n\n")
-    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=127)
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED", code=127)
     assert ask(folder, slurm).reason == "/opt/python: not found"
 
 
 def test_its_own_word_wins_over_the_schedulers(folder, slurm):
     """It was written while the scheduler was asked."""
     begin(folder)
-    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=143)
-    slurm.meanwhile = lambda: folder.write_ending(Ending(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED", code=143)
+    slurm.meanwhile = lambda: folder.write_ending(JobResult(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
     assert ask(folder, slurm).headline == "FAILED 7 n2 rank 5"
 
 
 def test_nobody_writes_over_its_own_word(folder):
-    folder.write_ending(Ending(state="COMPLETED", code=0))
-    assert folder.propose_ending(Ending(state="OOM", code=9)) is False
+    folder.write_ending(JobResult(state="COMPLETED", code=0))
+    assert folder.propose_ending(JobResult(state="OOM", code=9)) is False
     assert folder.ending().state == "COMPLETED"
     assert sorted(os.listdir(folder.path)) == ["env", "exit", "id", "request.json"]
 
@@ -163,8 +165,8 @@ def test_nobody_writes_over_its_own_word(folder):
 )  # fmt: skip
 def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, state):
     begin(folder)
-    folder.write_ending(Ending(state="CANCELLED", code=143, reason="told", is_told=True, end_s=NOW_S))
-    slurm.seen[folder.name] = Seen(id=ID, state=said)
+    folder.write_ending(JobResult(state="CANCELLED", code=143, reason="told", is_told=True, end_s=NOW_S))
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state=said)
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == (state, True, 143)
     ask(folder, slurm)
@@ -173,8 +175,8 @@ def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, sta
 
 def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
     begin(folder)
-    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
-    slurm.seen[folder.name] = Seen(id=ID, state="QUEUED", reason="BeginTime")
+    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="QUEUED", reason="BeginTime")
     status = ask(folder, slurm)
     assert (status.headline, status.is_final, status.code) == ("QUEUED BeginTime", False, -1)
     assert folder.begin() == 1
@@ -184,7 +186,7 @@ def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
 def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(folder, slurm):
     """PBS knows the run that is over and the one that is to follow by two ids."""
     begin(folder, "REQUEUED")
-    slurm.seen[folder.name] = Seen(id=ID, state="FAILED", code=4)
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED", code=4)
     slurm.meanwhile = lambda: folder.write_id("48214")
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.id) == ("QUEUED", False, "48214")
@@ -193,7 +195,7 @@ def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(fo
 
 def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slurm):
     begin(folder)
-    folder.write_ending(Ending(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == ("CANCELLED", True, 143)
     ask(folder, slurm)
@@ -203,10 +205,10 @@ def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slu
 def test_what_was_written_late_of_an_earlier_run_is_not_the_end_of_this_one(folder, slurm):
     begin(folder)
     begin(folder)
-    folder.write_ending(Ending(state="CANCELLED", code=143, attempt=0, end_s=NOW_S))
-    slurm.seen[folder.name] = Seen(id=ID, state="RUNNING")
+    folder.write_ending(JobResult(state="CANCELLED", code=143, attempt=0, end_s=NOW_S))
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="RUNNING")
     assert (ask(folder, slurm).state, ask(folder, slurm).is_final) == ("RUNNING", False)
-    slurm.seen[folder.name] = Seen(id=ID, state="OOM", code=137)
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="OOM", code=137)
     assert (ask(folder, slurm).headline, ask(folder, slurm).is_final) == ("OOM 137", True)
 
 
@@ -217,7 +219,7 @@ def test_one_that_is_missing_is_lost_and_not_finished(folder, slurm):
     assert status.reason.startswith("slurm does not know it any more")
     assert not is_lost_for_good(status, missing_since_s=100.0, now_s=150.0)
     assert is_lost_for_good(status, missing_since_s=100.0, now_s=161.0)
-    slurm.seen[folder.name] = Seen(id=ID, state="RUNNING")
+    slurm.seen[folder.name] = SchedulerJob(id=ID, state="RUNNING")
     assert ask(folder, slurm).state == "RUNNING"
 
 
@@ -243,23 +245,23 @@ def test_no_news_changes_nothing(folder, slurm):
 
 def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
     folders = [made(tmp_path, "ir-00000000aa"), made(tmp_path, "ir-00000000bb", scheduler="pbs")]
-    slurm.seen["ir-00000000aa"] = Seen(id=ID, state="RUNNING")
+    slurm.seen["ir-00000000aa"] = SchedulerJob(id=ID, state="RUNNING")
 
     def find(order):
         if order.request.scheduler == "pbs":
             raise UsageError("qsub is not on PATH")
         return slurm
 
-    first, second = look(folders, find, NOW_S)
+    first, second = query_status(folders, find, NOW_S)
     assert (first.state, first.news) == ("STARTING", "")
     assert (second.state, second.news) == ("QUEUED", "qsub is not on PATH")
 
 
 def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):
     folders = [made(tmp_path, f"ir-{number:010x}") for number in range(100)]
-    folders[3].write_ending(Ending(state="COMPLETED", code=0))
-    slurm.seen = {folder.name: Seen(id=ID, state="QUEUED") for folder in folders}
-    found = look(folders, lambda order: slurm, NOW_S)
+    folders[3].write_ending(JobResult(state="COMPLETED", code=0))
+    slurm.seen = {folder.name: SchedulerJob(id=ID, state="QUEUED") for folder in folders}
+    found = query_status(folders, lambda order: slurm, NOW_S)
     assert [status.name for status in found] == [folder.name for folder in folders]
     assert len(slurm.asked) == 1
     assert len(slurm.asked[0]) == 99

@@ -17,9 +17,9 @@ import pytest
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.container import Image
 from infini_run.jobs.job_dir import environment
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.pbs import Pbs
-from infini_run.jobs.schedulers.scheduler import clean
+from infini_run.jobs.schedulers.scheduler import strip_scheduler_environment
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace
@@ -215,11 +215,11 @@ def test_options_of_the_callers_shell_are_left_out():
     environ = {"SBATCH_GRES": "gpu:1", "SLURM_CONF": "/etc/x", "SRUN_DEBUG": "1", "SALLOC_X": "1", "PBS_DPREFIX": "#",
                "SLURM_JOB_ID": "7", "PBS_CONF_FILE": "/etc/pbs", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/h",
                "SHLVL": "3", "MINE": "1"}  # fmt: skip
-    asked = Request(
+    asked = JobRequest(
         name="ir-0123456789", folder="/f", command=("x",), cwd="/", python="p", slots=1, env=(("MORE", "2"),)
     )
     kept = {"SLURM_CONF": "/etc/x", "PBS_CONF_FILE": "/etc/pbs", "HOME": "/h", "MINE": "1", "MORE": "2"}
-    assert environment(clean(environ), asked) == kept
+    assert environment(strip_scheduler_environment(environ), asked) == kept
     in_image = replace(asked, container=Image(name="image"), env=(("PATH", "/mine"),))
     assert environment({"PATH": "/usr/bin", "LD_PRELOAD": "x", "HOME": "/h"}, in_image) == {
         "HOME": "/h",

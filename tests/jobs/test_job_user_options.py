@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
-from infini_run.jobs.request import Request
+from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.jobs.schedulers.scheduler import Facts, Kind, pool_of
 from infini_run.jobs.script import plan
@@ -23,7 +23,7 @@ FACTS = {
 
 
 def ask(*options, slots=16, **changes):
-    return Request(
+    return JobRequest(
         name="ir-1", folder="/f", command=("x",), cwd="/", python="/p", slots=slots, options=options, **changes
     )
 

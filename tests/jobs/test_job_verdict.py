@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
-from infini_run.jobs.result import judge
+from infini_run.jobs.result import classify
 from infini_run.report.report import Exit, Report
 
 KILLED = NodeLost(
@@ -24,7 +24,7 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
         exits=(first,) if first else (), first_failure=first, told=told,
     )  # fmt: skip
-    return judge(
+    return classify(
         report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, is_preempted=preempted,
         attempt=3,
     )  # fmt: skip

@@ -11,8 +11,17 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.request import LOG
-from infini_run.jobs.scheduler_command import ask
-from infini_run.jobs.schedulers.scheduler import QUEUED, REFUSED, RUNNING, WAITING, Facts, Pool, Seen, clean
+from infini_run.jobs.scheduler_command import run_command
+from infini_run.jobs.schedulers.scheduler import (
+    QUEUED,
+    REFUSED,
+    RUNNING,
+    WAITING,
+    Facts,
+    Queue,
+    SchedulerJob,
+    strip_scheduler_environment,
+)
 from infini_run.jobs.task import Task, open_folder
 
 TYPE_CHECKING = False
@@ -29,7 +38,7 @@ class Local:
 
     def __init__(self, above: str, environ: Mapping[str, str]) -> None:
         self._above = above
-        self._environ = clean(environ)
+        self._environ = strip_scheduler_environment(environ)
 
     def facts(self) -> Facts:
         """This machine, as one node of one pool."""
@@ -42,7 +51,7 @@ class Local:
         except DeviceError:
             gpus = 0
         memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-        here = Pool(
+        here = Queue(
             name="here",
             nodes=1,
             gpus_per_node=gpus,
@@ -59,7 +68,7 @@ class Local:
     def submit(self, script_path: str, name: str) -> str:
         """Start it; it is nobody's child, and holds nothing of ours."""
         log = os.path.join(os.path.dirname(script_path), LOG)
-        made = ask(["sh", "-c", _START, script_path, log], self._environ)
+        made = run_command(["sh", "-c", _START, script_path, log], self._environ)
         pid = made.out.strip()
         if not pid.isdecimal():
             raise SubmitError(REFUSED, made.error.strip() or "the shell has not started it")
@@ -70,7 +79,7 @@ class Local:
         id_ = open_folder(self._above, name).id
         return id_ if id_ and _pid(id_) else None
 
-    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
         """Those that run, and tasks that will. How one has ended is in its directory alone."""
         found = {}
         are_started: dict[str, bool] = {}  # by array: by a process that is there
@@ -78,13 +87,13 @@ class Local:
             folder = open_folder(self._above, name)
             id_ = folder.id
             if id_ and _pid(id_):
-                found[name] = Seen(id=id_, state=RUNNING)
+                found[name] = SchedulerJob(id=id_, state=RUNNING)
             elif isinstance(folder, Task) and not id_ and not folder.is_cancelled:
                 path = folder.array.path
                 if path not in are_started:
                     are_started[path] = bool(folder.array.id and _pid(folder.array.id))
                 if are_started[path]:
-                    found[name] = Seen(id="", state=QUEUED, hold=WAITING)
+                    found[name] = SchedulerJob(id="", state=QUEUED, hold=WAITING)
         return found
 
     def cancel(self, *ids: str, again: bool = False) -> None:

@@ -16,12 +16,12 @@ import sys
 import time
 
 from infini_run.jobs.array import parse
-from infini_run.jobs.job_dir import Ending, Folder
+from infini_run.jobs.job_dir import JobDir, JobResult
 from infini_run.jobs.request import LOG
 from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.scheduler import CANCELLED
 from infini_run.jobs.script import inside_of
-from infini_run.jobs.status import look
+from infini_run.jobs.status import query_status
 from infini_run.jobs.task import tasks_of
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ _TERM = 128 + signal.SIGTERM
 class Queue:
     """The tasks that wait, and those that run."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: JobDir) -> None:
         request = folder.read_order().request
         self._folder = folder
         self._words = inside_of(request.python)
@@ -80,12 +80,12 @@ class Queue:
 
     def _settle(self, task: Task) -> None:
         """What has not said how it ended is written down as lost, or cancelled."""
-        look([task], lambda _: self._scheduler)
+        query_status([task], lambda _: self._scheduler)
 
     def _end_waiting(self) -> None:
         for task in self._waiting:
             reason = "it was cancelled" if task.is_cancelled else "it was told to stop (SIGTERM)"
-            task.propose_ending(Ending(state=CANCELLED, code=_TERM, reason=reason, end_s=time.time(), attempt=-1))
+            task.propose_ending(JobResult(state=CANCELLED, code=_TERM, reason=reason, end_s=time.time(), attempt=-1))
         self._waiting.clear()
 
 
@@ -94,7 +94,7 @@ def _nothing(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    Queue(Folder(os.path.abspath(sys.argv[1]))).run()
+    Queue(JobDir(os.path.abspath(sys.argv[1]))).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id
-from infini_run.jobs.scheduler_command import MISSING, ask
+from infini_run.jobs.scheduler_command import MISSING, run_command
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -32,9 +32,9 @@ from infini_run.jobs.schedulers.scheduler import (
     WAITING,
     Facts,
     Kind,
-    Seen,
-    clean,
+    SchedulerJob,
     pool_of,
+    strip_scheduler_environment,
 )
 from infini_run.value_types import number
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.scheduler_command import Said
-    from infini_run.jobs.schedulers.scheduler import Pool
+    from infini_run.jobs.scheduler_command import CommandResult
+    from infini_run.jobs.schedulers.scheduler import Queue
 
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")
@@ -86,12 +86,12 @@ class Pbs:
     name = "pbs"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = clean(os.environ if environ is None else environ)
+        self._environ = strip_scheduler_environment(os.environ if environ is None else environ)
 
     def facts(self) -> Facts:
         """By one command: a second qstat within a second sleeps for 0.2 s (its delay_query), and each connects and
         proves who we are anew. Raises QueryError."""
-        said = ask(["qmgr"], self._environ, given=_LISTS)
+        said = run_command(["qmgr"], self._environ, given=_LISTS)
         found = _objects(said.out)
         if said.timed_out or not found["Server"] or (said.code and not found["Queue"]):
             raise QueryError(_complaint("qmgr -c 'list server'", said, is_garbage=said.code == 0))
@@ -112,7 +112,7 @@ class Pbs:
 
     def submit(self, script_path: str, name: str) -> str:
         """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
-        said = ask(["qsub", "-N", name, script_path], self._environ)
+        said = run_command(["qsub", "-N", name, script_path], self._environ)
         job_id = said.out.strip()
         if said.code == 0 and is_id(job_id):
             return job_id
@@ -132,7 +132,7 @@ class Pbs:
         seen = self.query([name]).get(name)
         return None if seen is None else seen.id
 
-    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
         """One qstat with all ids. qstat knows no names: where an id is missing, unknown or of a job that is over (one
         that was queued again has another), qselect lists jobs first."""
         known = ids or {}
@@ -164,7 +164,7 @@ class Pbs:
 
     def _signal(self, ids: Sequence[str]) -> list[str]:
         """Those that do not run (yet). Raises QueryError."""
-        said = ask(["qsig", "-s", "URG", *ids], self._environ)
+        said = run_command(["qsig", "-s", "URG", *ids], self._environ)
         refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
         if said.code and not refused and not any(part in said.error for part in _UNKNOWN):
             raise QueryError(_complaint("qsig", said))
@@ -176,7 +176,7 @@ class Pbs:
         return [job_id for job_id in ids if _number(job_id) in running]
 
     def _delete(self, ids: Sequence[str]) -> None:
-        said = ask(["qdel", *ids], self._environ) if ids else None
+        said = run_command(["qdel", *ids], self._environ) if ids else None
         if said is not None and said.code and not any(part in said.error for part in _UNKNOWN):
             raise QueryError(_complaint("qdel", said))
 
@@ -187,9 +187,9 @@ class Pbs:
     def _listed(self, names: Sequence[str]) -> list[str]:
         """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
         which = ["-N", names[0]] if len(names) == 1 and split(names[0])[1] < 0 else ["-u", _user()]
-        said = ask(["qselect", "-x", *which], self._environ)
+        said = run_command(["qselect", "-x", *which], self._environ)
         if _NO_HISTORY in said.error:  # with exit code 0
-            said = ask(["qselect", *which], self._environ)
+            said = run_command(["qselect", *which], self._environ)
         if said.code or said.timed_out:
             raise QueryError(_complaint("qselect", said))
         lines = said.out.split()
@@ -211,7 +211,7 @@ class Pbs:
     def _express(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Those that are live, by one request. Without -E qstat connects anew for each job: 1 s for 100 of them, and
         12 to 25 s when it is done again and again. Of those that are not live -E says nothing. Raises QueryError."""
-        said = ask(["qstat", "-E", "-f", "-F", "dsv", "-D", _END, *ids], self._environ)
+        said = run_command(["qstat", "-E", "-f", "-F", "dsv", "-D", _END, *ids], self._environ)
         found = _read_jobs(said.out)
         if found is None or said.timed_out:
             raise QueryError(_complaint("qstat -E -f", said, is_garbage=not said.timed_out))
@@ -221,7 +221,7 @@ class Pbs:
         """What one qstat tells, and which jobs it says are over. Those of which it says nothing are asked for by
         themselves. Not in JSON: of several jobs OpenPBS prints the first alone since it has cJSON (December 2023).
         Raises QueryError."""
-        said = ask(["qstat", *flags, "-F", "dsv", "-D", _END, *ids], self._environ)
+        said = run_command(["qstat", *flags, "-F", "dsv", "-D", _END, *ids], self._environ)
         found = _read_jobs(said.out)
         if found is None or said.timed_out:
             raise QueryError(_complaint("qstat -f", said, is_garbage=not said.timed_out))
@@ -247,35 +247,35 @@ class Pbs:
 def is_pbs(environ: Mapping[str, str]) -> bool:
     """Whether the qstat on PATH is PBS's. Grid Engine and Torque have commands of the same names; PBS alone says
     `pbs_version = 23.06.06`."""
-    said = ask(["qstat", "--version"], clean(environ), _ASK_S)
+    said = run_command(["qstat", "--version"], strip_scheduler_environment(environ), _ASK_S)
     return "pbs_version" in said.out + said.error
 
 
 # ---- what the answers mean
 
 
-def _seen(job_id: str, job: Mapping[str, Any]) -> Seen:
+def _seen(job_id: str, job: Mapping[str, Any]) -> SchedulerJob:
     letter, substate = str(job.get("job_state", "")), job.get("substate")
     comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
     holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
     hosts = ",".join(dict.fromkeys(part.partition("/")[0] for part in nodes.split("+") if part))
     if letter == "X":  # a task that has ended before its array: all else that is told of it is the array's
-        return Seen(id=job_id, state=LOST, reason=f"PBS says no more of it than: {comment}")
+        return SchedulerJob(id=job_id, state=LOST, reason=f"PBS says no more of it than: {comment}")
     if letter == "F":
         state, code = _ended(job.get("Exit_status"), substate)
-        return Seen(id=job_id, state=state, reason=comment, code=code, nodes=hosts)
+        return SchedulerJob(id=job_id, state=state, reason=comment, code=code, nodes=hosts)
     state = _STATES.get(letter, RUNNING)
     if state != QUEUED:
-        return Seen(id=job_id, state=state, nodes=hosts)
+        return SchedulerJob(id=job_id, state=state, nodes=hosts)
     if letter == "H" and holds == "s" and depends:  # the one hold that PBS takes away itself
-        return Seen(id=job_id, state=state, reason=f"waits for {depends}", hold=WAITING)
+        return SchedulerJob(id=job_id, state=state, reason=f"waits for {depends}", hold=WAITING)
     hold, advice = hold_of(comment, letter, holds)
-    return Seen(id=job_id, state=state, reason=comment or _HELD.get(letter, ""), hold=hold, advice=advice)
+    return SchedulerJob(id=job_id, state=state, reason=comment or _HELD.get(letter, ""), hold=hold, advice=advice)
 
 
-def _latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, Seen]:
+def _latest(names: Sequence[str], jobs: Mapping[str, Mapping[str, Any]]) -> dict[str, SchedulerJob]:
     """By name the job that is meant."""
-    found: dict[str, Seen] = {}
+    found: dict[str, SchedulerJob] = {}
     for job_id, job in jobs.items():
         ((name, _),), seen = members(str(job.get("Job_Name", "")), job_id), _seen(job_id, job)
         if name in names and (name not in found or _rank(seen) > _rank(found[name])):
@@ -378,7 +378,7 @@ def hold_of(comment: str, letter: str = "Q", holds: str = "n") -> tuple[str, str
     return (WAITING, "") if comment or letter in "HW" else (PASSING, "")
 
 
-def _rank(seen: Seen) -> tuple[bool, bool, int]:
+def _rank(seen: SchedulerJob) -> tuple[bool, bool, int]:
     """A job that is there before one that ended well before the last one."""
     return seen.state in _PRESENT, seen.state == COMPLETED, number(_number(seen.id).partition("[")[0]) or 0
 
@@ -416,7 +416,7 @@ def _hosts(nodes: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Kind]]:
 
 def _pools(
     queues: Mapping[str, Mapping[str, Any]], hosts: list[tuple[str, Kind]], server: Mapping[str, Any]
-) -> tuple[Pool, ...]:
+) -> tuple[Queue, ...]:
     """Queues that run jobs, or pass them on. A host that is bound to a queue is for that one only."""
     bound = {queue for queue, _ in hosts if queue}
     found = []
@@ -473,7 +473,7 @@ def _user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def _advised(said: Said) -> str:
+def _advised(said: CommandResult) -> str:
     lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
     lines.sort(key=lambda line: not line.startswith("qsub: "))  # its own before a library's
@@ -482,7 +482,7 @@ def _advised(said: Said) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def _complaint(what: str, said: Said, is_garbage: bool = False) -> str:
+def _complaint(what: str, said: CommandResult, is_garbage: bool = False) -> str:
     if said.timed_out:
         return f"{what}: no answer in time; the server may be down or busy"
     if said.code == MISSING:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import Request
+    from infini_run.jobs.request import JobRequest
 
 _LETTERS = {letter: (letter, VALUE) for letter in "aACcehJjklmMNopPqrRSuvW"}
 _LETTERS |= {letter: (letter, NONE) for letter in "fhIVXzG"}
@@ -98,7 +98,7 @@ def _items(text: str) -> list[str]:
     return found
 
 
-def user_options(request: Request) -> Asked:
+def user_options(request: JobRequest) -> Asked:
     """The user's options, sorted by what they are, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
@@ -125,7 +125,7 @@ def user_options(request: Request) -> Asked:
 class _Resources:
     """What the lists of -l ask for."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: JobRequest) -> None:
         self.request = request
         self.is_determined = request.layout == DETERMINED
         self.chunk: list[str] = []
@@ -194,7 +194,7 @@ class _Resources:
                 self.problems.append(f"{said}: each node gets one part of the job; scatter is what we say")
 
 
-def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]:
+def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:
     """The options of a request, each as its words, ours first. `log`: where PBS puts the script's output.
     What `user_options` refuses is not looked at again."""
     asked = user_options(request)
@@ -217,14 +217,14 @@ def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]
     return [*ours, *asked.others]
 
 
-def array_problems(request: Request) -> list[str]:
+def array_problems(request: JobRequest) -> list[str]:
     """PBS takes one range, of two tasks at least."""
     if not request.array or parse(request.array).range:
         return []
     return [f"--array={request.array}: PBS takes one range of two tasks or more, such as 0-9 or 0-20:5"]
 
 
-def misplaced(request: Request, layout: Layout) -> list[str]:
+def misplaced(request: JobRequest, layout: Layout) -> list[str]:
     """What no PBS could do with these nodes, each of which is another host. PBS lets it wait for ever."""
     if layout.nodes < 2:
         return []

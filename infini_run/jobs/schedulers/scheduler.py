@@ -32,7 +32,7 @@ if TYPE_CHECKING:
             """The id of a job of that name that waits, runs or has ended well; what was refused is none.
             Raises QueryError."""
 
-        def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+        def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
             """What it knows of the jobs of these names (NAME.K: a task of an array), by one command for all of them.
             What is not in the answer is not known (any more), which says nothing of how it ended. ids: where we know
             them, by name; PBS needs more commands for those that are missing there, or over. Raises
@@ -70,12 +70,12 @@ __all__ = [
     "WARNED",
     "Facts",
     "Kind",
-    "Pool",
     "QueryError",
-    "Seen",
+    "Queue",
+    "SchedulerJob",
     "SubmitError",
-    "clean",
     "pool_of",
+    "strip_scheduler_environment",
 ]
 
 # states of a job
@@ -111,7 +111,7 @@ class Kind:
 
 
 @record
-class Pool:
+class Queue:
     """A partition (Slurm) or queue (PBS). 0: nobody said, or no limit.
 
     gpus_per_node, cpus_per_node, mem_mb_per_node: of its smallest node that has GPUs, where any has some; `kinds` has
@@ -133,10 +133,10 @@ class Pool:
 
 def pool_of(
     name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool = False, default_s: int = -1
-) -> Pool:
+) -> Queue:
     """A pool of these kinds of nodes."""
     first = min(kinds, key=lambda kind: (not kind.gpus, kind.gpus or kind.cpus), default=Kind(nodes=0, cpus=0))
-    return Pool(
+    return Queue(
         name=name,
         nodes=sum(kind.nodes for kind in kinds),
         gpus_per_node=first.gpus,
@@ -166,16 +166,16 @@ class Facts:
     has_gres: bool = False
     has_accounting: bool = False
     has_history: bool = False
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[Queue, ...] = ()
     news: str = ""
 
-    def pool(self, name: str = "") -> Pool | None:
+    def pool(self, name: str = "") -> Queue | None:
         """The pool of that name, or the default one; None where there is none."""
         return next((pool for pool in self.pools if (pool.name == name if name else pool.is_default)), None)
 
 
 @record
-class Seen:
+class SchedulerJob:
     """A job as the scheduler sees it. state: one of STATES; "": nobody could say, and `reason` has why, for the part
     of the scheduler that would know did not answer. reason: why it waits, or how it ended, in its words.
 
@@ -196,7 +196,7 @@ class Seen:
         return self.hold == HOPELESS
 
 
-def clean(environ: Mapping[str, str]) -> dict[str, str]:
+def strip_scheduler_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment less what would be read as options by a scheduler's commands, or belongs to the job that we
     are in. Where its configuration is stays: SLURM_CONF, PBS_CONF_FILE, PBS_SERVER."""
     return {name: text for name, text in environ.items() if name in _KEPT or not name.startswith(_FOREIGN)}

@@ -10,7 +10,7 @@ import os
 
 from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id, whole_id
-from infini_run.jobs.scheduler_command import ask
+from infini_run.jobs.scheduler_command import run_command
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
@@ -24,9 +24,9 @@ from infini_run.jobs.schedulers.scheduler import (
     UNREACHABLE,
     Facts,
     Kind,
-    Seen,
-    clean,
+    SchedulerJob,
     pool_of,
+    strip_scheduler_environment,
 )
 from infini_run.jobs.schedulers.slurm_output import (
     PRESENT,
@@ -46,7 +46,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from infini_run.jobs.schedulers.scheduler import Pool
+    from infini_run.jobs.schedulers.scheduler import Queue
 
 _LONG = {"SLURM_BITSTR_LEN": "0"}  # the tasks of an array that wait, all of them: else 64 characters
 _REQUEUES = 3  # scontrol gives up after 10 s, and KillWait is 30 s where nobody has set it
@@ -58,7 +58,7 @@ class Slurm:
     name = "slurm"
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = clean(os.environ if environ is None else environ) | _LONG
+        self._environ = strip_scheduler_environment(os.environ if environ is None else environ) | _LONG
         self._has_accounting: bool | None = None
 
     def facts(self) -> Facts:
@@ -80,7 +80,7 @@ class Slurm:
 
     def check(self, script_path: str) -> str:
         """Ask `sbatch --test-only`. Raises QueryError where nobody answers."""
-        said = ask(["sbatch", "--test-only", script_path], self._environ)
+        said = run_command(["sbatch", "--test-only", script_path], self._environ)
         if said.code == 0:
             return ""
         if is_unsure(said) or is_away(said):
@@ -92,7 +92,7 @@ class Slurm:
         that array this task alone, once more."""
         base, index = split(name)
         only = [f"--array={index}"] if index >= 0 else []
-        said = ask(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
+        said = run_command(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
         job_id = said.out.strip().partition(";")[0]
         if said.code == 0 and number(job_id) is not None:
             return task_id(job_id, index) if only else job_id
@@ -110,7 +110,7 @@ class Slurm:
             raise QueryError(seen.reason)
         return None if seen is None or (seen.state == FAILED and seen.reason == "BadConstraints") else seen.id
 
-    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, Seen]:
+    def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
         """squeue, and sacct for those that it has forgotten, where there is accounting: by their ids, else by their
         names. Where sacct does not answer, what squeue has said holds, and of those that it has forgotten nobody
         could say."""
@@ -126,12 +126,12 @@ class Slurm:
             try:
                 found |= self._accounted(missing, known)
             except QueryError as error:
-                found |= {name: Seen(id=known.get(name, ""), state="", reason=str(error)) for name in missing}
+                found |= {name: SchedulerJob(id=known.get(name, ""), state="", reason=str(error)) for name in missing}
         return found
 
     def cancel(self, *ids: str, again: bool = False) -> None:
         """TERM to all of them, KILL after KillWait."""
-        said = ask(["scancel", *ids], self._environ)
+        said = run_command(["scancel", *ids], self._environ)
         if said.code and not is_gone(said):
             raise QueryError(complaint("scancel", said))
 
@@ -140,7 +140,7 @@ class Slurm:
         is pending, as of one that it has queued by itself (PreemptMode=REQUEUE): an answer that was lost is asked for
         again. Raises QueryError."""
         for _ in range(_REQUEUES):
-            said = ask(["scontrol", "requeue", id], self._environ)
+            said = run_command(["scontrol", "requeue", id], self._environ)
             if said.code == 0 or is_queued(said):
                 return True
             if not is_unsure(said) and not is_away(said):
@@ -148,12 +148,12 @@ class Slurm:
         raise QueryError(complaint("scontrol requeue", said))
 
     def _told(self, *argv: str) -> str:
-        said = ask(argv, self._environ)
+        said = run_command(argv, self._environ)
         if said.code:
             raise QueryError(complaint(argv[0], said))
         return said.out
 
-    def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, Seen]:
+    def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, SchedulerJob]:
         """What the accounting knows of these jobs. Raises QueryError."""
         found = self._records(f"--jobs={','.join(_jobs(map(whole_id, ids.values())))}") if ids else {}
         found = {name: seen for name, seen in found.items() if name in names}
@@ -163,9 +163,9 @@ class Slurm:
             found |= self._records(f"--name={','.join(_jobs(missing))}", "--starttime=now-30days")
         return found
 
-    def _records(self, *which: str) -> dict[str, Seen]:
+    def _records(self, *which: str) -> dict[str, SchedulerJob]:
         """Where there is no accounting we are told so, and ask no more. Raises QueryError."""
-        said = ask(
+        said = run_command(
             ["sacct", "--allocations", "--parsable2", "--noheader", *which,
              "--format=JobName,JobID,State,ExitCode,NodeList"], self._environ,
         )  # fmt: skip
@@ -185,7 +185,7 @@ def _jobs(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(split(name)[0] for name in names))
 
 
-def _queue_line(line: str) -> list[tuple[str, Seen]]:
+def _queue_line(line: str) -> list[tuple[str, SchedulerJob]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
         raise QueryError(f"squeue: an answer that cannot be understood: {line[:80]!r}")
@@ -196,7 +196,7 @@ def _queue_line(line: str) -> list[tuple[str, Seen]]:
     if state in (STARTING, RUNNING, SUSPENDED, CANCELLED) or reason == "None":
         reason = ""
     return [
-        (one, Seen(id=id_, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes))
+        (one, SchedulerJob(id=id_, state=state, reason=reason, hold=hold, advice=advice, nodes=nodes))
         for one, id_ in _members(name, job_id)
     ]
 
@@ -208,7 +208,7 @@ def _members(name: str, job_id: str) -> list[tuple[str, str]]:
         raise QueryError(f"{job_id[:80]}: tasks of an array that cannot be understood") from None
 
 
-def _account_line(line: str) -> list[tuple[str, Seen]]:
+def _account_line(line: str) -> list[tuple[str, SchedulerJob]]:
     fields = line.split("|")
     if len(fields) != 5 or not fields[1]:
         raise QueryError(f"sacct: an answer that cannot be understood: {line[:80]!r}")
@@ -216,20 +216,20 @@ def _account_line(line: str) -> list[tuple[str, Seen]]:
     status, _, by_signal = code.partition(":")
     ended = number(by_signal or "0") or 0
     value = 128 + ended if ended else number(status)
-    seen = Seen(
+    seen = SchedulerJob(
         id=job_id, state=state_of(word), reason=word if " " in word else "", code=-1 if value is None else value,
         nodes="" if nodes == "None assigned" else nodes,
     )  # fmt: skip
     return [(one, replace(seen, id=id_)) for one, id_ in _members(name, job_id)]
 
 
-def _best(lines: Iterable[tuple[str, Seen]]) -> dict[str, Seen]:
+def _best(lines: Iterable[tuple[str, SchedulerJob]]) -> dict[str, SchedulerJob]:
     """Of several of one name the one that is there; else the one that ended well; else the last."""
 
-    def rank(seen: Seen) -> tuple[bool, bool, int]:
+    def rank(seen: SchedulerJob) -> tuple[bool, bool, int]:
         return seen.state in PRESENT, seen.state == COMPLETED, number(whole_id(seen.id)) or 0
 
-    found: dict[str, Seen] = {}
+    found: dict[str, SchedulerJob] = {}
     for name, seen in lines:
         if name not in found or rank(seen) > rank(found[name]):
             found[name] = seen
@@ -244,7 +244,7 @@ def _config(text: str) -> dict[str, str]:
     return found
 
 
-def _pools(text: str) -> tuple[Pool, ...]:
+def _pools(text: str) -> tuple[Queue, ...]:
     """sinfo has one line for each kind of node in each partition."""
     kinds: dict[str, list[Kind]] = {}
     limits: dict[str, int] = {}

@@ -26,7 +26,7 @@ from infini_run.jobs.schedulers.scheduler import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.scheduler_command import Said
+    from infini_run.jobs.scheduler_command import CommandResult
 
 _STATES = {
     "PENDING": QUEUED, "REQUEUED": QUEUED, "REQUEUE_FED": QUEUED, "REQUEUE_HOLD": QUEUED, "SPECIAL_EXIT": QUEUED,
@@ -112,22 +112,22 @@ def state_of(word: str) -> str:
     return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)
 
 
-def is_unsure(said: Said) -> bool:
+def is_unsure(said: CommandResult) -> bool:
     """Whether what was asked for may have been done all the same. Who was killed has not said."""
     return said.timed_out or _SIGNAL < said.code <= _SIGNAL + 64 or any(part in said.error for part in _UNSURE)
 
 
-def is_away(said: Said) -> bool:
+def is_away(said: CommandResult) -> bool:
     """Whether there was nobody to ask."""
     return said.code == MISSING or any(part in said.error for part in _AWAY)
 
 
-def is_gone(said: Said) -> bool:
+def is_gone(said: CommandResult) -> bool:
     """Whether the job had ended before."""
     return any(part in said.error for part in _GONE)
 
 
-def is_queued(said: Said) -> bool:
+def is_queued(said: CommandResult) -> bool:
     """Whether a job that is to be queued again is (ESLURM_JOB_PENDING)."""
     return "Job is pending execution" in said.error
 
@@ -137,7 +137,7 @@ def is_out_of_memory(line: str) -> bool:
     return any(part in line for part in _OUT_OF_MEMORY)
 
 
-def advised(said: Said) -> str:
+def advised(said: CommandResult) -> str:
     """Slurm's own words, without the command's name, and what to do."""
     lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Try ")]
@@ -148,7 +148,7 @@ def advised(said: Said) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def complaint(what: str, said: Said) -> str:
+def complaint(what: str, said: CommandResult) -> str:
     if said.timed_out:
         return f"{what}: no answer in time; the controller may be down or busy"
     if said.code == MISSING:

@@ -12,7 +12,7 @@ from infini_run.jobs.user_options import MAYBE, NONE, VALUE, Table, read, refusa
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.jobs.node_shape import Layout
-    from infini_run.jobs.request import Request
+    from infini_run.jobs.request import JobRequest
     from infini_run.jobs.user_options import Read
 
 _WITH_VALUE = """
@@ -85,7 +85,7 @@ def quoted(word: str) -> str:
     return f'"{inside}"'
 
 
-def user_options(request: Request) -> tuple[Read, list[str]]:
+def user_options(request: JobRequest) -> tuple[Read, list[str]]:
     """The user's options, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
@@ -109,7 +109,7 @@ def _gres_problems(said: str, value: str) -> list[str]:
     return found
 
 
-def options(request: Request, layout: Layout, log: str) -> list[tuple[str, ...]]:
+def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:
     """The options of a request, each as its words, ours first. `log`: where the script's own output goes.
     What `user_options` refuses is not looked at again."""
     given = read(request.options, OPTIONS)

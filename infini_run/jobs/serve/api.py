@@ -20,7 +20,7 @@ from starlette.responses import Response
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.detect_scheduler import ask, find_schedulers, scheduler_of
 from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
-from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import find_folder
 from infini_run.jobs.logs import check
 from infini_run.jobs.serve import model
@@ -29,7 +29,7 @@ from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem
 from infini_run.jobs.serve.job_cache import Board
 from infini_run.jobs.serve.job_timeline import read_lives
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
-from infini_run.jobs.submit import Plan, submit
+from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.record import fields
 from infini_run.version import VERSION
 
@@ -161,7 +161,7 @@ class Api:
 
     # ---- what they share
 
-    def _folder(self, name: str) -> Folder:
+    def _folder(self, name: str) -> JobDir:
         """Raises NotThere: with the command's sentence."""
         try:
             return find_folder(self._above, name)
@@ -169,10 +169,10 @@ class Api:
             is_there = "/" not in name and "\0" not in name and os.path.lexists(os.path.join(self._above, name))
             raise NotThere(403 if is_there else 404, str(error)) from None
 
-    def _scheduler_of(self, folder: Folder) -> Scheduler:
+    def _scheduler_of(self, folder: JobDir) -> Scheduler:
         return scheduler_of(folder.read_order(), self._above, self._environ)
 
-    def _prepare(self, submission: model.Submission) -> tuple[Plan, Scheduler, dict[str, str]]:
+    def _prepare(self, submission: model.Submission) -> tuple[SubmissionPlan, Scheduler, dict[str, str]]:
         for name in submission.flags:
             own = name.replace("-", "_").removeprefix("no")
             if own in model.THE_COMMANDS_OWN:
@@ -188,7 +188,7 @@ def _say(text: str) -> None:
     print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
 
 
-def _about(planned: Plan, scheduler: Scheduler) -> dict[str, Any]:
+def _about(planned: SubmissionPlan, scheduler: Scheduler) -> dict[str, Any]:
     layout = planned.layout
     shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "remark": layout.remark}
     return {"scheduler": scheduler.name, "pool": planned.pool, **shape}

@@ -16,10 +16,10 @@ from infini_run.errors import InfiniRunError, QueryError
 from infini_run.jobs.detect_scheduler import scheduler_of
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.job import readable
-from infini_run.jobs.job_dir import Folder
+from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import all_folders, is_name
 from infini_run.jobs.schedulers.local import open_process
-from infini_run.jobs.status import LOCAL, look, look_at_files
+from infini_run.jobs.status import LOCAL, look_at_files, query_status
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.jobs.job_dir import Order
+    from infini_run.jobs.job_dir import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
@@ -155,18 +155,20 @@ class Board:
     def _has_ended(self, name: str) -> bool:
         return name in self.jobs and self.jobs[name].is_final
 
-    def _news(self, live: list[Folder], is_due: bool) -> list[Status]:
+    def _news(self, live: list[JobDir], is_due: bool) -> list[Status]:
         """is_due: the schedulers are asked."""
         seen = [look_at_files(folder, self.jobs.get(folder.name)) for folder in live]
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
         is_new = any(status.is_told or status.name not in self.jobs for status in seen)
         if not (is_due or is_new or self.problem):
             return found
-        asked = look([folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler)
+        asked = query_status(
+            [folder for folder, s in zip(live, found, strict=True) if not s.is_final], self._scheduler
+        )
         answers = {status.name: status for status in asked}
         return [answered(status, answers.get(status.name, status)) for status in found]
 
-    def _scheduler(self, order: Order) -> Scheduler:
+    def _scheduler(self, order: Submission) -> Scheduler:
         return scheduler_of(order, self._above, self._environ)
 
 
@@ -192,7 +194,7 @@ class _Watch:
         self.is_remote = is_remote(self._above)
         self._changes.add(self._above, names_only=True)
         for name in names:
-            folder = Folder(os.path.join(self._above, name))
+            folder = JobDir(os.path.join(self._above, name))
             try:
                 self._changes.add(folder.path, names_only=True)
                 for one in tasks_of(folder) if os.path.isdir(folder.file("task")) else (folder,):

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.jobs.job_dir import Folder, Phase
+    from infini_run.jobs.job_dir import JobDir, Phase
 
 
 @record
@@ -34,13 +34,13 @@ class Life:
         return {**{name: item for name, item in vars(self).items() if name != "bars"}, "ranks": ranks}
 
 
-def read_lives(folder: Folder) -> list[Life]:
+def read_lives(folder: JobDir) -> list[Life]:
     """All of its runs, in their order. Raises InfiniRunError: a file is not what we write."""
     count = folder.attempts()
     return [_read(folder, number, is_last=number == count - 1) for number in range(count)]
 
 
-def _read(folder: Folder, number: int, is_last: bool) -> Life:
+def _read(folder: JobDir, number: int, is_last: bool) -> Life:
     phase = folder.phase(number)
     bars = _reported(folder.file(f"{number}/report.json"))
     ending = folder.ending() if is_last else None

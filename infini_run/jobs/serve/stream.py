@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from infini_run.jobs.job_dir import Folder
+    from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.serve.job_cache import Board
     from infini_run.jobs.status import Status
@@ -109,7 +109,7 @@ class Stream(StreamingResponse):
 
 
 async def lines(
-    threads: Threads, folder: Folder, scheduler: Scheduler | None, stop: int, **chosen: Any
+    threads: Threads, folder: JobDir, scheduler: Scheduler | None, stop: int, **chosen: Any
 ) -> AsyncGenerator[bytes, None]:
     """stop: of `threads`. What turns out wrong on the way is a last line of ours."""
     found = cast("Generator[bytes, None, None]", blocks(folder, scheduler, stop=stop, **chosen))
