@@ -360,25 +360,25 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
 
 WRITERS = {
     "link": """
-        from infini_run.multinode.connection import Wire
+        from infini_run.multinode.connection import Connection
         ours, theirs = socket.socketpair()
         theirs.close()
-        wire = Wire(fd := ours.detach(), fd)
+        wire = Connection(fd := ours.detach(), fd)
         for _ in range(3):
             wire.send(b"x" * 100)
         assert not wire.wants_write
         wire.close()
     """,
     "zygote": """
-        from infini_run.crews.zygote_protocol import Wire, send_parcel
+        from infini_run.crews.zygote_protocol import MessageSocket, send_with_fds
         ours, theirs = socket.socketpair()
         theirs.close()
         for fds in ((), (0,)):
             try:
-                send_parcel(ours, "message", fds)
+                send_with_fds(ours, "message", fds)
             except BrokenPipeError:
                 pass
-        Wire(ours).send("message")
+        MessageSocket(ours).send("message")
         ours.close()
     """,
     "console": """

@@ -97,7 +97,7 @@ def test_a_forked_child_owns_no_end_and_keeps_none_open(start):
     """Such as a data loader's worker: with a copy of the socket it would hide that its parent has died."""
     code = """
 import os
-from infini_run.errors import Closed
+from infini_run.errors import ChannelClosed
 wait_fd, told_fd = os.pipe()
 pid = os.fork()
 if not pid:
@@ -106,7 +106,7 @@ if not pid:
         os._exit(0)
     try:
         tx.send("mine?")
-    except Closed:
+    except ChannelClosed:
         os.kill(os.getppid(), 9)
         import signal
         signal.pause()

@@ -119,7 +119,7 @@ def test_a_message_that_finds_no_memory_is_passed_over_and_the_channel_goes_on()
     code = """
 import resource, socket
 from infini_run.errors import MessageTooLong
-from infini_run.channel.endpoint import Line
+from infini_run.channel.endpoint import SharedSocket
 from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE
 from infini_run.channel.receiver import Receiver
 import threading, time
@@ -127,7 +127,7 @@ resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
 size = 500 << 20
 for head in (HEAD.pack(BYTES, 0, size), HEAD.pack(PARTS, 1, size + 8) + SIZE.pack(size)):
     ours, theirs = socket.socketpair()
-    receiver = Receiver(Line(ours))
+    receiver = Receiver(SharedSocket(ours))
     def send():
         theirs.sendall(head)
         piece = bytes(1 << 20)

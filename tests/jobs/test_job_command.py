@@ -52,9 +52,9 @@ def test_it_gets_no_descriptor_of_its_caller():
 
 def test_it_is_answered_where_our_own_stdio_is_closed():
     code = (
-        "import os\nfrom infini_run.jobs.scheduler_command import ask\n"
+        "import os\nfrom infini_run.jobs.scheduler_command import run_command\n"
         "words = ['sh', '-c', 'read line; echo out $line; echo error >&2; ls /proc/$$/fd']\n"
-        "said = ask(words, os.environ, given='in')\n"
+        "said = run_command(words, os.environ, given='in')\n"
         "open('/proc/self/fd/9', 'w').write(repr((said.code, said.out.split(), said.error)))"
     )
     words = ["sh", "-c", 'exec "$@" 9>&1 <&- >&- 2>&-', "sh", sys.executable, "-c", code]
@@ -91,9 +91,9 @@ def test_the_last_words_are_those_that_say_something(text, wanted):
 def test_without_pidfds_a_command_has_its_limit_too():
     """Linux 4.18 (RHEL 8), and sandboxes."""
     code = (
-        "import os\nfrom infini_run.jobs.scheduler_command import ask\n"
-        "print(ask(['sh', '-c', 'echo so far; exec sleep 1000'], os.environ, 0.5))\n"
-        "print(ask(['sh', '-c', 'exit 3'], os.environ))"
+        "import os\nfrom infini_run.jobs.scheduler_command import run_command\n"
+        "print(run_command(['sh', '-c', 'echo so far; exec sleep 1000'], os.environ, 0.5))\n"
+        "print(run_command(['sh', '-c', 'exit 3'], os.environ))"
     )
     deny = (build("deny.c", instead_of="*"), "pidfd_open", "1", "0")
     done = subprocess.run([*deny, sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -175,20 +175,20 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
 
 AGENT = """
 import os, signal, socket, sys
-from infini_run.multinode.agent import Agent, Carrier
+from infini_run.multinode.agent import Agent, RankStdio
 from infini_run.multinode.protocol import ERR
-from infini_run.multinode.connection import Wire
+from infini_run.multinode.connection import Connection
 
 ours, theirs = socket.socketpair()
-agent = Agent(Wire(theirs.fileno(), theirs.fileno()), 0)
-agent._carrier = Carrier(with_input=False, poller=agent._poller)
+agent = Agent(Connection(theirs.fileno(), theirs.fileno()), 0)
+agent._carrier = RankStdio(with_input=False, poller=agent._poller)
 signal.alarm(20)
 
 def carry():
     agent._carry(agent._carrier.err_fd, ERR)
 
 def heard():
-    head, seen = Wire(ours.fileno(), ours.fileno()), b""
+    head, seen = Connection(ours.fileno(), ours.fileno()), b""
     return b"".join(payload for _, payload in head.read())
 
 """
