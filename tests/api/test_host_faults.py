@@ -382,12 +382,12 @@ WRITERS = {
         ours.close()
     """,
     "console": """
-        from infini_run.multinode.output import Outlet
+        from infini_run.core.nonblocking_writer import NonblockingWriter
         reader, writer = os.pipe()
         os.dup2(writer, 1)
         os.close(writer)
         os.close(reader)
-        outlet = Outlet(1)
+        outlet = NonblockingWriter(1)
         outlet.write(b"a line")
         assert isinstance(outlet.problem, BrokenPipeError)
         outlet.close()
