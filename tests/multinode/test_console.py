@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infini_run.multinode.output import LineBuffer, Outlet, StdinReader
+from infini_run.core.nonblocking_writer import NonblockingWriter
+from infini_run.multinode.output import LineBuffer, StdinReader
 from tests.support.group_case import read_all
 
 
@@ -42,7 +43,7 @@ def test_what_agents_send_as_a_line_is_no_line_too_long():
 
 def test_what_a_reader_does_not_take_is_kept():
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonblockingWriter(writer)
     outlet.write(b"x" * (1 << 20))
     assert outlet.waiting > 0
     os.close(writer)
@@ -59,7 +60,7 @@ def test_what_a_reader_does_not_take_is_kept():
 def test_the_stream_itself_still_blocks_for_others():
     """Not to block is our own affair: the description that we share stays as it is."""
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonblockingWriter(writer)
     outlet.write(b"x")
     assert os.get_blocking(writer)
     outlet.close()
@@ -70,7 +71,7 @@ def test_the_stream_itself_still_blocks_for_others():
 
 def test_a_reader_that_has_gone_is_a_problem_and_no_error():
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonblockingWriter(writer)
     os.close(reader)
     outlet.write(b"x")
     assert isinstance(outlet.problem, BrokenPipeError)
@@ -82,7 +83,7 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_error():
 
 def test_a_full_device_is_a_problem_and_no_error():
     full = os.open("/dev/full", os.O_WRONLY)
-    outlet = Outlet(full)
+    outlet = NonblockingWriter(full)
     outlet.write(b"x")
     assert outlet.problem is not None
     outlet.close()
@@ -92,7 +93,7 @@ def test_a_full_device_is_a_problem_and_no_error():
 def test_a_closed_stream_is_a_problem_and_no_error():
     fd = os.open("/dev/null", os.O_WRONLY)
     os.close(fd)
-    outlet = Outlet(fd)
+    outlet = NonblockingWriter(fd)
     assert outlet.problem is not None
     outlet.write(b"x")
     assert outlet.waiting == 0
@@ -102,7 +103,7 @@ def test_a_file_is_written_where_its_owner_stands(tmp_path):
     path = tmp_path / "file"
     with path.open("wb", buffering=0) as file:
         file.write(b"before ")
-        outlet = Outlet(file.fileno())
+        outlet = NonblockingWriter(file.fileno())
         outlet.write(b"ours ")
         file.write(b"after")
         outlet.close()
@@ -111,7 +112,7 @@ def test_a_file_is_written_where_its_owner_stands(tmp_path):
 
 def test_waiting_for_a_reader_can_be_given_up():
     reader, writer = os.pipe()
-    outlet = Outlet(writer)
+    outlet = NonblockingWriter(writer)
     assert not outlet.give_up()
     outlet.write(b"x" * (1 << 20))
     assert outlet.give_up()
