@@ -315,7 +315,7 @@ def test_a_timeout_holds_while_another_thread_is_at_it(way):
 def test_closing_wakes_a_thread_that_receives(way, timeout_s):
     helper = Helper(way[1].recv, timeout_s).until_blocked()
     way[1].close()
-    assert helper.end()[0] == "Closed"
+    assert helper.end()[0] == "ChannelClosed"
 
 
 @pytest.mark.parametrize("timeout_s", [None, LIMIT_S])
@@ -323,7 +323,7 @@ def test_closing_wakes_a_thread_that_sends(way, timeout_s):
     tx, rx = way
     helper = Helper(tx.send_bytes, bytes(FULL), timeout_s).until_blocked()
     tx.close(linger_s=0.01)
-    assert helper.end()[0] == "Closed"
+    assert helper.end()[0] == "ChannelClosed"
     with pytest.raises(ChannelBroken, match="in the middle of a message"):
         rx.recv()
 

@@ -200,6 +200,6 @@ def test_players_agree_across_processes_when_both_talk_at_once():
         assert isinstance(player, Player)
         assert player.ask("close tx") == ("ok", None)
     for player in (first, second):
-        assert player.ask("recv", LIMIT_S)[0] == "End"
+        assert player.ask("recv", LIMIT_S)[0] == "ChannelEnd"
         player.tell("leave")
         assert player.reap() == 0

@@ -26,7 +26,7 @@ def test_a_worker_that_closes_takes_its_last_words_with_it_when_it_shares_a_queu
 
 
 def test_the_same_schedule_loses_nothing_over_a_channel():
-    assert play("channel", "busy") == {"got": [*range(20), ERROR], "end": "End"}
+    assert play("channel", "busy") == {"got": [*range(20), ERROR], "end": "ChannelEnd"}
 
 
 def test_a_queue_that_both_close_is_an_error_and_a_channel_is_not():
@@ -34,6 +34,6 @@ def test_a_queue_that_both_close_is_an_error_and_a_channel_is_not():
     assert play("channel", "twice") == {"end": []}
 
 
-@pytest.mark.parametrize(("how", "end"), [("queue", "never"), ("channel", "Broken")])
+@pytest.mark.parametrize(("how", "end"), [("queue", "never"), ("channel", "ChannelBroken")])
 def test_the_stream_of_a_worker_that_was_killed_ends_where_no_one_else_can_write_it(how, end):
     assert play(how, "killed") == {"end": end}

@@ -25,9 +25,9 @@ class Way:
 
     def expect_send(self, is_large):
         if self.sender != "open":
-            return {"Closed"}
+            return {"ChannelClosed"}
         if self.receiver != "open":
-            return {"Broken"}
+            return {"ChannelBroken"}
         return {"ok", "TimeoutError"} if is_large or self.may_be_full else {"ok"}
 
     def sent(self, message, is_large, outcome):
@@ -39,14 +39,14 @@ class Way:
 
     def expect_recv(self):
         if self.receiver != "open":
-            return {("Closed", None)}
+            return {("ChannelClosed", None)}
         if self.messages:
             first = self.messages[0]
             return {("CannotUnpickle", None)} if first == "bomb" else {("ok", first)}
-        ends = {"open": "TimeoutError", "closed": "End", "dead": "Broken"}
+        ends = {"open": "TimeoutError", "closed": "ChannelEnd", "dead": "ChannelBroken"}
         expected = {(ends[self.sender], None)}
         if self.may_be_torn and self.sender == "closed":
-            expected.add(("Broken", None))  # in the middle of what was given up, with no room for its rest
+            expected.add(("ChannelBroken", None))  # in the middle of what was given up, with no room for its rest
         return expected
 
 
@@ -158,8 +158,13 @@ def test_both_sides_talk_at_once_and_neither_waits_for_ever(first, second):
             continue
         assert story["came"] == list(range(len(story["came"])))
         assert len(story["came"]) <= len(sizes)
-        assert story["end"] in {"End", "Broken", "closed", "Closed" if scripts[side][2] == "leave" else ""}
-        if story["end"] == "End":
+        assert story["end"] in {
+            "ChannelEnd",
+            "ChannelBroken",
+            "closed",
+            "ChannelClosed" if scripts[side][2] == "leave" else "",
+        }
+        if story["end"] == "ChannelEnd":
             assert how != "die"
             assert len(story["came"]) == stories[1 - side]["sent"]
         if story["sent"] < len(scripts[side][0]):

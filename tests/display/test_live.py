@@ -458,8 +458,8 @@ from infini_run.node import launch
 def told(self, group, timeout_s, also):
     seen.append(timeout_s)
     return real(self, group, timeout_s, also)
-seen, real = [], launch.NodeRun._wait
-launch.NodeRun._wait = told
+seen, real = [], launch.NodeLaunch._wait
+launch.NodeLaunch._wait = told
 import os
 def leave(code):
     ours = sorted(m for m in sys.modules if m.split(".")[0] in ("infini_run", "rich"))

@@ -274,7 +274,9 @@ def limited(monkeypatch, fault):
     """A command that never answers is waited for a second here, not a minute."""
     if fault == "silent":
         real = scheduler_command.run_command
-        monkeypatch.setattr("infini_run.jobs.schedulers.slurm.ask", lambda argv, environ: real(argv, environ, 1.0))
+        monkeypatch.setattr(
+            "infini_run.jobs.schedulers.slurm.run_command", lambda argv, environ: real(argv, environ, 1.0)
+        )
 
 
 @pytest.mark.parametrize("fault", ["garbage", "away", "lost", "silent"])
