@@ -11,9 +11,9 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
 ├── ChannelError        1     a message could not be sent or received
-│   ├── Closed          1     we have closed this end
-│   ├── Broken          1     the other side has died, or takes no more
-│   ├── End             1     the other side has closed: all that it sent has been received
+│   ├── ChannelClosed   1     we have closed this end
+│   ├── ChannelBroken   1     the other side has died, or takes no more
+│   ├── ChannelEnd      1     the other side has closed: all that it sent has been received
 │   ├── MessageTooLong  1     a message is over the channel's limit (a ValueError, too)
 │   ├── UnpicklableError 1    an object cannot be pickled: nothing was sent (a TypeError, too)
 │   └── CannotUnpickle  1     a message came whole, but cannot be made an object; the channel goes on

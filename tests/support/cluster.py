@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import SUPPORT
-from tests.support.processes import is_alive, processes
+from tests.support.processes import processes
 from tests.support.waiting import LIMIT_S, until
 
 BEDS = SUPPORT / "beds"
@@ -115,5 +116,5 @@ class Case:
     def clear(self) -> None:
         """SIGKILL to what a broken test has left."""
         for pid in self.alive():
-            if is_alive(pid):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
