@@ -39,7 +39,7 @@ def encode(content: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `dump` was given; tuples as lists. Raises ValueError or RecursionError: it did not write that."""
+    """What `encode` was given; tuples as lists. Raises ValueError or RecursionError: it did not write that."""
     text = data.decode()
     if c is None:
         import json
@@ -47,7 +47,7 @@ def decode(data: bytes) -> Any:
         return json.loads(text)
     try:
         content, end = c.make_scanner(_Rules)(text, 0)  # type: ignore[arg-type]
-    except StopIteration:
+    except (StopIteration, SystemError):  # the latter: its own error is json.decoder's, which nobody has imported
         raise ValueError("not JSON") from None
     if end != len(text):
         raise ValueError("more than one JSON text")

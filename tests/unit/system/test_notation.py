@@ -20,6 +20,8 @@ PLAIN = st.recursive(
     max_leaves=20,
 )
 
+FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(json_codec.__file__)))
+
 
 @given(PLAIN)
 @settings(deadline=None)
@@ -53,8 +55,22 @@ def test_what_is_not_plain_is_a_type_error():
 
 
 def test_neither_json_nor_re_is_imported():
-    folder = os.path.dirname(os.path.dirname(os.path.dirname(json_codec.__file__)))
-    code = f"import sys; sys.path[:1] = [{folder!r}]; from infini_run.system import json_codec as n"
+    code = f"import sys; sys.path[:1] = [{FOLDER!r}]; from infini_run.system import json_codec as n"
     code += "; n.decode(n.encode([1, 'a'])); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert not {"json", "re", "enum"} & set(said.stdout.split())
+
+
+@pytest.mark.parametrize("text", ["{", '{"a"', '{"a":1,}', '"', "[1", "[", "", "null null"])
+def test_what_is_no_json_is_a_value_error_where_nobody_has_imported_json(text):
+    code = f"""
+import sys
+sys.path[:1] = [{FOLDER!r}]
+from infini_run.system import json_codec
+try:
+    json_codec.decode({text.encode()!r})
+except ValueError:
+    print("json" in sys.modules)
+"""
+    said = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
