@@ -254,7 +254,14 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
         number = folder.begin()
         failures = _failures(folder, number)
         if folder.is_cancelled:  # while nobody knew of it
-            return _end(folder, JobResult(state=CANCELLED, code=1, reason="it was cancelled", attempt=number))
+            cancelled = JobResult(
+                state=CANCELLED,
+                code=128 + signal.SIGTERM,
+                reason="it was cancelled",
+                attempt=number,
+                end_s=time.time(),
+            )
+            return _end(folder, cancelled)
         if number > 0 and failures > job.request.restarts:
             return _end(folder, _unwanted(folder, number))
         ending = JobRun(folder, job, number, signals, environ).run()

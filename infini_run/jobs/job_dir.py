@@ -121,7 +121,7 @@ class JobResult:
     reason: str = ""
     attempt: int = 0
     is_told: bool = False
-    end_s: float = 0.0
+    end_s: float
 
 
 class JobDir:

@@ -395,7 +395,7 @@ def test_a_file_system_is_known_by_its_mount():
     ],
 )  # fmt: skip
 def test_who_is_run_again(state, code, failures, restarts, again):
-    ending = JobResult(state=state, code=code, node="n", rank=0)
+    ending = JobResult(state=state, code=code, node="n", rank=0, end_s=0.0)
     assert bool(restart_reason(ending, failures=failures, restarts=restarts)) is again
 
 

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,18 @@ def test_a_job_that_is_cancelled_is_not_run_again(local, bell):
     local.call("cancel", name)
     status = local.wait(name)
     assert (status["state"], status["attempt"]) == ("CANCELLED", 0)
+
+
+def test_one_that_was_cancelled_before_it_began_has_a_time_and_the_code_of_the_signal(local):
+    name = local.submit("--", "true")
+    local.wait(name)
+    (local.path / name / "exit").unlink()
+    (local.path / name / "cancelled").touch()
+    began_s = time.time()
+    done = subprocess.run(["sh", local.path / name / "job.sh"], env=local.env, capture_output=True, check=False)
+    ending = json.loads((local.path / name / "exit").read_text())
+    assert (done.returncode, ending["state"], ending["code"]) == (143, "CANCELLED", 143)
+    assert ending["end_s"] >= began_s
 
 
 def test_logs_follow_from_the_first_line_to_the_end(local):

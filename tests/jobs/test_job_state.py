@@ -152,8 +152,8 @@ def test_its_own_word_wins_over_the_schedulers(folder, slurm):
 
 
 def test_nobody_writes_over_its_own_word(folder):
-    folder.write_ending(JobResult(state="COMPLETED", code=0))
-    assert folder.propose_ending(JobResult(state="OOM", code=9)) is False
+    folder.write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
+    assert folder.propose_ending(JobResult(state="OOM", code=9, end_s=0.0)) is False
     assert folder.ending().state == "COMPLETED"
     assert sorted(os.listdir(folder.path)) == ["env", "exit", "id", "request.json"]
 
@@ -259,7 +259,7 @@ def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
 
 def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):
     folders = [made(tmp_path, f"ir-{number:010x}") for number in range(100)]
-    folders[3].write_ending(JobResult(state="COMPLETED", code=0))
+    folders[3].write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
     slurm.seen = {folder.name: SchedulerJob(id=ID, state="QUEUED") for folder in folders}
     found = query_status(folders, lambda order: slurm, NOW_S)
     assert [status.name for status in found] == [folder.name for folder in folders]
