@@ -38,6 +38,9 @@ def main() -> None:
     except BrokenPipeError:  # who reads us has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 0
+    except OSError as error:  # of a job's directory: the disk is full, or may only be read
+        print(f"infini-job: {printable(str(error.filename or 'the output'))}: {error.strerror}", file=sys.stderr)
+        code = 1
     sys.exit(code)
 
 

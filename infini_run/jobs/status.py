@@ -333,10 +333,13 @@ def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False
         end_s=status.since_s if replaces else now_s,
     )
     earlier = folder.ending()
-    if replaces or (earlier is not None and earlier.attempt < status.attempt):
-        folder.write_ending(ending)
-    elif not folder.propose_ending(ending):
-        return look_at_files(folder)
+    try:
+        if replaces or (earlier is not None and earlier.attempt < status.attempt):
+            folder.write_ending(ending)
+        elif not folder.propose_ending(ending):
+            return look_at_files(folder)
+    except OSError:  # a full disk, say: it is so all the same, and a later look writes it down
+        pass
     return replace(status, is_final=True, since_s=ending.end_s)
 
 

@@ -116,6 +116,21 @@ def test_one_whose_process_was_killed_is_lost_and_not_finished(local, bell):
     assert local.status(name)["state"] == "LOST"
 
 
+def test_where_nothing_can_be_written_a_job_is_told_of_and_can_be_taken_away(local, bell):
+    name = local.submit("--", "sh", "-c", f"echo $$ >{bell.path}; exec sleep 1000")
+    bell.hear(1)
+    full = ["prlimit", "--fsize=0", *JOB]
+
+    def call(*words):
+        return subprocess.run([*full, *words], env=local.env, capture_output=True, text=True, check=False)
+
+    os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGKILL)
+    until(lambda: "LOST" in call("list").stdout)
+    assert not (local.path / name / "exit").exists()
+    assert call("forget", name).returncode == 0
+    assert not (local.path / name).exists()
+
+
 def test_ranks_are_warned_before_the_limit(local):
     """They have ten seconds to be there: a busy machine may take some."""
     name = local.submit("--slots=2", "--time=1000", "--warn=990", "--", *play("tell=USR2", "wait"))
