@@ -52,6 +52,11 @@ class Slurm(Bed):
             words, env={**os.environ, **self.env}, capture_output=True, text=True, check=True
         ).stdout
 
+    def said(self, lines: int = 15) -> str:
+        """The last that its daemons wrote down, for who asks what went wrong."""
+        logs = sorted(Path(self.folder).glob("slurm*.log"))
+        return "\n".join("\n".join([log.name, *log.read_text().splitlines()[-lines:]]) for log in logs)
+
     def settle(self) -> None:
         """Every node is up, and no job is left."""
         until(
@@ -263,7 +268,7 @@ def test_ranks_get_their_grace_and_srun_no_signal(tracked, run, case):
     command = run("--nproc_per_node=2", sys.executable, "-ISc", SURE, env=allocation.env)
     read_up(command)
     command.signal(signal.SIGTERM)
-    assert command.wait() == 0, (command.out, command.err)
+    assert command.wait() == 0, (command.out, command.err, tracked.said())
     assert command.out.count(b"graceful") == 8
     case.end()
     allocation.close()
