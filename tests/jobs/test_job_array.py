@@ -12,6 +12,7 @@ from infini_run.jobs.array import Array, members, parse, split, task_id, whole_i
 from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from tests.jobs.test_job_state import made
 from tests.support.waiting import until
 
 LISTS = [
@@ -189,6 +190,17 @@ def test_an_array_from_python(local):
     assert job.wait().state == "COMPLETED"
     assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
     assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
+
+
+def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
+    array = made(local.path, "ir-00000000aa", array="0-1")
+    with open(array.file("request.json"), "r+") as file:
+        text = file.read().replace('"0-1"', '"0-5000"')
+        file.seek(0)
+        file.write(text)
+    done = local.call("list")
+    assert "is another version's job" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # ---- on a PBS that is none
