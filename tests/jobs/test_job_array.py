@@ -10,6 +10,7 @@ import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
 from infini_run.jobs.scheduler_command import CommandResult
+from infini_run.jobs.schedulers.local import id_of
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
 from tests.jobs.test_job_state import made
@@ -190,6 +191,14 @@ def test_an_array_from_python(local):
     assert job.wait().state == "COMPLETED"
     assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
     assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
+
+
+def test_logs_of_an_array_that_waits_say_why(local):
+    array = made(local.path, "ir-00000000aa", scheduler="local", array="0-1")
+    array.write_id(id_of(os.getpid()))
+    done = local.call("logs", array.name)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(f"infini-job: {array.name} waits in the queue")
 
 
 def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
