@@ -9,10 +9,12 @@ import sys
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.local import id_of
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from infini_run.jobs.task import tasks_of
 from tests.jobs.test_job_state import made
 from tests.support.waiting import until
 
@@ -191,6 +193,39 @@ def test_an_array_from_python(local):
     assert job.wait().state == "COMPLETED"
     assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
     assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
+
+
+@pytest.fixture
+def two_hosts(local):
+    """An array of which task 0 ran on n1, and task 1, at its second run, on n2; task 2 waits."""
+    array = made(local.path, "ir-00000000aa", array="0-2")
+    for task, hosts in zip(tasks_of(array), (("n1",), ("n2", "n2")), strict=False):
+        for host in hosts:
+            number = task.begin()
+            task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=(host,), nproc=1))
+            with open(task.log(number), "w") as file:
+                file.write(f"[rank 0] run {number}\n")
+        task.write_ending(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1))
+    return array
+
+
+def test_the_lines_of_one_node_are_those_of_the_tasks_that_ran_there(local, two_hosts):
+    """Where task 2 may yet run nobody knows."""
+    assert local.lines(two_hosts.name, "--node=n1") == ["[task 0] [rank 0] run 0"]
+    assert local.lines(two_hosts.name, "--node=n2", "--attempt=1") == ["[task 1] [rank 0] run 1"]
+    assert local.lines(two_hosts.name, "--node=n3") == []
+    tasks_of(two_hosts)[2].write_ending(JobResult(state="CANCELLED", code=-1))
+    done = local.call("logs", "--node=n3", two_hosts.name)
+    assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: the nodes are n1, n2, or 0 to 0\n")
+
+
+def test_a_run_of_an_array_is_that_of_each_task(local, two_hosts):
+    assert local.lines(two_hosts.name, "--attempt=0") == ["[task 0] [rank 0] run 0", "[task 1] [rank 0] run 0"]
+    assert local.lines(two_hosts.name, "--attempt=1") == ["[task 1] [rank 0] run 1"]
+    done = local.call("logs", "--attempt=2", two_hosts.name)
+    assert (done.returncode, done.stderr) == (
+        2, f"infini-job: --attempt=2: job {two_hosts.name} ran 2 times, counted from 0\n",
+    )  # fmt: skip
 
 
 def test_logs_of_an_array_that_waits_say_why(local):
