@@ -13,12 +13,10 @@ import select
 from infini_run.errors import UsageError
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
-from infini_run.multinode.command import make_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import BinaryIO
 
     from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
@@ -74,26 +72,25 @@ class Reader:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._offset = 0  # the file is not held open: an array may have a thousand logs
         self._rest = b""
 
     def lines(self) -> Iterator[bytes]:
         """Those that have come since the last call."""
-        if self._file is None:
-            try:
-                self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
-            except FileNotFoundError:
-                return
-        while piece := self._file.read(_PIECE):
-            *lines, self._rest = (self._rest + piece).split(b"\n")
-            for line in lines:
-                yield line + b"\n"
+        try:
+            file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while piece := file.read(_PIECE):
+                self._offset += len(piece)
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    yield line + b"\n"
 
     def end(self) -> bytes:
         """What stands there without an end of line. Safe twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 
@@ -153,8 +150,6 @@ def blocks(
     at = None if scheduler is None else JobWatcher(folder, scheduler)
     tasks = tasks_of(folder)
     all_runs = [_Runs(one, rank, node, attempt, len(tasks) > 0) for one in tasks or (folder,)]
-    if tasks and at is not None:
-        make_room(len(tasks))  # each that runs has a log
     try:
         if at is not None and changed is not None:
             changed(at.status)
@@ -174,8 +169,6 @@ def blocks(
     finally:
         if at is not None:
             at.close()
-        for runs in all_runs:
-            runs.close()
 
 
 class _Runs:
@@ -206,10 +199,6 @@ class _Runs:
         self.is_over = is_over or self._number > self._attempt >= 0
         if is_over and not count:
             yield scheduler_log(self.folder)
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
 
 
 class _Log:
@@ -244,9 +233,6 @@ class _Log:
         rest = self._reader.end()
         if rest and self._chosen is not None and self._chosen.has(rest):
             yield rest
-
-    def close(self) -> None:
-        self._reader.end()
 
 
 def scheduler_log(folder: JobDir) -> bytes:

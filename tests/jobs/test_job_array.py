@@ -16,6 +16,8 @@ from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
 from infini_run.jobs.task import tasks_of
 from tests.jobs.test_job_state import made
+from tests.support.command import Command
+from tests.support.job_case import JOB
 from tests.support.waiting import until
 
 LISTS = [
@@ -245,6 +247,29 @@ def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
     done = local.call("list")
     assert "is another version's job" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_follower_of_many_tasks_needs_few_descriptors(local):
+    array = made(local.path, "ir-00000000aa", scheduler="local", array="0-99")
+    for task in tasks_of(array):
+        task.write_id(id_of(os.getpid()))
+        number = task.begin()
+        task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=("n1",), nproc=1))
+        with open(task.log(number), "w") as file:
+            file.write("[rank 0] up\n")
+    limited = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *JOB, "logs", "-f", array.name]
+    following = Command(limited, env=local.env)
+    try:
+        following.read_until(b"[task 99] [rank 0] up\n")
+        with open(tasks_of(array)[0].log(0), "a") as file:
+            file.write("[rank 0] last\n")
+        for task in tasks_of(array):
+            task.write_ending(JobResult(state="COMPLETED", code=0))
+        assert following.wait() == 0
+        lines = sorted(following.out.splitlines())
+        assert (len(lines), lines[0]) == (101, b"[task 0] [rank 0] last")
+    finally:
+        following.close()
 
 
 # ---- on a PBS that is none
