@@ -299,7 +299,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
         out.write(scheduler_log(folder))
         return 0
     scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
-    if scheduler is None and not folder.attempts() and not tasks_of(folder):
+    if scheduler is None and not any(one.attempts() for one in tasks_of(folder) or (folder,)):
         _Waiting().tell(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     for block in blocks(folder, scheduler, **chosen, changed=_Waiting().tell):

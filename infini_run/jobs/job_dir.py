@@ -197,8 +197,10 @@ class JobDir:
             request = content.pop("request")
             if request.get("container") is not None:
                 request["container"] = Image(**_tuples(request["container"]))
-            return Submission(request=JobRequest(**_tuples(request)), **content)
-        except (TypeError, KeyError, AttributeError):
+            order = Submission(request=JobRequest(**_tuples(request)), **content)
+            _ = order.tasks  # ValueError: another version allows larger indices
+            return order
+        except (TypeError, KeyError, AttributeError, ValueError):
             raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
 
     def read_env(self) -> dict[str, str]:

@@ -13,16 +13,15 @@ import select
 from infini_run.errors import UsageError
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
-from infini_run.multinode.command import make_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import BinaryIO
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
+    from infini_run.jobs.task import Task
 
 _PIECE = 1 << 16
 # of plan.py: one node's, or one of many; stderr has its own word
@@ -32,20 +31,27 @@ _LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))(?: ERROR)?\] ")
 class Chosen:
     """Which lines: of one rank, of one node, or all. nodes: hosts, in the order of their node ranks."""
 
-    def __init__(self, rank: int, node: str, nodes: Sequence[str], nproc: int) -> None:
-        """rank: -1: all. node: its index or its host; "": all. Raises UsageError: there is no such rank or node."""
+    def __init__(
+        self, rank: int, node: str, nodes: Sequence[str], nproc: int, *, may_lack_node: bool = False
+    ) -> None:
+        """rank: -1: all. node: its index or its host; "": all. may_lack_node: a node that is not one of `nodes` is no
+        error, and has no lines. Raises UsageError: there is no such rank or node."""
         self._rank, self._host = rank, b""
+        self.lacks_node = False
         self.is_sure = bool(nodes)
         if nodes and nproc and rank >= len(nodes) * nproc:
             raise UsageError(f"--rank={rank}: there are ranks 0 to {len(nodes) * nproc - 1}")
         if node and nodes:
             index = int(node) if node.isdecimal() else nodes.index(node) if node in nodes else -1
-            if not 0 <= index < len(nodes):
-                raise UsageError(f"--node={node}: the nodes are {', '.join(nodes)}, or 0 to {len(nodes) - 1}")
-            self._host = os.fsencode(nodes[index])
+            self.lacks_node = not 0 <= index < len(nodes)
+            if self.lacks_node and not may_lack_node:
+                raise _no_node(node, nodes, len(nodes))
+            self._host = b"" if self.lacks_node else os.fsencode(nodes[index])
         self._is_lone = len(nodes) == 1
 
     def has(self, line: bytes) -> bool:
+        if self.lacks_node:
+            return False
         if self._rank < 0 and not self._host:
             return True
         label = _LABEL.match(line)
@@ -57,38 +63,42 @@ class Chosen:
         return not self._host or self._is_lone or label[2] == self._host
 
 
+def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
+    return UsageError(f"--node={node}: the nodes are {', '.join(nodes)}, or 0 to {count - 1}")
+
+
 class Reader:
     """A log file that may still grow, in whole lines."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: BinaryIO | None = None
+        self._offset = 0  # the file is not held open: an array may have a thousand logs
         self._rest = b""
 
     def lines(self) -> Iterator[bytes]:
         """Those that have come since the last call."""
-        if self._file is None:
-            try:
-                self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115
-            except FileNotFoundError:
-                return
-        while piece := self._file.read(_PIECE):
-            *lines, self._rest = (self._rest + piece).split(b"\n")
-            for line in lines:
-                yield line + b"\n"
+        try:
+            file = open(self._path, "rb", buffering=0)  # noqa: SIM115
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while piece := file.read(_PIECE):
+                self._offset += len(piece)
+                *lines, self._rest = (self._rest + piece).split(b"\n")
+                for line in lines:
+                    yield line + b"\n"
 
     def end(self) -> bytes:
         """What stands there without an end of line. Safe twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         rest, self._rest = self._rest, b""
         return rest + b"\n" if rest else b""
 
 
 def attempts_of(folder: JobDir, asked: int) -> list[int]:
-    """asked: one, or -1: all. Raises UsageError: it has not run so often."""
-    count = folder.attempts()
+    """asked: one, or -1: all. Those of an array are those of the task that ran most often. Raises UsageError: it has
+    not run so often."""
+    count = max(one.attempts() for one in tasks_of(folder) or (folder,))
     if asked >= count:
         was = "has not begun" if not count else f"ran {count} time{'s' * (count > 1)}, counted from 0"
         raise UsageError(f"--attempt={asked}: job {folder.name} {was}")
@@ -97,13 +107,29 @@ def attempts_of(folder: JobDir, asked: int) -> list[int]:
 
 def check(folder: JobDir, *, rank: int, node: str, attempt: int) -> None:
     """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt. A run that one task of
-    an array had another need not have had."""
-    for task in tasks_of(folder):
-        check(task, rank=rank, node=node, attempt=-1)
-    for number in attempts_of(folder, attempt)[-1:]:
+    an array had another need not have had, nor its nodes."""
+    numbers = attempts_of(folder, attempt)
+    if tasks := tasks_of(folder):
+        _check_tasks(tasks, rank, node)
+        return
+    for number in numbers[-1:]:
         phase = folder.phase(number)
         if phase is not None:
             Chosen(rank, node, phase.nodes, phase.nproc)
+
+
+def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
+    """Raises UsageError: no task has the rank or the node, nor can one that is still to begin."""
+    each = [
+        [phase for number in range(task.attempts()) if (phase := task.phase(number)) and phase.nodes]
+        for task in tasks
+    ]
+    known = [phase for phases in each for phase in phases]
+    chosen = [Chosen(rank, node, phase.nodes, phase.nproc, may_lack_node=True) for phase in known]
+    is_open = any(not phases and task.ending() is None for task, phases in zip(tasks, each, strict=True))
+    if known and not is_open and all(one.lacks_node for one in chosen):
+        hosts = dict.fromkeys(host for phase in known for host in phase.nodes)
+        raise _no_node(node, hosts, max(len(phase.nodes) for phase in known))
 
 
 def blocks(
@@ -124,8 +150,6 @@ def blocks(
     at = None if scheduler is None else JobWatcher(folder, scheduler)
     tasks = tasks_of(folder)
     all_runs = [_Runs(one, rank, node, attempt, len(tasks) > 0) for one in tasks or (folder,)]
-    if tasks and at is not None:
-        make_room(len(tasks))  # each that runs has a log
     try:
         if at is not None and changed is not None:
             changed(at.status)
@@ -145,8 +169,6 @@ def blocks(
     finally:
         if at is not None:
             at.close()
-        for runs in all_runs:
-            runs.close()
 
 
 class _Runs:
@@ -168,7 +190,7 @@ class _Runs:
     def _blocks(self, is_over: bool) -> Iterator[bytes]:
         count = self.folder.attempts()
         while self._number < count and self._attempt in (-1, self._number):
-            self._log = self._log or _Log(self.folder, self._number, self._rank, self._node)
+            self._log = self._log or _Log(self.folder, self._number, self._rank, self._node, bool(self._label))
             yield from self._log.blocks()
             if self._number == count - 1 and not is_over:
                 break
@@ -178,16 +200,13 @@ class _Runs:
         if is_over and not count:
             yield scheduler_log(self.folder)
 
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-
 
 class _Log:
     """One attempt's. Its nodes may become known while it is read."""
 
-    def __init__(self, folder: JobDir, number: int, rank: int, node: str) -> None:
+    def __init__(self, folder: JobDir, number: int, rank: int, node: str, may_lack_node: bool) -> None:
         self._folder, self._number, self._rank, self._node = folder, number, rank, node
+        self._may_lack_node = may_lack_node
         self._reader = Reader(folder.log(number))
         self._chosen: Chosen | None = None
 
@@ -195,7 +214,7 @@ class _Log:
         phase = self._folder.phase(self._number)
         if self._chosen is None or not self._chosen.is_sure:
             nodes, nproc = (phase.nodes, phase.nproc) if phase else ((), 0)
-            self._chosen = Chosen(self._rank, self._node, nodes, nproc)
+            self._chosen = Chosen(self._rank, self._node, nodes, nproc, may_lack_node=self._may_lack_node)
         if self._node and not self._chosen.is_sure:
             return  # nobody has written anything
         held, size = [], 0
@@ -214,9 +233,6 @@ class _Log:
         rest = self._reader.end()
         if rest and self._chosen is not None and self._chosen.has(rest):
             yield rest
-
-    def close(self) -> None:
-        self._reader.end()
 
 
 def scheduler_log(folder: JobDir) -> bytes:

@@ -47,6 +47,11 @@ def answered(known: Status, answer: Status) -> Status:
     return replace(known, news=answer.news) if answer.news else answer
 
 
+def _told(found: Status) -> set[tuple[str, int]]:
+    """The runs that the scheduler has ended, by name and attempt, and of which it may know why."""
+    return {(one.name, one.attempt) for one in found.tasks or (found,) if one.is_told and not one.is_final}
+
+
 class JobWatcher:
     """`status` is the latest; `step` waits for another. To be closed."""
 
@@ -63,6 +68,7 @@ class JobWatcher:
             self._ask_at_s = self._look_at_s = _NEVER
             self._missing_s = _NEVER  # since when the scheduler does not know it
             self.status = look_at_files(folder)
+            self._told = _told(self.status)
             self._watch_attempts()
             if not self.status.is_final:
                 self.status = self._ask()
@@ -116,8 +122,10 @@ class JobWatcher:
         self._look_at_s = time.monotonic() + self._look_s
         found = look_at_files(self._folder, self.status)
         self.status = latest(self.status, found)
-        if found.is_told and self.status is not found:
+        told = _told(found)
+        if told - self._told:
             self._ask_at_s = 0.0
+        self._told = told
 
     def _ask(self) -> Status:
         now_s = time.monotonic()

@@ -9,9 +9,15 @@ import sys
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.scheduler_command import CommandResult
+from infini_run.jobs.schedulers.local import id_of
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from infini_run.jobs.task import tasks_of
+from tests.jobs.test_job_state import made
+from tests.support.command import Command
+from tests.support.job_case import JOB
 from tests.support.waiting import until
 
 LISTS = [
@@ -189,6 +195,81 @@ def test_an_array_from_python(local):
     assert job.wait().state == "COMPLETED"
     assert list(job.logs()) == ["[task 0] [rank 0] is 0", "[task 1] [rank 0] is 1"]
     assert list(job.logs(task=1)) == list(ir.find_job(f"{job.name}.1", dir=local.path).logs()) == ["[rank 0] is 1"]
+
+
+@pytest.fixture
+def two_hosts(local):
+    """An array of which task 0 ran on n1, and task 1, at its second run, on n2; task 2 waits."""
+    array = made(local.path, "ir-00000000aa", array="0-2")
+    for task, hosts in zip(tasks_of(array), (("n1",), ("n2", "n2")), strict=False):
+        for host in hosts:
+            number = task.begin()
+            task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=(host,), nproc=1))
+            with open(task.log(number), "w") as file:
+                file.write(f"[rank 0] run {number}\n")
+        task.write_ending(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1))
+    return array
+
+
+def test_the_lines_of_one_node_are_those_of_the_tasks_that_ran_there(local, two_hosts):
+    """Where task 2 may yet run nobody knows."""
+    assert local.lines(two_hosts.name, "--node=n1") == ["[task 0] [rank 0] run 0"]
+    assert local.lines(two_hosts.name, "--node=n2", "--attempt=1") == ["[task 1] [rank 0] run 1"]
+    assert local.lines(two_hosts.name, "--node=n3") == []
+    tasks_of(two_hosts)[2].write_ending(JobResult(state="CANCELLED", code=-1))
+    done = local.call("logs", "--node=n3", two_hosts.name)
+    assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: the nodes are n1, n2, or 0 to 0\n")
+
+
+def test_a_run_of_an_array_is_that_of_each_task(local, two_hosts):
+    assert local.lines(two_hosts.name, "--attempt=0") == ["[task 0] [rank 0] run 0", "[task 1] [rank 0] run 0"]
+    assert local.lines(two_hosts.name, "--attempt=1") == ["[task 1] [rank 0] run 1"]
+    done = local.call("logs", "--attempt=2", two_hosts.name)
+    assert (done.returncode, done.stderr) == (
+        2, f"infini-job: --attempt=2: job {two_hosts.name} ran 2 times, counted from 0\n",
+    )  # fmt: skip
+
+
+def test_logs_of_an_array_that_waits_say_why(local):
+    array = made(local.path, "ir-00000000aa", scheduler="local", array="0-1")
+    array.write_id(id_of(os.getpid()))
+    done = local.call("logs", array.name)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith(f"infini-job: {array.name} waits in the queue")
+
+
+def test_an_array_with_indices_that_are_too_large_is_another_versions(local):
+    array = made(local.path, "ir-00000000aa", array="0-1")
+    with open(array.file("request.json"), "r+") as file:
+        text = file.read().replace('"0-1"', '"0-5000"')
+        file.seek(0)
+        file.write(text)
+    done = local.call("list")
+    assert "is another version's job" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_follower_of_many_tasks_needs_few_descriptors(local):
+    array = made(local.path, "ir-00000000aa", scheduler="local", array="0-99")
+    for task in tasks_of(array):
+        task.write_id(id_of(os.getpid()))
+        number = task.begin()
+        task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=("n1",), nproc=1))
+        with open(task.log(number), "w") as file:
+            file.write("[rank 0] up\n")
+    limited = ["sh", "-c", 'ulimit -n 32; exec "$@"', "sh", *JOB, "logs", "-f", array.name]
+    following = Command(limited, env=local.env)
+    try:
+        following.read_until(b"[task 99] [rank 0] up\n")
+        with open(tasks_of(array)[0].log(0), "a") as file:
+            file.write("[rank 0] last\n")
+        for task in tasks_of(array):
+            task.write_ending(JobResult(state="COMPLETED", code=0))
+        assert following.wait() == 0
+        lines = sorted(following.out.splitlines())
+        assert (len(lines), lines[0]) == (101, b"[task 0] [rank 0] last")
+    finally:
+        following.close()
 
 
 # ---- on a PBS that is none

@@ -11,6 +11,7 @@ from infini_run.jobs.inotify import Changes
 from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.logs import Reader
 from infini_run.jobs.schedulers.scheduler import SchedulerJob
+from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
 from tests.jobs.test_job_state import ID, Said, begin, made
 
@@ -84,6 +85,31 @@ def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, s
         job.step(60)
     assert job.status.headline == "PREEMPTED 143"
     assert len(slurm.asked) == 2
+
+
+def test_the_output_of_one_task_asks_nothing_about_another_that_was_told_to_stop(tmp_path, slurm, monkeypatch):
+    monkeypatch.setattr(module, "FIRST_S", 1000.0)
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    told, writes = tasks_of(array)
+    begin(told)
+    begin(writes)
+    told.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+    slurm.seen[told.name] = SchedulerJob(id=told.id, state="QUEUED", reason="BeginTime")
+    slurm.seen[writes.name] = SchedulerJob(id=writes.id, state="RUNNING")
+    job = JobWatcher(array, slurm)
+    try:
+        with open(writes.log(0), "wb", buffering=0) as file:
+            for _ in range(3):
+                file.write(b"line\n")
+                job.step(60)
+        assert len(slurm.asked) == 1
+        slurm.seen[writes.name] = SchedulerJob(id=writes.id, state="PREEMPTED")
+        writes.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+        while not job.status.tasks[1].is_final:
+            job.step(60)
+        assert (job.status.tasks[1].state, len(slurm.asked)) == ("PREEMPTED", 2)
+    finally:
+        job.close()
 
 
 def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):

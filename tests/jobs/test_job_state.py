@@ -14,6 +14,7 @@ from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_nam
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
 from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status
+from infini_run.jobs.task import make_tasks
 
 NOW_S = 1_700_000_000.0
 ID = "48213"
@@ -49,7 +50,7 @@ def folder(tmp_path):
     return made(tmp_path, "ir-0123456789")
 
 
-def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000):
+def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000, array=""):
     request = JobRequest(
         name=name,
         folder=str(tmp_path / name),
@@ -60,10 +61,12 @@ def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000):
         scheduler=scheduler,
         env=(("A", "1"),),
         options=("-C", "x"),
+        array=array,
     )
     folder = make_folder(str(tmp_path), name)
     order = Submission(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
     folder.write_order(order, {"A": "1"})
+    make_tasks(folder)
     folder.write_id(ID)
     return folder
 

@@ -7,9 +7,12 @@ import os
 import shutil
 import signal
 import socket
+import time
 
 import pytest
 
+from infini_run.jobs.task import tasks_of
+from tests.jobs.test_job_state import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.processes import is_alive
@@ -414,6 +417,29 @@ def test_a_directory_that_cannot_be_read_hides_no_other(local, tmp_path):
     assert f"{first}/request.json" in events.problem
     events.close()
     service.end()
+
+
+def test_an_array_that_cannot_be_read_hides_no_job(service, local):
+    array, job = local.submit("--array=0-1", "--", "true"), local.submit("--", "true")
+    local.wait(array)
+    local.wait(job)
+    path = local.path / array / "request.json"
+    path.write_text(path.read_text().replace('"format":1', '"format":99'))
+    events = Events(service)
+    events.until(job, "COMPLETED")
+    assert (list(events.jobs), array in events.problem) == ([job], True)
+    events.close()
+
+
+def test_an_array_that_is_being_submitted_is_no_problem(service, local):
+    array = made(local.path, "ir-00000000aa", scheduler="local", submitted_s=time.time(), array="0-3")
+    os.unlink(array.file("id"))
+    for task in tasks_of(array)[1:]:
+        os.rmdir(task.path)
+    events = Events(service)
+    events.next()
+    assert (events.state(array.name), events.problem) == ("QUEUED", "")
+    events.close()
 
 
 def test_bytes_that_are_no_text_do_not_break_the_list(service, local):

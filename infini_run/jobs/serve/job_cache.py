@@ -20,7 +20,6 @@ from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import all_folders, is_name
 from infini_run.jobs.schedulers.local import open_process
 from infini_run.jobs.status import LOCAL, look_at_files, query_status
-from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
@@ -172,6 +171,14 @@ class Board:
         return scheduler_of(order, self._above, self._environ)
 
 
+def _tasks_made(folder: JobDir) -> list[JobDir]:
+    """The tasks that have a directory: request.json may name more while an array is submitted, or be unreadable."""
+    try:
+        return [JobDir(folder.file(f"task/{index}")) for index in os.listdir(folder.file("task"))]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 class _Watch:
     """What stirs the board. has_ended: a job's process, so its scheduler knows more than before."""
 
@@ -195,15 +202,18 @@ class _Watch:
         self._changes.add(self._above, names_only=True)
         for name in names:
             folder = JobDir(os.path.join(self._above, name))
-            try:
-                self._changes.add(folder.path, names_only=True)
-                for one in tasks_of(folder) if os.path.isdir(folder.file("task")) else (folder,):
-                    self._changes.add(one.path, names_only=True)
-                    if count := one.attempts():
-                        self._changes.add(one.file(str(count - 1)), names_only=True)
-            except InfiniRunError:
-                if os.path.isdir(folder.path):  # else it is being removed
-                    raise
+            self._add_directory(folder.path)
+            for one in _tasks_made(folder) or (folder,):
+                self._add_directory(one.path)
+                if count := one.attempts():
+                    self._add_directory(one.file(str(count - 1)))
+
+    def _add_directory(self, path: str) -> None:
+        try:
+            self._changes.add(path, names_only=True)
+        except InfiniRunError:
+            if os.path.isdir(path):  # else it is being removed
+                raise
 
     def processes(self, jobs: Any) -> None:
         """Of jobs on this machine their end is an event, whatever ends them."""
