@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
+from infini_run.jobs.job import Job
+from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.scheduler_command import CommandResult
+from infini_run.jobs.schedulers.local import Local
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
 from tests.support.waiting import until
@@ -151,6 +154,26 @@ def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, 
         b"[task 1] [rank 0] saved", b"[task 3] [rank 0] saved",
     ]  # fmt: skip
     assert local.call("cancel", name).returncode == 0
+
+
+def test_cancel_ends_a_task_that_began_while_it_looked(local, bell, turnstile):
+    begin = HEAD.format(bell=bell.path, gate=turnstile.path)
+    stay = f'trap "echo told >{bell.path}; exit 0" TERM; echo 1 >{bell.path}; sleep 1000 & wait'
+    script = f"if [ $INFINI_JOB_TASK = 0 ]; then {begin}; else {stay}; fi"
+    name = local.submit("--array=0-1%1", "--", "sh", "-c", script)
+    assert bell.hear(1) == ["0"]
+
+    class Slow(Local):
+        def query(self, names, ids=None):
+            found = super().query(names, ids)
+            if f"{name}.0" in found:
+                turnstile.ring("")
+                assert bell.hear(1) == ["1"]
+            return found
+
+    Job(JobDir(str(local.path / name)), Slow(str(local.path), local.env)).cancel()
+    assert bell.hear(1) == ["told"]
+    assert local.wait(name)["headline"] == "CANCELLED: 1 COMPLETED, 1 CANCELLED"
 
 
 def test_a_task_asks_to_be_run_again_by_itself(local):
