@@ -166,8 +166,8 @@ class Pbs:
         """Those that do not run (yet). Raises QueryError."""
         said = run_command(["qsig", "-s", "URG", *ids], self._environ)
         refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
-        if said.code and not refused and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qsig", said))
+        if failed := said.failure(_NOT_NOW, *_UNKNOWN):
+            raise QueryError(_complaint("qsig", failed))
         return [job_id for job_id in ids if any(job_id in words for words in refused)]
 
     def _begun(self, ids: Sequence[str]) -> list[str]:
@@ -177,8 +177,8 @@ class Pbs:
 
     def _delete(self, ids: Sequence[str]) -> None:
         said = run_command(["qdel", *ids], self._environ) if ids else None
-        if said is not None and said.code and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qdel", said))
+        if said is not None and (failed := said.failure(*_UNKNOWN)):
+            raise QueryError(_complaint("qdel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""
