@@ -202,6 +202,18 @@ def test_a_job_of_which_the_server_has_not_heard_yet_that_it_runs_is_not_deleted
     assert pbs_queue.calls("qdel") == []
 
 
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("state", ["COMPLETED", "COMPLETING"])
+def test_cancel_leaves_a_task_alone_that_has_ended_or_ends(pbs, pbs_queue, tmp_path, state, again):
+    """OpenPBS refuses qsig and qdel of it, and lists it as X or E."""
+    pbs_queue.set(hold="Not Running: Not enough free nodes available")
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#PBS -J 0-1\n#PBS -o {tmp_path}/out\ntrue\n")
+    pbs.submit(str(tmp_path / "job.sh"), "ir-1")
+    pbs_queue.change("101[0]", state=state)
+    pbs.cancel("101[0].pbshead", "101[1].pbshead", again=again)
+    assert [job["state"] for job in pbs_queue.jobs()[1:]] == [state, "CANCELLED"]
+
+
 @pytest.mark.parametrize("command", ["qsig", "qdel"])
 def test_an_error_about_one_of_several_jobs_is_not_hidden_by_what_is_said_of_another(tmp_path, command):
     said = f"{command}: Server could not connect to MOM 102.pbshead\n{command}: Unknown Job Id 101.pbshead"
