@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, SubmitError, UsageError
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
@@ -227,6 +227,8 @@ class Job:
         if not again:
             self._folder.mark_cancelled()
         ids = self._ids(status)
+        if status.tasks and status.news and not ids:
+            raise QueryError(status.news)
         if ids:
             self._scheduler.cancel(*ids, again=again)
             self._folder.mark_cancelled(is_told=True)

@@ -255,6 +255,17 @@ def test_cancel_of_an_array_on_pbs_gives_its_tasks_their_grace(pbs, pbs_queue, b
     assert [line.rpartition(" ")[2] for k in range(5) for line in pbs.lines(f"{name}.{k}")] == ["saved"] * 2
 
 
+def test_cancel_of_an_array_of_which_no_id_is_known_needs_an_answer(pbs, pbs_queue):
+    pbs_queue.set(hold="Not Running: Not enough free nodes available")
+    name = pbs.submit(*ONE, "--array=0-1", "--", "true")
+    os.unlink(pbs.path / name / "id")
+    pbs_queue.fail("qselect", "away")
+    done = pbs.call("cancel", name)
+    assert (done.returncode != 0, "cannot connect to server" in done.stderr) == (True, True)
+    assert pbs.call("cancel", name).returncode == 0
+    assert pbs.wait(name)["headline"] == "CANCELLED"
+
+
 def test_a_task_on_pbs_is_run_again_as_a_job_by_itself(pbs, pbs_queue):
     script = "echo run $INFINI_JOB_ATTEMPT; [ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85"
     name = pbs.submit(*ONE, "--array=0-1", "--", "sh", "-c", script)
