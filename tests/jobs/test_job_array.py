@@ -186,12 +186,24 @@ def test_tasks_outlive_who_starts_them(local, bell, turnstile):
     """Those that waited for it are lost."""
     name = local.submit("--array=0-2%2", "--", "sh", "-c", HEAD.format(bell=bell.path, gate=turnstile.path))
     bell.hear(2)
+    with open(local.path / name / "job.log", "a") as log:
+        log.write("OSError: its last words\n")
     os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGKILL)
     until(lambda: states(local, name)[2] == "LOST")
+    assert local.status(f"{name}.2")["reason"] == "OSError: its last words"
     turnstile.ring("")
     turnstile.ring("")
     assert local.wait(name)["headline"] == "LOST task 2: 2 COMPLETED, 1 LOST"
     assert states(local, name) == ["COMPLETED", "COMPLETED", "LOST"]
+
+
+def test_a_task_that_cannot_be_started_ends_no_other(local):
+    script = "[ $INFINI_JOB_TASK != 0 ] || mkdir $INFINI_JOB_FOLDER/../1/job.log"
+    name = local.submit("--array=0-2%1", "--", "sh", "-c", script)
+    local.wait(name)
+    assert states(local, name) == ["COMPLETED", "FAILED", "COMPLETED"]
+    path = local.path / name / "task/1/job.log"
+    assert local.status(f"{name}.1")["reason"] == f"it cannot be started: {path}: Is a directory"
 
 
 def test_a_job_of_a_task_is_none_itself(local):
