@@ -15,6 +15,7 @@ from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.local import Local
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from infini_run.jobs.script import render_task
 from tests.support.waiting import until
 
 LISTS = [
@@ -64,6 +65,12 @@ def test_a_task_is_known_by_our_name_and_by_theirs():
     assert members("n", "12[3].head") == [("n.3", "12[3].head")]
     assert members("n", "12[].head") == [("n", "12[].head")]
     assert members("n.3", "15.head") == [("n.3", "15.head")]
+
+
+def test_a_task_by_itself_has_the_lines_of_its_array():
+    """Only \\n ends a line of a script."""
+    rest = "#!/bin/sh\n#PBS -A a\x0bb\x85c\u2028d\necho\n"
+    assert render_task(rest.replace("echo", "#PBS -J 0-3\necho"), 1) == rest
 
 
 def test_what_slurm_says_of_an_array_is_said_of_each_of_its_tasks(tmp_path):
