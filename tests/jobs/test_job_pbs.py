@@ -215,10 +215,10 @@ def test_cancel_leaves_a_task_alone_that_has_ended_or_ends(pbs, pbs_queue, tmp_p
 
 
 @pytest.mark.parametrize("command", ["qsig", "qdel"])
-def test_an_error_about_one_of_several_jobs_is_not_hidden_by_what_is_said_of_another(tmp_path, command):
+def test_an_error_about_one_of_several_jobs_is_not_hidden_by_what_is_said_of_another(pbs_queue, tmp_path, command):
     said = f"{command}: Server could not connect to MOM 102.pbshead\n{command}: Unknown Job Id 101.pbshead"
     command_that_says(tmp_path, command, said, 153)
-    pbs = Pbs({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    pbs = Pbs({**pbs_queue.env, "PATH": f"{tmp_path}:{pbs_queue.env['PATH']}"})
     with pytest.raises(QueryError, match="Server could not connect to MOM 102"):
         pbs.cancel("101.pbshead", "102.pbshead", again=command == "qdel")
 
