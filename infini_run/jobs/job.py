@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, SubmitError, UsageError
+from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
 from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
@@ -227,6 +227,8 @@ class Job:
         if not again:
             self._folder.mark_cancelled()
         ids = self._ids(status)
+        if status.tasks and status.news and not ids:
+            raise QueryError(status.news)
         if ids:
             self._scheduler.cancel(*ids, again=again)
             self._folder.mark_cancelled(is_told=True)
@@ -236,9 +238,12 @@ class Job:
         if not status.tasks:
             found = status.id or self._scheduler.find(self.name)
             return [found] if found else []
-        # on this machine it is a process that starts them; an id of Slurm or PBS would be that of all tasks
-        whole = [status.id] if self._scheduler.name == "local" else []
-        return [id_ for id_ in (*whole, *(task.id for task in status.tasks if not task.is_final)) if id_]
+        live = [task for task in status.tasks if not task.is_final]
+        if self._scheduler.name != "local":  # the array's own id would be that of all tasks
+            return [task.id for task in live if task.id]
+        # a process starts them; ids anew: what has begun since `status` may not have seen that they are cancelled
+        folders = (self._folder, *(task_of(self._folder, task.task) for task in live))
+        return [folder.id for folder in folders if folder.id]
 
     def forget(self) -> None:
         """Remove its directory and all that is in it: of a job that has ended, or that nobody knows (LOST). Raises

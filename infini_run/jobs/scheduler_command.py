@@ -13,7 +13,7 @@ import errno
 import os
 import select
 
-from infini_run.record import record
+from infini_run.record import record, replace
 from infini_run.system.shell import find_program
 
 TYPE_CHECKING = False
@@ -40,6 +40,15 @@ class CommandResult:
         """Its last line on stderr that says something, else on stdout."""
         lines = [line.strip() for line in (self.error or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
+
+    def failure(self, *harmless: str) -> CommandResult | None:
+        """The same without the lines on stderr that have one of these parts: what is said of one job hides nothing
+        of another. None: it has not failed, or every line has such a part."""
+        lines = [line for line in self.error.splitlines() if line.strip()]
+        left = [line for line in lines if not any(part in line for part in harmless)]
+        if not self.code or (lines and not left and not self.timed_out):
+            return None
+        return replace(self, error="\n".join(left))
 
 
 def run_command(

@@ -64,8 +64,8 @@ def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
 
 def render_task(text: str, index: int) -> str:
     """Of an array's script for PBS that of one task by itself: PBS cannot run a task of an array again."""
-    lines = [line for line in text.splitlines() if not line.startswith("#PBS -J ")]
-    return "\n".join(lines).replace(pbs_script.INDEX, str(index)).replace(_INDEX["pbs"], str(index)) + "\n"
+    lines = [line for line in text.split("\n") if not line.startswith("#PBS -J ")]
+    return "\n".join(lines).replace(pbs_script.INDEX, str(index)).replace(_INDEX["pbs"], str(index))
 
 
 def inside_of(python: str) -> list[str]:

@@ -296,7 +296,10 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) ->
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
     if status.scheduler == LOCAL:  # nothing is hidden from us here
         who = "its process" if folder.id else "what starts the tasks of its array"
-        reason = _last_line(folder) or f"{who} has ended without a word (SIGKILL?)"
+        said = _last_line(folder)
+        if isinstance(folder, Task) and not folder.id:
+            said = said or _last_line(folder.array)
+        reason = said or f"{who} has ended without a word (SIGKILL?)"
         return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
     reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
     said = _last_line(folder)

@@ -9,11 +9,13 @@ import sys
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
-from infini_run.jobs.job_dir import JobResult, Phase
+from infini_run.jobs.job import Job
+from infini_run.jobs.job_dir import JobDir, JobResult, Phase
 from infini_run.jobs.scheduler_command import CommandResult
-from infini_run.jobs.schedulers.local import id_of
+from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
+from infini_run.jobs.script import render_task
 from infini_run.jobs.task import tasks_of
 from tests.jobs.test_job_state import made
 from tests.support.command import Command
@@ -67,6 +69,12 @@ def test_a_task_is_known_by_our_name_and_by_theirs():
     assert members("n", "12[3].head") == [("n.3", "12[3].head")]
     assert members("n", "12[].head") == [("n", "12[].head")]
     assert members("n.3", "15.head") == [("n.3", "15.head")]
+
+
+def test_a_task_by_itself_has_the_lines_of_its_array():
+    """Only \\n ends a line of a script."""
+    rest = "#!/bin/sh\n#PBS -A a\x0bb\x85c\u2028d\necho\n"
+    assert render_task(rest.replace("echo", "#PBS -J 0-3\necho"), 1) == rest
 
 
 def test_what_slurm_says_of_an_array_is_said_of_each_of_its_tasks(tmp_path):
@@ -159,6 +167,26 @@ def test_cancel_ends_those_that_run_with_their_grace_and_those_that_wait(local, 
     assert local.call("cancel", name).returncode == 0
 
 
+def test_cancel_ends_a_task_that_began_while_it_looked(local, bell, turnstile):
+    begin = HEAD.format(bell=bell.path, gate=turnstile.path)
+    stay = f'trap "echo told >{bell.path}; exit 0" TERM; echo 1 >{bell.path}; sleep 1000 & wait'
+    script = f"if [ $INFINI_JOB_TASK = 0 ]; then {begin}; else {stay}; fi"
+    name = local.submit("--array=0-1%1", "--", "sh", "-c", script)
+    assert bell.hear(1) == ["0"]
+
+    class Slow(Local):
+        def query(self, names, ids=None):
+            found = super().query(names, ids)
+            if f"{name}.0" in found:
+                turnstile.ring("")
+                assert bell.hear(1) == ["1"]
+            return found
+
+    Job(JobDir(str(local.path / name)), Slow(str(local.path), local.env)).cancel()
+    assert bell.hear(1) == ["told"]
+    assert local.wait(name)["headline"] == "CANCELLED: 1 COMPLETED, 1 CANCELLED"
+
+
 def test_a_task_asks_to_be_run_again_by_itself(local):
     name = local.submit("--array=0-2", "--", "sh", "-c", "[ $INFINI_JOB_TASK$INFINI_JOB_ATTEMPT != 10 ] || exit 85")
     status = local.wait(name)
@@ -169,12 +197,24 @@ def test_tasks_outlive_who_starts_them(local, bell, turnstile):
     """Those that waited for it are lost."""
     name = local.submit("--array=0-2%2", "--", "sh", "-c", HEAD.format(bell=bell.path, gate=turnstile.path))
     bell.hear(2)
+    with open(local.path / name / "job.log", "a") as log:
+        log.write("OSError: its last words\n")
     os.kill(int((local.path / name / "id").read_text().split(".")[0]), signal.SIGKILL)
     until(lambda: states(local, name)[2] == "LOST")
+    assert local.status(f"{name}.2")["reason"] == "OSError: its last words"
     turnstile.ring("")
     turnstile.ring("")
     assert local.wait(name)["headline"] == "LOST task 2: 2 COMPLETED, 1 LOST"
     assert states(local, name) == ["COMPLETED", "COMPLETED", "LOST"]
+
+
+def test_a_task_that_cannot_be_started_ends_no_other(local):
+    script = "[ $INFINI_JOB_TASK != 0 ] || mkdir $INFINI_JOB_FOLDER/../1/job.log"
+    name = local.submit("--array=0-2%1", "--", "sh", "-c", script)
+    local.wait(name)
+    assert states(local, name) == ["COMPLETED", "FAILED", "COMPLETED"]
+    path = local.path / name / "task/1/job.log"
+    assert local.status(f"{name}.1")["reason"] == f"it cannot be started: {path}: Is a directory"
 
 
 def test_a_job_of_a_task_is_none_itself(local):
@@ -311,6 +351,17 @@ def test_cancel_of_an_array_on_pbs_gives_its_tasks_their_grace(pbs, pbs_queue, b
     assert pbs.call("cancel", name).returncode == 0
     assert pbs.wait(name)["headline"] == "CANCELLED"
     assert [line.rpartition(" ")[2] for k in range(5) for line in pbs.lines(f"{name}.{k}")] == ["saved"] * 2
+
+
+def test_cancel_of_an_array_of_which_no_id_is_known_needs_an_answer(pbs, pbs_queue):
+    pbs_queue.set(hold="Not Running: Not enough free nodes available")
+    name = pbs.submit(*ONE, "--array=0-1", "--", "true")
+    os.unlink(pbs.path / name / "id")
+    pbs_queue.fail("qselect", "away")
+    done = pbs.call("cancel", name)
+    assert (done.returncode != 0, "cannot connect to server" in done.stderr) == (True, True)
+    assert pbs.call("cancel", name).returncode == 0
+    assert pbs.wait(name)["headline"] == "CANCELLED"
 
 
 def test_a_task_on_pbs_is_run_again_as_a_job_by_itself(pbs, pbs_queue):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import stat
 
 import pytest
@@ -200,6 +200,27 @@ def test_a_job_of_which_the_server_has_not_heard_yet_that_it_runs_is_not_deleted
     assert bell.hear(1) == ["told"]
     pbs_queue.ended()
     assert pbs_queue.calls("qdel") == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("state", ["COMPLETED", "COMPLETING"])
+def test_cancel_leaves_a_task_alone_that_has_ended_or_ends(pbs, pbs_queue, tmp_path, state, again):
+    """OpenPBS refuses qsig and qdel of it, and lists it as X or E."""
+    pbs_queue.set(hold="Not Running: Not enough free nodes available")
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\n#PBS -J 0-1\n#PBS -o {tmp_path}/out\ntrue\n")
+    pbs.submit(str(tmp_path / "job.sh"), "ir-1")
+    pbs_queue.change("101[0]", state=state)
+    pbs.cancel("101[0].pbshead", "101[1].pbshead", again=again)
+    assert [job["state"] for job in pbs_queue.jobs()[1:]] == [state, "CANCELLED"]
+
+
+@pytest.mark.parametrize("command", ["qsig", "qdel"])
+def test_an_error_about_one_of_several_jobs_is_not_hidden_by_what_is_said_of_another(pbs_queue, tmp_path, command):
+    said = f"{command}: Server could not connect to MOM 102.pbshead\n{command}: Unknown Job Id 101.pbshead"
+    command_that_says(tmp_path, command, said, 153)
+    pbs = Pbs({**pbs_queue.env, "PATH": f"{tmp_path}:{pbs_queue.env['PATH']}"})
+    with pytest.raises(QueryError, match="Server could not connect to MOM 102"):
+        pbs.cancel("101.pbshead", "102.pbshead", again=command == "qdel")
 
 
 def test_live_jobs_of_known_ids_are_one_query(pbs, pbs_queue, script):
@@ -408,7 +429,7 @@ def test_one_host_for_several_nodes_is_refused(pbs, item):
 # ---- who is who
 def command_that_says(folder, name, text, code=0):
     path = folder / name
-    path.write_text(f"#!/bin/sh\nprintf '%s\\n' {json.dumps(text)} >&2\nexit {code}\n")
+    path.write_text(f"#!/bin/sh\nprintf '%s\\n' {shlex.quote(text)} >&2\nexit {code}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 

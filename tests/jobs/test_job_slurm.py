@@ -109,10 +109,14 @@ def test_every_state_of_newer_versions_is_known():
 
 # the texts that decide something, as the sources of 22.05, 23.11, 24.05, 25.05 and 26.05 have them (slurm_errno.c,
 # sacct/options.c): command and all before them are of the real 22.05.8
+def is_gone(said):
+    return said.failure(*slurm_output.GONE) is None
+
+
 TEXTS = [
     ("scontrol: Job is pending execution for job 17", slurm_output.is_queued),
-    ("scancel: error: Kill job error on job id 9: Invalid job id specified", slurm_output.is_gone),
-    ("scancel: error: Kill job error on job id 9: Job/step already completing or completed", slurm_output.is_gone),
+    ("scancel: error: Kill job error on job id 9: Invalid job id specified", is_gone),
+    ("scancel: error: Kill job error on job id 9: Job/step already completing or completed", is_gone),
 ]
 
 
@@ -307,6 +311,16 @@ def test_a_job_is_cancelled_and_one_that_is_gone_is_nobodys_business(slurm, slur
     slurm_queue.fail("scancel", "away")
     with pytest.raises(QueryError, match="Unable to contact slurm controller"):
         slurm.cancel(job)
+
+
+def test_an_error_about_one_of_several_jobs_is_not_hidden_by_what_is_said_of_another(tmp_path):
+    head = "scancel: error: Kill job error on job id"
+    away, gone = "Unable to contact slurm controller (connect failure)", "Job/step already completing or completed"
+    scancel = tmp_path / "scancel"
+    scancel.write_text(f"#!/bin/sh\necho '{head} 1_1: {away}' >&2\necho '{head} 1_0: {gone}' >&2\nexit 1\n")
+    scancel.chmod(0o755)
+    with pytest.raises(QueryError, match="1_1: Unable to contact slurm controller"):
+        Slurm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}).cancel("1_0", "1_1")
 
 
 def test_a_job_runs_again_where_it_may(slurm, slurm_queue, script, bell):

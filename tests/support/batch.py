@@ -72,6 +72,12 @@ class Queue:
         book["settings"].update(settings)
         self._write(book)
 
+    def change(self, number: str, **attributes: object) -> None:
+        """What a job that does not run is like, while no command runs."""
+        book = self.book()
+        book["jobs"][number].update(attributes)
+        self._write(book)
+
     def fail(self, command: str, *faults: str) -> None:
         """What the next calls of a command do wrong (batch_queue.py); "" for one that does not."""
         book = self.book()

@@ -19,7 +19,7 @@ from infini_run.jobs.array import parse
 from infini_run.jobs.job_dir import JobDir, JobResult
 from infini_run.jobs.request import LOG
 from infini_run.jobs.schedulers.local import Local, id_of
-from infini_run.jobs.schedulers.scheduler import CANCELLED
+from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
 from infini_run.jobs.script import inside_of
 from infini_run.jobs.status import query_status
 from infini_run.jobs.task import tasks_of
@@ -62,11 +62,17 @@ class Queue:
         if task.is_cancelled:
             self._settle(task)
             return
-        with open(task.file(LOG), "ab") as log:
-            process = subprocess.Popen(
-                [*self._words, self._folder.path, str(task.index)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
-            )  # fmt: skip
+        try:
+            with open(task.file(LOG), "ab") as log:
+                process = subprocess.Popen(
+                    [*self._words, self._folder.path, str(task.index)],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                )  # fmt: skip
+        except OSError as error:  # the other tasks may have more luck
+            what = f"{error.filename}: " if error.filename else ""
+            reason = f"it cannot be started: {what}{error.strerror}"
+            task.propose_ending(JobResult(state=FAILED, code=-1, reason=reason, end_s=time.time(), attempt=-1))
+            return
         task.write_id(id_of(process.pid))
         self._running.append((task, process))
         if task.is_cancelled:  # by who has not seen its id

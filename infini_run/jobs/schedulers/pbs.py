@@ -60,7 +60,8 @@ _ASK_S = 10.0
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)  # for the server to hear that a job has begun, of which nothing tells us
 _NO_HISTORY = "not configured to maintain job history"
 _NEVER_WAS, _IS_OVER = "Unknown Job Id", "has finished"
-_UNKNOWN = (_NEVER_WAS, _IS_OVER)
+_UNKNOWN = (_NEVER_WAS, _IS_OVER, "invalid for finished array subjob")
+_ENDS = ("E", "X", "F")  # states of which qdel says that its request is invalid, or that it is over
 _NOT_NOW = "invalid for state"  # of a job that does not run (yet)
 _UNITS = " kmgtp"
 _END = "\x1f"  # between two attributes: a value with one has ^_ there
@@ -154,31 +155,33 @@ class Pbs:
         left = list(ids)
         for pause_s in () if again else (0.0, *_PAUSES_S):
             time.sleep(pause_s)
-            left = self._signal(left)
-            begun = self._begun(left)
-            self._delete([job_id for job_id in left if job_id not in begun])
-            if not begun:
+            waiting, left = self._split(self._signal(left))
+            self._delete(waiting)
+            if not left:
                 return
-            left = begun
-        self._delete(left)
+        waiting, running = self._split(left)
+        self._delete([*waiting, *running])
 
     def _signal(self, ids: Sequence[str]) -> list[str]:
         """Those that do not run (yet). Raises QueryError."""
         said = run_command(["qsig", "-s", "URG", *ids], self._environ)
         refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
-        if said.code and not refused and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qsig", said))
+        if failed := said.failure(_NOT_NOW, *_UNKNOWN):
+            raise QueryError(_complaint("qsig", failed))
         return [job_id for job_id in ids if any(job_id in words for words in refused)]
 
-    def _begun(self, ids: Sequence[str]) -> list[str]:
-        """Their ranks may be there before the server has heard so, and then it lets nobody signal them."""
-        running = {_number(job_id) for job_id, job in self._jobs(ids).items() if job.get("job_state") == "R"}
-        return [job_id for job_id in ids if _number(job_id) in running]
+    def _split(self, ids: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those that wait, or are unknown, and those that run; without those that end. The ranks of one that runs may
+        be there before the server has heard so, and then it lets nobody signal them."""
+        letters = {_number(job_id): job.get("job_state") for job_id, job in self._jobs(ids).items()}
+        live = [job_id for job_id in ids if letters.get(_number(job_id)) not in _ENDS]
+        running = [job_id for job_id in live if letters.get(_number(job_id)) == "R"]
+        return [job_id for job_id in live if job_id not in running], running
 
     def _delete(self, ids: Sequence[str]) -> None:
         said = run_command(["qdel", *ids], self._environ) if ids else None
-        if said is not None and said.code and not any(part in said.error for part in _UNKNOWN):
-            raise QueryError(_complaint("qdel", said))
+        if said is not None and (failed := said.failure(*_UNKNOWN)):
+            raise QueryError(_complaint("qdel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""

@@ -29,12 +29,12 @@ from infini_run.jobs.schedulers.scheduler import (
     strip_scheduler_environment,
 )
 from infini_run.jobs.schedulers.slurm_output import (
+    GONE,
     PRESENT,
     advised,
     complaint,
     hold_of,
     is_away,
-    is_gone,
     is_queued,
     is_unsure,
     state_of,
@@ -132,8 +132,8 @@ class Slurm:
     def cancel(self, *ids: str, again: bool = False) -> None:
         """TERM to all of them, KILL after KillWait."""
         said = run_command(["scancel", *ids], self._environ)
-        if said.code and not is_gone(said):
-            raise QueryError(complaint("scancel", said))
+        if failed := said.failure(*GONE):
+            raise QueryError(complaint("scancel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """Slurm waits two minutes before it starts a job again (BeginTime). Asked a second time it says that the job

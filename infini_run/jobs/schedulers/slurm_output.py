@@ -71,7 +71,8 @@ _UNSURE = ("timed out", "Zero Bytes were transmitted", "Unexpected message", "re
 _AWAY = ("Unable to contact", "Connection refused", "connect failure", "No route", "Unable to establish", "munge",
          "Munge", "authentication", "Could not establish a configuration", "slurm.conf")  # fmt: skip
 _SIGNAL = 128  # and its number; what Slurm's commands cannot read themselves ends with 255
-_GONE = ("Invalid job id", "already completing or completed", "Job/step already")
+# of a job that had ended before
+GONE = ("Invalid job id", "already completing or completed", "Job/step already")
 # of slurmstepd and srun, 22.05 to 25.05: jobacct_gather's OverMemoryKill, and the kernel's own in a cgroup
 _OUT_OF_MEMORY = ("exceeded memory limit", "Exceeded job memory limit", "oom-kill event", "oom_kill event",
                   ": Out Of Memory")  # fmt: skip
@@ -120,11 +121,6 @@ def is_unsure(said: CommandResult) -> bool:
 def is_away(said: CommandResult) -> bool:
     """Whether there was nobody to ask."""
     return said.code == MISSING or any(part in said.error for part in _AWAY)
-
-
-def is_gone(said: CommandResult) -> bool:
-    """Whether the job had ended before."""
-    return any(part in said.error for part in _GONE)
 
 
 def is_queued(said: CommandResult) -> bool:

@@ -243,11 +243,18 @@ def qdel(words, fault):
             elif over:
                 print(f"qdel: Job has finished {job_id}", file=sys.stderr)
                 code = 35
-            for one in [] if job is None or over else tasks_of(book.jobs, job["id"]) if "[]" in job_id else [job]:
-                if one["state"] == "PENDING" and not one["keeper"]:
-                    one["state"] = "CANCELLED"
-                elif one["state"] in PRESENT:
-                    tell(one, signal.SIGTERM)
+            elif job["state"] == "COMPLETING":
+                print(f"qdel: Request invalid for state of job {job_id}", file=sys.stderr)
+                code = 168
+            elif job["state"] not in (*PRESENT, "ARRAY"):
+                print(f"qdel: Request invalid for finished array subjob {job_id}", file=sys.stderr)
+                code = 55
+            else:
+                for one in tasks_of(book.jobs, job["id"]) if "[]" in job_id else [job]:
+                    if one["state"] == "PENDING" and not one["keeper"]:
+                        one["state"] = "CANCELLED"
+                    elif one["state"] in PRESENT:
+                        tell(one, signal.SIGTERM)
     after(fault, f"Connection refused\nCouldn't connect to cluster: {SERVER}", 162)
     sys.exit(code)
 
