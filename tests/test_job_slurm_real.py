@@ -465,4 +465,5 @@ def test_a_task_is_run_again_by_itself(queue, words):
     assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
     assert (status["tasks"][1]["id"] == f"{status['id']}_1") is bool(words)
     assert status["shape"] == "2 tasks x 2 nodes x 1 cpu"
-    assert [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")] == ["run 0"] * 2 + ["run 1"] * 2
+    lines = [line.rpartition("] ")[2] for line in queue.lines(f"{name}.1")]
+    assert (lines[0], lines[-2:]) == ("run 0", ["run 1"] * 2)  # of run 0 one rank may have ended the other

@@ -62,7 +62,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int
     """Start it in a session of its own, with these three descriptors and no others; its pid. Raises OSError."""
     path = argv[0] if "/" in argv[0] else find_program(argv[0], environ.get("PATH", os.defpath))
     if not path:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd > 2]
     rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}

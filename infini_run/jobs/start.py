@@ -6,19 +6,20 @@ We are found where this file is, what we need from others beside us, or else as 
 import os
 import sys
 
-package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-library = os.path.dirname(os.__file__)
-here = os.path.dirname(os.path.abspath(__file__))  # what lies beside this file is no module of its name
-sys.path[:] = [path for path in sys.path if path[:1] == "/" and path != here]
-sys.path.append(package)
-sys.path.sort(key=lambda path: not path.startswith(library) or "-packages" in path)
-try:
-    import _cffi_backend  # noqa: F401
-except ImportError:
-    import site
+if __name__ == "__main__":
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    library = os.path.dirname(os.__file__)
+    here = os.path.dirname(os.path.abspath(__file__))  # what lies beside this file is no module of its name
+    sys.path[:] = [path for path in sys.path if path[:1] == "/" and path != here]
+    sys.path.append(package)
+    sys.path.sort(key=lambda path: not path.startswith(library) or "-packages" in path)
+    try:
+        import _cffi_backend  # noqa: F401
+    except ImportError:
+        import site
 
-    site.main()
+        site.main()
 
-from infini_run.jobs.inside import main  # noqa: E402
+    from infini_run.jobs.inside import main
 
-main()
+    main()

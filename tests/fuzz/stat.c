@@ -3,6 +3,7 @@
  * The first byte of an input says which: a line made of the rest (then every field is checked), or the rest as it
  * is (then nothing may be touched that is not there). */
 #include <inttypes.h>
+#include <limits.h>
 
 #include "sys/procfs.c"
 
