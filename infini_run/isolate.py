@@ -78,7 +78,7 @@ def run_isolated(
 
 
 def _follow(group: Group, say: Callable[[str], None]) -> int:
-    code, told = 1, 0
+    code, told = -1, 0
     while not group.ended:
         for event in group.step():
             if event.kind == "start_failed":
@@ -90,6 +90,8 @@ def _follow(group: Group, say: Callable[[str], None]) -> int:
             if event.kind == "stuck":
                 say(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
         group.wait()
+    if code < 0:  # it was not started, or did not end
+        return 128 + told if told else 1
     return code
 
 

@@ -110,6 +110,15 @@ def test_term_at_any_moment_of_the_start_is_not_lost(infini_run, seed):
         assert command.wait() == 143, command.err
 
 
+def test_a_term_that_is_there_before_anything_is_started_is_not_lost(infini_run):
+    def prepare():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    command = infini_run("--isolate", "--grace=1000", "sleep", "1000", preexec_fn=prepare)
+    assert command.wait() == 143
+
+
 def test_mask_and_ignored_signals_come_through(infini_run):
     def prepare():
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM])
