@@ -43,7 +43,7 @@ class Agents:
             else:
                 self.take(node, wire, kind, payload)
         if wire.has_ended:
-            self.poller.forget(wire.fileno())
+            self.poller.unwatch(wire.fileno())
             wire.close()
             self.left -= 1
 

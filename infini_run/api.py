@@ -26,7 +26,7 @@ from infini_run.plan.model import MARK, make_plan, spans_of
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
-from infini_run.system.fork_hooks import forget_in_children
+from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _run_on_nodes(
     with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
         head = Head(options, roster, environ=environ, say=None if own else say, cwd=folder, overview=overview)
         _live.add(head)
-        forget_in_children(head)
+        call_in_forked_children(head)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
     try:
@@ -254,7 +254,7 @@ class ProcessLauncher:
         self._lock = RLock()
         self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
         _live.add(self)
-        forget_in_children(self)
+        call_in_forked_children(self)
 
     # ---- starting
 
@@ -482,13 +482,13 @@ class ProcessLauncher:
             if self._seeing is not None:
                 self._seeing.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the launch is our parent's."""
         runs = (self._run, self._starting)
         self._run, self._starting, self._lock, self._seeing = None, None, RLock(), None
         for run in runs:
             if run is not None:
-                run.forget()
+                run.after_fork_in_child()
 
     def __enter__(self) -> Self:
         return self

@@ -485,7 +485,7 @@ class Group:
             self._closed = True
             self._free_if_last()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the workers are our parent's. Nothing is signalled; our copies are closed."""
         self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
         self._free_if_last()

@@ -277,9 +277,9 @@ class Crew:
         if self._supervisor.failure is not None:
             raise self._supervisor.over_error()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the crew is our parent's."""
-        self._supervisor.forget()
+        self._supervisor.after_fork_in_child()
 
     def __enter__(self) -> Self:
         return self
@@ -415,10 +415,10 @@ def _close_all() -> None:
         crew.close(drain=False)
 
 
-def _forget_all() -> None:
+def _after_fork_in_child() -> None:
     for crew in list(_live):
-        crew.forget()
+        crew.after_fork_in_child()
     _live.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

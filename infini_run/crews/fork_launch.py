@@ -141,7 +141,7 @@ class ForkLaunch(NodeLaunch):
             cwd=self._cwd or "",
             mark=self.plan.launch_id,
         )
-        self.forget()
+        self.after_fork_in_child()
         return birth
 
     def _close_channels(self) -> None:
@@ -168,10 +168,10 @@ class ForkLaunch(NodeLaunch):
             except ChildProcessError:  # it had this one
                 continue
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         while self._gates:
             os.close(self._gates.popitem()[1])
-        super().forget()
+        super().after_fork_in_child()
 
 
 def tie_to_parent(parent: int) -> None:

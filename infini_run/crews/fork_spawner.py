@@ -27,7 +27,7 @@ from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.report import describe_end
-from infini_run.system.fork_hooks import forget_in_children
+from infini_run.system.fork_hooks import call_in_forked_children
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -126,10 +126,10 @@ class ForkSpawner(ExecSpawner):
             zygote.close()
         super().close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._lock = RLock()
         if self._zygote is not None:
-            self._zygote.forget()
+            self._zygote.after_fork_in_child()
 
 
 class ZygoteProcess:
@@ -139,7 +139,7 @@ class ZygoteProcess:
         self._lock = RLock()
         self._control, theirs = socket.socketpair()
         self._run: NodeLaunch | None = None
-        forget_in_children(self)
+        call_in_forked_children(self)
         try:
             plan, options = _zygote_plan(environ)
             self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
@@ -199,11 +199,11 @@ class ZygoteProcess:
                 self._run.poll(max(0.0, deadline_s - time.monotonic()))
             self._run.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child."""
         self._control.close()
         if self._run is not None:
-            self._run.forget()
+            self._run.after_fork_in_child()
 
 
 def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
@@ -396,7 +396,7 @@ class ZygoteLaunch:
                 self._wire.close()
             self._ended, self._untold = True, []
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         self._lock, self._ended = RLock(), True
         if self._wire is not None:
             self._wire.close()

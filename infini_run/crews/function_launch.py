@@ -407,12 +407,12 @@ class Launch:
         self._release()
         _live.discard(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: it is our parent's."""
         self._lock, self._is_over = RLock(), True
         for seat in self._seats:
-            seat.runner.forget()
-        self._spawner.forget()
+            seat.runner.after_fork_in_child()
+        self._spawner.after_fork_in_child()
 
 
 def _died(exit_: Exit, has_result: bool) -> WorkerDied:
@@ -460,5 +460,5 @@ def close_all() -> None:
 
 def forget_all() -> None:
     for launch in list(_live):
-        launch.forget()
+        launch.after_fork_in_child()
     _live.clear()

@@ -228,11 +228,11 @@ class Pool(Launcher):
         if spawner is not None:
             spawner.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: it is our parent's."""
         spawner, self._spawner = self._spawner, None
         if spawner is not None:
-            spawner.forget()
+            spawner.after_fork_in_child()
 
     def __enter__(self) -> Self:
         return self
@@ -257,14 +257,14 @@ def _close_all() -> None:
         pool.close()
 
 
-def _forget_all() -> None:
+def _after_fork_in_child() -> None:
     forget_all()
     for pool in list(_pools):
-        pool.forget()
+        pool.after_fork_in_child()
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -214,15 +214,15 @@ class NodeLink:
         """Until everything has ended, on every node."""
         self._thread.join()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         if self._is_over:
             return
         self._changed, self._is_forgotten, self._is_over = Condition(), True, True
         self._poller.close()
         for outpost in self.outposts:
-            outpost.lanes.forget()
-        self.head.forget()
+            outpost.lanes.after_fork_in_child()
+        self.head.after_fork_in_child()
         bell, self._bell = self._bell, -1
         if bell >= 0:
             os.close(bell)

@@ -162,7 +162,7 @@ class RemoteWorkerProcess:
         bell, self._bell = self._bell, -1
         os.close(bell)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.tasks.forget()
         self.events.forget()
         self.ended = True

@@ -209,21 +209,21 @@ class RemoteSpawner:
             self._bridge.join()
         _live.discard(self)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         self._lock, self._is_closed = RLock(), True
         _live.discard(self)
         bridge, self._bridge = self._bridge, None
         if bridge is not None:
-            bridge.forget()
+            bridge.after_fork_in_child()
 
 
 _live: WeakSet[RemoteSpawner] = WeakSet()
 
 
-def _forget_all() -> None:
+def _after_fork_in_child() -> None:
     for spawner in list(_live):
-        spawner.forget()
+        spawner.after_fork_in_child()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -89,7 +89,7 @@ class SpawnServer:
             life.fds = set(life.runner.fds())
         wanted = {fd for life in self._lives.values() for fd in life.fds}
         for fd in self._watched - wanted:
-            self._poller.forget(fd)
+            self._poller.unwatch(fd)
         for fd in wanted:
             self._poller.watch(fd, READ, _nothing)
         self._watched = wanted
@@ -241,7 +241,7 @@ class SpawnServer:
         life = self._lives.pop(number, None)
         if life is not None:
             for fd in life.fds:  # others of its group have them watched again
-                self._poller.forget(fd)
+                self._poller.unwatch(fd)
                 self._watched.discard(fd)
             life.runner.close()
             self._lanes.drop(number)

@@ -20,7 +20,7 @@ from infini_run.node.launch import NodeLaunch
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
-from infini_run.system.fork_hooks import forget_in_children
+from infini_run.system.fork_hooks import call_in_forked_children
 from infini_run.system.interpreter import inherited_flags, own_path
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """Kill what is left, reap it, close the channel and all else. Safe twice."""
 
-        def forget(self) -> None:
+        def after_fork_in_child(self) -> None:
             """In a forked child: it is our parent's; only our copies of descriptors are closed."""
 
     class Run(Protocol):
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
         def kill(self) -> None: ...
         def report(self) -> Report: ...
         def close(self) -> None: ...
-        def forget(self) -> None: ...
+        def after_fork_in_child(self) -> None: ...
 
     class Spawner(Protocol):
         """Starts workers."""
@@ -127,7 +127,7 @@ if TYPE_CHECKING:
         def close(self) -> None:
             """What it holds beside its runners. Safe twice."""
 
-        def forget(self) -> None:
+        def after_fork_in_child(self) -> None:
             """In a forked child."""
 
 
@@ -251,7 +251,7 @@ class ExecSpawner:
             while self._ports:
                 let_go(self._ports.pop())
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Nothing of its own is open."""
 
 
@@ -265,7 +265,7 @@ class WorkerGroup:
         self._theirs: dict[int, socket.socket] = {}
         theirs = self._theirs
         self.run: Run | None = None
-        forget_in_children(self)
+        call_in_forked_children(self)
         try:
             with forking:
                 for worker in plan.workers:
@@ -311,12 +311,12 @@ class WorkerGroup:
                 return last_output(self.run.group, index, worker)[1]
         return ()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child."""
         for end in self._theirs.values():
             end.close()
         if self.run is not None:
-            self.run.forget()
+            self.run.after_fork_in_child()
 
     def close_if_last(self) -> None:
         """Kill and free all, once no runner needs it."""
@@ -390,9 +390,9 @@ class ExecRunner:
         self.events.close()
         self._gang.close_if_last()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.is_closed = True
         self.tasks.forget()
         self.events.forget()
         if self._gang.run is not None:
-            self._gang.run.forget()
+            self._gang.run.after_fork_in_child()

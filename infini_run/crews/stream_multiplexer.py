@@ -193,7 +193,7 @@ class MuxStream:
     def close(self) -> None:
         """Safe twice."""
         if self._sock.fileno() >= 0:
-            self._lanes.poller.forget(self._sock.fileno())
+            self._lanes.poller.unwatch(self._sock.fileno())
             self._sock.close()
         self._can_read = self._can_write = False
         self._out.clear()
@@ -201,7 +201,7 @@ class MuxStream:
             call()
         self._when_read, self._when_written = [], []
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: nothing is said, and nobody called."""
         self._sock.close()
 
@@ -251,10 +251,10 @@ class Multiplexer:
         self._giving.clear()
         self._gifts.clear()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         for lane in self._lanes.values():
-            lane.forget()
+            lane.after_fork_in_child()
 
     def set_room(self, has_room: bool) -> None:
         """Whether the stream takes more now."""

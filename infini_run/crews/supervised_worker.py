@@ -430,7 +430,7 @@ class SupervisedWorker:
             talks = 0 if self.flush() else WRITE
             wanted[self.runner.events.fileno()] = listens | talks
         for fd in self._watched - wanted.keys():
-            self._supervisor.poller.forget(fd)
+            self._supervisor.poller.unwatch(fd)
         for fd, mask in wanted.items():
             self._supervisor.poller.watch(fd, mask, self.turn)
         self._watched = set(wanted)
@@ -441,7 +441,7 @@ class SupervisedWorker:
         for fd in self._copies.keys() - set(fds):
             copy = self._copies.pop(fd)
             self._watched.discard(copy)
-            self._supervisor.poller.forget(copy)
+            self._supervisor.poller.unwatch(copy)
             os.close(copy)
         for fd in set(fds) - self._copies.keys():
             self._copies[fd] = os.dup(fd)
@@ -450,7 +450,7 @@ class SupervisedWorker:
     def _unwatch(self) -> None:
         self._copy(())
         while self._watched:
-            self._supervisor.poller.forget(self._watched.pop())
+            self._supervisor.poller.unwatch(self._watched.pop())
 
     # ---- words
 

@@ -119,14 +119,14 @@ class Supervisor:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the thread and the workers are our parent's."""
         self._is_forgotten, self._bell_lock = True, RLock()
         self.phase = "CLOSED"
         for member in self.members:
             if member.runner is not None and not member.is_settled:
-                member.runner.forget()
-        self._spawner.forget()
+                member.runner.after_fork_in_child()
+        self._spawner.after_fork_in_child()
         self.poller.close()
         bell, self._bell = self._bell, -1
         if bell >= 0:  # else it had ended

@@ -50,7 +50,7 @@ def main() -> None:
         birth = forked.birth
     else:
         return
-    zygote.forget()
+    zygote.after_fork_in_child()
     fd = become(birth, zygote.mark)
     from infini_run.crews.worker_main import leave, serve
 
@@ -104,10 +104,10 @@ class Zygote:
         run = _Run(self._poller, self._runs, MessageSocket(socket.socket(fileno=wire)), fork_run)
         run.start()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a worker: none of it is ours."""
         for run in list(self._runs):
-            run.forget()
+            run.after_fork_in_child()
         self._poller.close()
         self._control.close()
 
@@ -181,11 +181,11 @@ class _Run:
 
     def _forget_watched(self) -> None:
         for fd in (*self._watched, self._wire.fileno()):
-            self._poller.forget(fd)
+            self._poller.unwatch(fd)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a worker. What the epoll set watches is shared with the true one: it is only closed."""
-        self._run.forget()
+        self._run.after_fork_in_child()
         self._wire.close()
 
 

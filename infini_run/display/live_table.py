@@ -192,7 +192,7 @@ class LiveTable:
     def note_signal(self, number: int) -> None:
         """We were told this one."""
         if number == _CONT:
-            self._screen.forget()  # the shell wrote below it meanwhile
+            self._screen.leave_in_place()  # the shell wrote below it meanwhile
         if number in (_CONT, _WINCH):  # what is on the screen is not what we drew
             self._due_s = 0.0
 
@@ -252,7 +252,7 @@ class LiveTable:
         if any(scene.pids for scene in self._scenes.values()) and not self._screen.is_gone:
             self._draw(time.monotonic())
         self._scenes.clear()
-        self._screen.forget()
+        self._screen.leave_in_place()
 
     def close(self) -> None:
         self._screen.close()

@@ -104,7 +104,7 @@ class RankStdio:
                 break
             del self.pending[:sent]
         if self._input_ends and self.in_fd >= 0 and not self.pending:
-            self._poller.forget(self.in_fd)
+            self._poller.unwatch(self.in_fd)
             os.close(self.in_fd)
             self.in_fd = -1
 
@@ -532,7 +532,7 @@ class Agent:
     def _forget_ctrl_z(self) -> None:
         ctrl_z, self._ctrl_z = self._ctrl_z, None
         if ctrl_z is not None:
-            self._poller.forget(ctrl_z.fd)
+            self._poller.unwatch(ctrl_z.fd)
             ctrl_z.close()
 
     def _suspend(self, stop: Callable[[], None]) -> None:
@@ -556,7 +556,7 @@ class Agent:
         """Nobody is there to tell us what to do: nothing of the job may stay."""
         self._lost, self._loss = True, why or self._loss
         for fd in (self._wire.fileno(), self._wire.write_fd):
-            self._poller.forget(fd)
+            self._poller.unwatch(fd)
         self._wire.close()
         if self._run is not None:
             self._run.kill()

@@ -56,7 +56,7 @@ class AgentSet:
     def part(self, peer: RemoteAgent) -> None:
         """Close its wire. Safe where there is none."""
         if peer.wire is not None:
-            self._poller.forget(peer.wire.fileno())
+            self._poller.unwatch(peer.wire.fileno())
             peer.wire.close()
 
     def send(self, peer: RemoteAgent, data: bytes) -> None:
@@ -103,7 +103,7 @@ class AgentSet:
         if not wire.has_ended:
             self._watch(peer)
             return
-        self._poller.forget(wire.fileno())
+        self._poller.unwatch(wire.fileno())
         if peer.state in ("joined", "running") or (peer.state == "greeted" and not peer.has_command):
             self._lose(peer, "")  # one that never came to speak is told of when its command ends, which knows why
 

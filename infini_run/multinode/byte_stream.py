@@ -81,7 +81,7 @@ class AgentStream:
             data = b""
         self._wire.send(pack(protocol.STREAM_UP, data))
         if not data:
-            self._poller.forget(self._ours.fileno())
+            self._poller.unwatch(self._ours.fileno())
             self._ours.close()
             self._is_over = True
         return bool(data)
@@ -91,6 +91,6 @@ class AgentStream:
         while self._carry():
             pass
         if not self._is_over:  # a process that it has left behind, and that is gone by now, had it open
-            self._poller.forget(self._ours.fileno())
+            self._poller.unwatch(self._ours.fileno())
             self._ours.close()
             self._is_over = True

@@ -231,7 +231,7 @@ class EngineProcesses:
         del self._running[running]
         self._reaching.pop(running, None)
         self._schedule()
-        self._poller.forget(running.group.fileno())
+        self._poller.unwatch(running.group.fileno())
         running.group.close()
 
     def retry(self, ended: Ended) -> bool:
@@ -261,10 +261,10 @@ class EngineProcesses:
         for running in list(self._running):
             self._close(running)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: they are our parent's."""
         for running in self._running:
-            running.group.forget()
+            running.group.after_fork_in_child()
         self._running.clear()
 
 

@@ -780,13 +780,13 @@ class Head:
         self._outlets.close()
         self._poller.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
         self._poller.close()
         self._fleet.close()
         if self._lobby is not None:
-            self._lobby.forget()
-        self._clients.forget()
+            self._lobby.after_fork_in_child()
+        self._clients.after_fork_in_child()
         self._feed.close()
         self._outlets.close()
         self.ended = True

@@ -161,7 +161,7 @@ class AgentListener:
             self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
             self._hear(wire)  # who is ours has said his first word before we come to him
         if not self._is_expecting and self._listener is not None:
-            self._poller.forget(self._listener.fileno())
+            self._poller.unwatch(self._listener.fileno())
             self._rest_end_s = time.monotonic() + _REST_S
 
     def _make_room(self) -> None:
@@ -179,7 +179,7 @@ class AgentListener:
                 if not is_first:
                     return None  # who waits is told of again
                 if not self._strangers:  # it would be ready again and again
-                    self._poller.forget(self._listener.fileno())
+                    self._poller.unwatch(self._listener.fileno())
                     limit = LIMITS.get(error.errno or 0, error.strerror)
                     self._notice(f"no more nodes can be let in: {limit}")
                     return None
@@ -226,14 +226,14 @@ class AgentListener:
         stranger = self._strangers.pop(wire)
         for crowd in (self._silent, self._speaking):
             crowd.remove(wire, stranger.address)
-        self._poller.forget(wire.fileno())
+        self._poller.unwatch(wire.fileno())
 
     def _let_go(self, wire: Connection) -> None:
         self.let_go += 1
         self._forget(wire)
         wire.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the file with the token stays."""
         self._token_file = ""
         self.close()
@@ -244,7 +244,7 @@ class AgentListener:
         for wire in list(self._strangers):
             self._let_go(wire)
         if self._listener is not None:
-            self._poller.forget(self._listener.fileno())
+            self._poller.unwatch(self._listener.fileno())
             self._listener.close()
             self._listener = None
             self._rest_end_s = float("inf")

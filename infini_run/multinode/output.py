@@ -82,7 +82,7 @@ class ConsoleWriters:
         """Safe twice."""
         for outlet in self._outlets.values():
             if outlet.fileno() >= 0:
-                self._poller.forget(outlet.fileno())
+                self._poller.unwatch(outlet.fileno())
             outlet.close()
 
 

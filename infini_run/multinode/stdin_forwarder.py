@@ -49,11 +49,11 @@ class StdinForwarder:
 
     def resume(self) -> None:
         """We were stopped, and go on: what was typed meanwhile was told of to nobody."""
-        self._poller.forget(self._source.fileno())
+        self._poller.unwatch(self._source.fileno())
 
     def close(self) -> None:
         """Safe twice."""
-        self._poller.forget(self._source.fileno())
+        self._poller.unwatch(self._source.fileno())
         self._source.close()
 
     def _readers(self) -> list[RemoteAgent]:

@@ -428,12 +428,12 @@ class NodeLaunch:
                 self._group = None
             self._scratch.clear()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
         self._lock, self._watch, self._seeing = RLock(), None, None
-        self._scratch.forget()
+        self._scratch.after_fork_in_child()
         if self._group is not None:
-            self._group.forget()
+            self._group.after_fork_in_child()
         self.close()
 
     def note_statuses(self) -> None:

@@ -54,13 +54,13 @@ def let_go(port: int) -> None:
         lock.close()
 
 
-def _forget() -> None:
+def _after_fork_in_child() -> None:
     """In a forked child: they are our parent's; only our copies are closed."""
     for port in list(_locks):
         let_go(port)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _choices(ephemeral: str, reserved: str) -> Sequence[int]:

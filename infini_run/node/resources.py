@@ -97,7 +97,7 @@ class LaunchResources:
 
             remove_folder(folder)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: the folder is our parent's, the descriptors are copies."""
         self.error_folder = ""
         self.clear()

@@ -137,12 +137,12 @@ class RestartingLaunch:
             self._end_pause()
             self._run.close()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         self._lock, self._over = RLock(), True
-        self._run.forget()
+        self._run.after_fork_in_child()
         if self._pause is not None:
-            self._pause.forget()
+            self._pause.after_fork_in_child()
             self._pause = None
 
     def report(self) -> Report:

@@ -14,24 +14,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    class Forgetful(Protocol):
-        def forget(self) -> None:
+    class ForkAware(Protocol):
+        def after_fork_in_child(self) -> None:
             """Close the copies, and touch nothing that is the parent's. Safe twice, and on what is half made."""
 
 
-_known: WeakSet[Forgetful] = WeakSet()
+_known: WeakSet[ForkAware] = WeakSet()
 
 
-def forget_in_children(owner: Forgetful) -> None:
-    """Call its `forget` in every child that is forked as long as it is there."""
+def call_in_forked_children(owner: ForkAware) -> None:
+    """Call its `after_fork_in_child` in every child that is forked as long as it is there."""
     _known.add(owner)
 
 
-def _forget_all() -> None:
+def _after_fork_in_child() -> None:
     with ExitStack() as all_of_them:  # whatever one of them raises
         for owner in list(_known):
-            all_of_them.callback(owner.forget)
+            all_of_them.callback(owner.after_fork_in_child)
         _known.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

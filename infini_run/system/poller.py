@@ -19,7 +19,7 @@ def poll_ms(timeout_s: float | None) -> float | None:
 class Poller:
     """An epoll with a handler for each descriptor. What is the same as before costs no system call.
 
-    Forget a descriptor before it is closed: the kernel's set holds files, not numbers (epoll(7), Q6).
+    Call `unwatch` before a descriptor is closed: the kernel's set holds files, not numbers (epoll(7), Q6).
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Poller:
         it has become so once more."""
         before = self._watched[fd][0] if fd in self._watched else 0
         if not events:
-            self.forget(fd)
+            self.unwatch(fd)
             return
         self._watched[fd] = events, handler
         if not before:
@@ -42,7 +42,7 @@ class Poller:
         elif events != before:
             self._epoll.modify(fd, events)
 
-    def forget(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         """Safe for one that is not watched."""
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)

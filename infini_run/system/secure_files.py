@@ -71,7 +71,7 @@ def open_logs(
             logs[worker.rank] = _open_log(worker.log, at)
             if heading:
                 _head(logs[worker.rank], worker.log, at, heading)
-            _forget_earlier(worker.error_file, at)
+            _unlink_earlier(worker.error_file, at)
     finally:
         os.close(at)
 
@@ -82,7 +82,7 @@ def _open_pair(worker: Worker, at: int, logs: dict[int, int], error_logs: dict[i
     try:
         logs[worker.rank] = _open_log(worker.log, inner)
         error_logs[worker.rank] = _open_log(worker.error_log, inner)
-        _forget_earlier(worker.error_file, inner)
+        _unlink_earlier(worker.error_file, inner)
     finally:
         os.close(inner)
 
@@ -174,10 +174,10 @@ def _not_ours(log: os.stat_result, folder: os.stat_result) -> str:
     return ""
 
 
-def _forget_earlier(error_file: str, at: int) -> None:
+def _unlink_earlier(error_file: str, at: int) -> None:
     """An earlier launch's, which would be taken for ours."""
     try:
-        _forget(os.path.basename(error_file), at)
+        _unlink_if_exists(os.path.basename(error_file), at)
     except OSError as error:
         raise UsageError(f"--log_dir: {error_file} cannot be removed: {error.strerror}") from None
 
@@ -196,7 +196,7 @@ def check_writable(flag: str, path: str, log_dir: str = "") -> None:
         partial = _partial(target)
         os.close(os.open(partial, _NEW, 0o600))
         os.unlink(partial)
-        _forget(path)  # an earlier launch's, which would be taken for ours
+        _unlink_if_exists(path)  # an earlier launch's, which would be taken for ours
     except OSError as error:
         hint = "give a file in a folder that is there and writable"
         raise UsageError(f"--{flag}={path} cannot be written: {error.strerror}; {hint}") from None
@@ -217,7 +217,7 @@ def write_atomic(path: str, data: bytes) -> None:
             file.write(data)
         os.rename(partial, path)
     except OSError:
-        _forget(partial)
+        _unlink_if_exists(partial)
         raise
 
 
@@ -273,7 +273,7 @@ def remove_abandoned(paths: Sequence[str]) -> None:
             os.close(fd)
 
 
-def _forget(path: str, at: int | None = None) -> None:
+def _unlink_if_exists(path: str, at: int | None = None) -> None:
     try:
         os.unlink(path, dir_fd=at)
     except FileNotFoundError:

@@ -60,7 +60,7 @@ def test_nothing_is_called_for_no_events_a_hang_up_included(poller):
     poller.watch(writer, WRITE, lambda: called.append(3))
     poller.poll(0)
     assert called == [3]
-    poller.forget(writer)
+    poller.unwatch(writer)
     os.close(writer)
 
 
@@ -71,20 +71,20 @@ def test_a_number_that_comes_again_is_another_file(poller):
         os.write(writer, b"x")
         poller.watch(reader, READ, lambda name=name: called.append(name))
         poller.poll(0)
-        poller.forget(reader)
-        poller.forget(reader)
+        poller.unwatch(reader)
+        poller.unwatch(reader)
         os.close(reader)
         os.close(writer)
     assert called == ["a", "b"]
 
 
-def test_a_handler_may_forget_another_that_is_ready_too(poller):
+def test_a_handler_may_unwatch_another_that_is_ready_too(poller):
     (one, one_end), (two, two_end) = os.pipe(), os.pipe()
     called = []
 
     def handler(other):
         called.append(other)
-        poller.forget(other)
+        poller.unwatch(other)
 
     poller.watch(one, READ, lambda: handler(two))
     poller.watch(two, READ, lambda: handler(one))
