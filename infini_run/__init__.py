@@ -7,8 +7,6 @@
 Names are looked up when they are asked for: the command imports this package too, and needs none of them.
 """
 
-from __future__ import annotations
-
 from _imp import extension_suffixes
 from posix import F_OK, access  # built in: `os` may not be there yet
 

@@ -4,7 +4,7 @@ import _signal
 import os
 import sys
 
-if _signal.getsignal(2) is _signal.default_int_handler:  # as in bin/infini-run
+if _signal.getsignal(2) is _signal.default_int_handler:  # as in start.py
     _signal.signal(2, _signal.SIG_DFL)
 try:
     if sys.path[0] == os.getcwd():  # -m puts it there: no module of ours is to be found in it

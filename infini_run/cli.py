@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import _signal
-import gc
-import os
 import sys
 
+import infini_run.lean_os as os
 from infini_run.errors import NO_MEMORY, InfiniRunError, printable
 
 TYPE_CHECKING = False
@@ -40,7 +39,6 @@ def main() -> None:
     Until something is started a signal does what it does to any program. As process 1 that is nothing: the
     kernel drops what is neither blocked nor handled, so there they are blocked from the first line on.
     """
-    gc.disable()  # we make few objects and no cycles; looking for them costs start-up
     before = _block() if os.getpid() == 1 else None
     try:
         code = _run(sys.argv[1:], before)
@@ -60,7 +58,7 @@ def _block() -> set[int]:
 def _run(argv: list[str], before: set[int] | None) -> int:
     from infini_run.options.options import resolve
 
-    environ = dict(os.environ)
+    environ = os.own_environ()
     request = resolve(argv, environ)
     if request.options is None:
         return _answer(request.question, request.words, before)

@@ -7,9 +7,9 @@ keeps; calls are serialised by one lock, except the one that blocks, which touch
 
 from __future__ import annotations
 
-import os
 from _thread import RLock, get_ident
 
+import infini_run.lean_os as os
 from infini_run._irun import ffi, lib
 from infini_run.errors import StartError
 from infini_run.record import record
@@ -50,7 +50,7 @@ KINDS = {
     lib.IR_ENDED: "ended",
 }
 
-GUARD = os.fsencode(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "irun-guard"))
+GUARD = os.fsencode(os.dirname(os.dirname(__file__)) + "/irun-guard")
 _DEBUG = {
     "fork": lib.IR_USE_FORK,
     "nopidfd": lib.IR_NO_PIDFD,

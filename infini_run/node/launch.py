@@ -6,10 +6,10 @@ the workers run is imported while they start.
 
 from __future__ import annotations
 
-import os
 import time
 from _thread import RLock
 
+import infini_run.lean_os as os
 from infini_run.core.group import (
     GUARD,
     INHERIT,

@@ -5,8 +5,7 @@ The one rule: all of it is made before the first rank, and gone after the last.
 
 from __future__ import annotations
 
-import os
-
+import infini_run.lean_os as os
 from infini_run.errors import StartError
 from infini_run.plan.program import MEMORY, PREFIX
 
@@ -52,7 +51,7 @@ class LaunchResources:
             check_writable("report", options.report, options.log_dir)
             open_logs(options.log_dir, plan.workers, self.logs, self.error_logs, heading, plan.nnodes)
         if not options.log_dir:
-            self._make_error_folder(os.path.dirname(plan.workers[0].error_file))
+            self._make_error_folder(os.dirname(plan.workers[0].error_file))
         self._open_null()
 
     def _open_null(self) -> None:
@@ -67,7 +66,7 @@ class LaunchResources:
     def _make_error_folder(self, folder: str) -> None:
         if not folder:
             return
-        if os.path.dirname(folder) == MEMORY:
+        if os.dirname(folder) == MEMORY:
             _remove_abandoned()
         try:
             os.mkdir(folder, 0o700)

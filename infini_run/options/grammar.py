@@ -7,8 +7,6 @@ A kind turns text into a value, or raises ValueError saying what is allowed; who
 
 from __future__ import annotations
 
-import os
-
 from infini_run.errors import UsageError
 from infini_run.record import record
 
@@ -260,10 +258,12 @@ def _read_named(scan: _Scan, flag: Flag, names: str, origin: str, chain: Chain) 
 
 
 def _read_file(scan: _Scan, text: str, origin: str, chain: Chain) -> None:
-    path = os.path.join(os.path.dirname(chain[-1]), text) if chain else text
+    from os.path import dirname, join, realpath
+
+    path = join(dirname(chain[-1]), text) if chain else text
     lines = _lines(path, origin)
     inner = (*chain, path)
-    if os.path.realpath(path) in [os.path.realpath(seen) for seen in chain]:
+    if realpath(path) in [realpath(seen) for seen in chain]:
         raise UsageError(f"{origin}: flag files in a circle: {quote(' -> '.join(inner))}")
     for number, line in enumerate(lines, 1):
         if line and line[0] != "#":

@@ -7,10 +7,10 @@ a wrong name is one message and not N.
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
+from _stat import S_ISCHR, S_ISDIR
 
+import infini_run.lean_os as os
 from infini_run.errors import DeviceError, NotExecutable, ProgramMissing, UsageError
 from infini_run.plan.model import Command, Node
 from infini_run.record import replace
@@ -48,8 +48,8 @@ def find_command(
     name = words[0]
     if module:
         return Command(file=sys.executable, argv=(sys.executable, "-u", "-m", *words))
-    path = _find(name, environ, os.path.abspath(cwd) if cwd else "")
-    if path.endswith(".py") and not no_python and os.path.isfile(path):
+    path = _find(name, environ, os.abspath(cwd) if cwd else "")
+    if path.endswith(".py") and not no_python and os.isfile(path):
         if not os.access(path, os.R_OK):
             raise NotExecutable(f"{name} cannot be read: permission denied", name)
         if _is_python(_first_line(path)):
@@ -61,12 +61,12 @@ def find_command(
 def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
     if not name:
         raise ProgramMissing("the program's name is empty; give a path or a command on PATH", name)
-    path = os.path.join(cwd, name)
+    path = os.join(cwd, name)
     if "/" in name:
-        if not os.path.lexists(path):
+        if not os.lexists(path):
             raise _missing(name, f"does not exist (in {cwd or _here()})", environ, cwd)
         return path
-    if name.endswith(".py") and os.path.isfile(path):
+    if name.endswith(".py") and os.isfile(path):
         return path
     found = list(_candidates(name, environ, cwd))
     for path in found:
@@ -74,9 +74,9 @@ def _find(name: str, environ: Mapping[str, str], cwd: str) -> str:
             return path
     if found:
         raise NotExecutable(f"{found[0]} has no run bit; try: chmod +x {found[0]}", name)
-    if os.path.isfile(path):
+    if os.isfile(path):
         raise ProgramMissing(f"{name} is not on PATH; there is one in this directory: ./{name}", name)
-    if os.path.isdir(path):
+    if os.isdir(path):
         raise NotExecutable(f"{name} is a directory; give the program in it", name)
     where = f"is neither in {cwd or _here()} nor on PATH" if name.endswith(".py") else "is not on PATH"
     raise _missing(name, where, environ, cwd)
@@ -91,8 +91,8 @@ def _missing(name: str, where: str, environ: Mapping[str, str], cwd: str) -> Pro
 
 def _candidates(name: str, environ: Mapping[str, str], cwd: str) -> Iterator[str]:
     for folder in environ.get("PATH", DEFAULT_PATH).split(":"):
-        path = os.path.join(cwd, folder or ".", name)
-        if os.path.isfile(path):
+        path = os.join(os.join(cwd, folder or "."), name)
+        if os.isfile(path):
             yield path
 
 
@@ -108,7 +108,7 @@ def _check_executable(name: str, path: str) -> None:
         mode = os.stat(path).st_mode
     except OSError as error:
         raise ProgramMissing(f"{path} cannot be reached: {error.strerror}", name) from None
-    if stat.S_ISDIR(mode):
+    if S_ISDIR(mode):
         raise NotExecutable(f"{path} is a directory; give the program in it", name)
     if not os.access(path, os.X_OK):
         first = _first_line(path)
@@ -148,17 +148,17 @@ def _is_python(first: bytes) -> bool:
     if not words:
         return not first.startswith(b"\x7fELF")
     named = words[0]
-    if os.path.basename(named) == b"env":
+    if named.rpartition(b"/")[2] == b"env":
         rest = [word.partition(b"S")[2] if word[:1] == b"-" else word for word in words[1:]]
         named = next((word for word in rest if word and b"=" not in word), b"python")
-    return os.path.basename(named).startswith((b"python", b"pypy"))
+    return named.rpartition(b"/")[2].startswith((b"python", b"pypy"))
 
 
 def _check_shebang(name: str, path: str, first: bytes) -> None:
     if first.startswith(b"#!"):
         words = _shebang(first)
         interpreter = os.fsdecode(words[0]) if words else ""
-        if not os.path.exists(interpreter):
+        if not os.exists(interpreter):
             shown = interpreter.replace("\r", "\\r") or "nothing"
             hint = " (the file has DOS line ends)" if first.endswith(b"\r") else ""
             raise NotExecutable(f"{path} asks for the interpreter {shown}, which does not exist{hint}", name)
@@ -279,7 +279,7 @@ def _is_unshared(fd: int) -> bool:
         status = os.fstat(fd)
     except OSError:
         return True
-    return stat.S_ISCHR(status.st_mode) and (status.st_rdev == _NULL or os.isatty(fd))
+    return S_ISCHR(status.st_mode) and (status.st_rdev == _NULL or os.isatty(fd))
 
 
 def is_port_in_use(port: int) -> bool:
@@ -306,7 +306,7 @@ def new_launch_id() -> str:
 def absolute(flag: str, path: str) -> str:
     """The absolute path of a flag's file. Raises UsageError: there is no directory to begin from."""
     try:
-        return os.path.abspath(path)
+        return os.abspath(path)
     except OSError:
         raise UsageError(
             f"--{flag}={path} cannot be found: this directory was deleted; give an absolute path"
@@ -323,4 +323,4 @@ def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -
         return absolute("log_dir", options.log_dir)
     base = environ.get("TMPDIR") or (MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else "/tmp")
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
-    return os.path.join(base, f"{PREFIX}{launch_id}{node}")
+    return os.join(base, f"{PREFIX}{launch_id}{node}")

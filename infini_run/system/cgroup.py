@@ -6,7 +6,7 @@ in namespaces. A file that cannot be read says nothing: no limit and no count th
 
 from __future__ import annotations
 
-import os
+import infini_run.lean_os as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

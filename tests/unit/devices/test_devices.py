@@ -518,7 +518,16 @@ def test_devices_bring_no_heavy_module_and_counting_cpus_not_pynvml() -> None:
     loaded = subprocess.check_output([sys.executable, "-c", program], env=environment(), text=True).split()
     ours = {
         f"infini_run.{name}"
-        for name in ("system", "system.cgroup", "devices", "devices.visible", "errors", "devices.gpu", "record")
+        for name in (
+            "system",
+            "system.cgroup",
+            "devices",
+            "devices.visible",
+            "errors",
+            "devices.gpu",
+            "lean_os",
+            "record",
+        )
     }
     assert set(loaded) <= {"__future__"} | ours
 

@@ -1,0 +1,110 @@
+"""The part of `os` that a plain launch needs: `os` itself, with what it imports, is a tenth of a launch's start.
+
+The functions are those of `os` and `os.path`, for str alone. Modules that a plain launch does not load import `os`.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+from _stat import S_ISDIR, S_ISREG
+from posix import (
+    O_CLOEXEC,
+    O_RDWR,
+    R_OK,
+    W_OK,
+    X_OK,
+    _exit,
+    access,
+    close,
+    fstat,
+    getcwd,
+    getpid,
+    isatty,
+    listdir,
+    lstat,
+    makedev,
+    mkdir,
+    open,  # noqa: A004
+    register_at_fork,
+    rmdir,
+    sched_getaffinity,
+    set_inheritable,
+    stat,
+    strerror,
+    sysconf,
+    uname,
+    urandom,
+    write,
+)
+
+__all__ = [
+    "O_CLOEXEC", "O_RDWR", "R_OK", "W_OK", "X_OK", "_exit", "abspath", "access", "basename", "close", "dirname",
+    "exists", "fsdecode", "fsencode", "fstat", "getcwd", "getpid", "isatty", "isdir", "isfile", "join",
+    "lexists", "listdir", "lstat", "makedev", "mkdir", "open", "own_environ", "register_at_fork", "rmdir",
+    "sched_getaffinity", "set_inheritable", "stat", "strerror", "sysconf", "uname", "urandom", "write",
+]  # fmt: skip
+
+_CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+
+
+def fsencode(text: str) -> bytes:
+    return text.encode(*_CODEC)
+
+
+def fsdecode(data: bytes) -> str:
+    return data.decode(*_CODEC)
+
+
+def own_environ() -> dict[str, str]:
+    """A copy of this process's variables, as `dict(os.environ)`."""
+    if "os" in sys.modules:  # then it may hold changes
+        return dict(sys.modules["os"].environ)
+    return {fsdecode(name): fsdecode(value) for name, value in posix.environ.items()}
+
+
+def join(folder: str, name: str) -> str:
+    return name if not folder or name[:1] == "/" else f"{folder.removesuffix('/')}/{name}"
+
+
+def dirname(path: str) -> str:
+    folder = path[: path.rfind("/") + 1]
+    return folder.rstrip("/") or folder
+
+
+def basename(path: str) -> str:
+    return path[path.rfind("/") + 1 :]
+
+
+def abspath(path: str) -> str:
+    """Raises OSError: the path is relative, and the working directory was deleted."""
+    from os.path import abspath
+
+    return abspath(path)
+
+
+def lexists(path: str) -> bool:
+    try:
+        lstat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def exists(path: str) -> bool:
+    return _mode(path) != 0
+
+
+def isfile(path: str) -> bool:
+    return S_ISREG(_mode(path))
+
+
+def isdir(path: str) -> bool:
+    return S_ISDIR(_mode(path))
+
+
+def _mode(path: str) -> int:
+    try:
+        return stat(path).st_mode
+    except (OSError, ValueError):  # ValueError: a NUL within it
+        return 0
