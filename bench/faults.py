@@ -29,7 +29,7 @@ from typing import Any
 from bed import Bed, add_bed_flags, child_env, make_bed, scratch
 from launchers import Launcher, failure_of, find_torchrun, infini_run
 from provision import RESULTS, make_venv
-from run import machine
+from run import machine, stop_in_order
 from sample import CommandFailed
 from shell import Shell
 from trial import LIMIT_S, Ended, Trial, comes_true
@@ -422,6 +422,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> int:
     args = parse_args()
+    signal.signal(signal.SIGTERM, stop_in_order)
     RESULTS.mkdir(exist_ok=True)
     about = machine()
     bed = make_bed(args, args.venv or make_venv(RESULTS / "venv", child_env(os.environ)))

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from datetime import datetime, timezone
@@ -121,8 +122,15 @@ def print_report(about: dict[str, Any], figures: list[Figure], broken: dict[str,
         print(f"- {name} could not be measured: {' '.join(why.split())}")
 
 
+def stop_in_order(*_: object) -> None:
+    """At SIGTERM: what was set up is taken down, or a bed's daemons would stay."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + signal.SIGTERM)
+
+
 def main() -> int:
     args = parse_args()
+    signal.signal(signal.SIGTERM, stop_in_order)
     RESULTS.mkdir(exist_ok=True)
     about = machine()
     venv = args.venv or make_venv(RESULTS / "venv", child_env(os.environ))
