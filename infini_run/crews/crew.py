@@ -6,26 +6,26 @@ Usable from any thread, from asyncio, and several at a time.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
 from collections import deque
 from itertools import count
 from warnings import warn
-from weakref import WeakSet
 
+from infini_run.crews.crew_supervisor import CrewSupervisor
+from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.future import Ask
 from infini_run.crews.payload import check_may_launch, dump
 from infini_run.crews.protocol import Hello
 from infini_run.crews.restart_policy import NEVER, check
-from infini_run.crews.spawner import ExecSpawner
 from infini_run.crews.supervised_worker import Limits, PendingTask
-from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.record import record
 from infini_run.report.failures import CrewFailed
+from infini_run.system.exit_hooks import close_at_exit, closed
+from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,9 +141,10 @@ class Crew:
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
-        self._supervisor = Supervisor(spawner, hello, policy, limits, max_events=max_events)
+        self._supervisor = CrewSupervisor(spawner, hello, policy, limits, max_events=max_events)
+        call_in_forked_children(self)
+        self._exit_number = close_at_exit(self)
         self._supervisor.start()
-        _live.add(self)
 
     # ---- work
 
@@ -195,8 +196,8 @@ class Crew:
         """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until there
         is). Empty when the time is up, or when the crew was closed and everything has been read. Raises CrewFailed
         when it has failed, and everything has been read."""
-        events = self._supervisor.news.take(timeout_s)
-        if not events and self._supervisor.news.is_over:
+        events = self._supervisor.events.get(timeout_s)
+        if not events and self._supervisor.events.is_over:
             self._raise_failure()
         return events
 
@@ -205,7 +206,7 @@ class Crew:
             yield from events
 
     async def __aiter__(self) -> AsyncIterator[CrewEvent]:
-        while (event := await self._supervisor.news.take_one()) is not None:
+        while (event := await self._supervisor.events.get_one()) is not None:
             yield event
         self._raise_failure()
 
@@ -213,19 +214,19 @@ class Crew:
         """How it is now."""
         supervisor = self._supervisor
         workers = []
-        for member in supervisor.members:
-            runner = member.runner
+        for worker in supervisor.workers:
+            process = worker.process
             workers.append(
                 WorkerStatus(
-                    rank=member.rank,
-                    state=member.state,
-                    pid=runner.pid if runner is not None else 0,
-                    host=runner.host if runner is not None else "",
-                    restarts=max(0, member.starts - 1),
-                    tasks=len(member.handed) + len(member.held),
-                    text=member.status,
-                    done=member.progress[0],
-                    of=member.progress[1],
+                    rank=worker.rank,
+                    state=worker.state,
+                    pid=process.pid if process is not None else 0,
+                    host=process.host if process is not None else "",
+                    restarts=max(0, worker.starts - 1),
+                    tasks=len(worker.handed) + len(worker.held),
+                    text=worker.status,
+                    done=worker.progress[0],
+                    of=worker.progress[1],
                 )
             )
         return CrewStatus(
@@ -243,9 +244,9 @@ class Crew:
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal to one worker's process, or to every worker's; return how many it reached."""
-        members = self._supervisor.members if rank is None else [self._supervisor.members[self.worker(rank).rank]]
+        workers = self._supervisor.workers if rank is None else [self._supervisor.workers[self.worker(rank).rank]]
         try:
-            return sum(m.runner.signal(number) for m in members if m.runner is not None and not m.is_settled)
+            return sum(w.process.signal(number) for w in workers if w.process is not None and not w.is_settled)
         except OSError:
             raise UsageError(f"number={number}: there is no such signal") from None
 
@@ -260,13 +261,13 @@ class Crew:
         wait."""
         self._ask_end(drain)
         self._supervisor.join()
-        _live.discard(self)
+        closed(self._exit_number)
         return self.status()
 
     async def aclose(self, *, drain: bool = True) -> CrewStatus:
         """The same, for asyncio."""
         self._ask_end(drain)
-        await self._supervisor.news.wait_over()
+        await self._supervisor.events.wait_over()
         return self.close()
 
     def _ask_end(self, drain: bool) -> None:
@@ -277,8 +278,12 @@ class Crew:
         if self._supervisor.failure is not None:
             raise self._supervisor.over_error()
 
+    def close_at_exit(self) -> None:
+        """The interpreter exits: end the workers while there is one."""
+        self.close(drain=False)
+
     def after_fork_in_child(self) -> None:
-        """In a forked child: the crew is our parent's."""
+        """In a forked child, to which the crew does not belong."""
         self._supervisor.after_fork_in_child()
 
     def __enter__(self) -> Self:
@@ -403,22 +408,3 @@ def _map(crew: Crew, items: Iterator[object]) -> Iterator[Any]:
     finally:
         for ask in asks:
             ask.cancel()
-
-
-_live: WeakSet[Crew] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A program that just ends: its workers end with it, while there still is an interpreter to do so."""
-    for crew in list(_live):
-        crew.close(drain=False)
-
-
-def _after_fork_in_child() -> None:
-    for crew in list(_live):
-        crew.after_fork_in_child()
-    _live.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -103,7 +103,7 @@ class EventQueue:
             except RuntimeError:
                 continue  # that loop has been closed, and who waited there with it
 
-    def take(self, timeout_s: float | None, most: int | None = None) -> list[CrewEvent]:
+    def get(self, timeout_s: float | None, most: int | None = None) -> list[CrewEvent]:
         """What has come, waiting for it at most so long (None: until something comes, or nothing more can)."""
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -114,7 +114,7 @@ class EventQueue:
                 self._changed.wait(left_s)
             return self._pop(most)
 
-    async def take_one(self) -> CrewEvent | None:
+    async def get_one(self) -> CrewEvent | None:
         """The next one; None: there are no more."""
         while True:
             with self._changed:

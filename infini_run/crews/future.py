@@ -13,6 +13,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.remote_exception import to_exception
+from infini_run.errors import RemoteError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,4 +90,11 @@ class Ask(Future):  # type: ignore[type-arg]
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
         return None, to_exception(message, rank, host)
-    return capture_exception(load, message.body)
+    value, cause = capture_exception(load, message.body)
+    if cause is None:
+        return value, None
+    kind = type(cause).__name__
+    text = f"the result of rank {rank} on {host} cannot be unpickled here: {kind}: {cause}"
+    error = RemoteError(text, kind=kind, rank=rank, host=host)
+    error.__cause__ = cause
+    return None, error

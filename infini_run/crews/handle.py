@@ -1,12 +1,16 @@
-"""What Launcher.start and Pool.start give: a launch that is supervised by a thread while the caller does something
-else."""
+"""What Launcher.start and Pool.start return: a launch that goes on while the caller does something else."""
 
 from __future__ import annotations
 
-import threading
+import signal
+import time
+from _thread import RLock
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.crews.protocol import Failed
+from infini_run.crews.remote_exception import to_exception
+from infini_run.crews.result import LaunchResult
+from infini_run.errors import InfiniRunError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,83 +19,137 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infini_run.crews.function_launch import Launch
-    from infini_run.crews.result import LaunchResult
+    from infini_run.crews.function_launch import Failure, LaunchSupervisor
+    from infini_run.crews.future import Ask
     from infini_run.report.report import Exit
+
+_NOTED = 8  # later failures that an error tells of
 
 
 class LaunchHandle:
-    """A function that runs on every rank. Leaving the `with` block, or `close`, stops it where it still runs, and
-    nothing of it is left. Usable from several threads."""
+    """A function that runs on every rank.
 
-    def __init__(self, launch: Launch) -> None:
+    Leaving the `with` block, or `close`, stops it if it still runs; then nothing of it is left. Results are unpickled
+    by the thread that waits for them. Usable from several threads.
+    """
+
+    def __init__(self, launch: LaunchSupervisor) -> None:
         self._launch = launch
-        self._result: LaunchResult | None = None
-        self._error: BaseException | None = None
-        self._is_over = threading.Event()
-        launch.follower = JoinableThread(self._follow, "infini-run: launch")
-        try:
-            launch.follower.start()
-        except BaseException:
-            launch.follower = None
-            launch.close()
-            raise
-
-    def _follow(self) -> None:
-        try:
-            self._result, self._error = capture_exception(self._launch.follow)
-        finally:
-            self._is_over.set()
+        self._lock = RLock()
+        self._outcome: tuple[LaunchResult | None, BaseException | None] | None = None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every rank has ended and nothing is left; False when the time is up first."""
-        return self._is_over.wait(timeout_s)
+        """Wait until every rank has ended and nothing is left.
+
+        Args:
+            timeout_s: in seconds; None: no limit.
+
+        Returns:
+            Whether that is so; False: the time is up.
+        """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        launch = self._launch
+        while not launch.is_over or launch.has_results:
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            found = launch.next_result(left_s)
+            if found is not None:
+                self._open(*found)
+            elif left_s is not None and not launch.is_over:
+                return False
+        launch.join()
+        return True
+
+    def _open(self, rank: int, ask: Ask) -> None:
+        """Unpickle a result now: if that fails, the launch has failed."""
+        error = ask.exception()
+        if error is not None:
+            self._launch.call(lambda: self._launch.fail(error, rank))
 
     def done(self) -> bool:
-        """Whether that is so. Looks, and does not wait."""
-        return self._is_over.is_set()
+        """Return whether every rank has ended and nothing is left. Does not wait."""
+        return self._launch.is_over
 
     def result(self, timeout_s: float | None = None) -> LaunchResult:
-        """The results, once it has ended. Raises what Launcher.run raises, and TimeoutError: it has not ended in so
-        many seconds; it goes on."""
-        if not self._is_over.wait(timeout_s):
+        """Wait for the end, and return what the function returned on every rank.
+
+        Args:
+            timeout_s: in seconds; None: no limit.
+
+        Raises:
+            TimeoutError: the time is up; the launch goes on.
+            BaseException: as Launcher.run.
+        """
+        if not self.wait(timeout_s):
             raise TimeoutError(f"the launch has not ended within {timeout_s:g} s; it goes on")
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
+        with self._lock:
+            if self._outcome is None:
+                self._outcome = capture_exception(_outcome, self._launch)
+            result, error = self._outcome
+        if error is not None:
+            raise error
+        assert result is not None
+        return result
+
+    def follow(self) -> LaunchResult:
+        """As `result`; an exception that interrupts the wait stops the launch (a second one: at once), and is raised
+        when nothing is left."""
+        try:
+            self.wait()
+        except BaseException:
+            try:
+                self.stop()
+                self._launch.join()
+            finally:
+                self._launch.close()
+            raise
+        return self.result()
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """Send a signal to one rank's process (None: to every rank's); return how many it reached."""
-        return self._launch.signal(number, rank)
+        """Send a signal.
+
+        Args:
+            number: the signal's number; 0: none, only count.
+            rank: to this rank's process; None: to every rank's.
+
+        Returns:
+            How many processes it reached.
+
+        Raises:
+            UsageError: there is no such signal or rank.
+        """
+        if number not in (0, *signal.valid_signals()):
+            raise UsageError(f"number={number!r}: there is no such signal")
+        workers = self._launch.workers
+        if rank is not None and rank not in range(len(workers)):
+            raise UsageError(f"rank={rank!r}: the ranks are 0 to {len(workers) - 1}")
+        return self._launch.signal(number, workers if rank is None else workers[rank : rank + 1])
 
     def stop(self) -> None:
-        """Begin to stop: the stop signal, SIGKILL after the grace. Returns at once; `wait` sees the end."""
-        self._launch.stop()
+        """Begin to stop it: the stop signal, SIGKILL after the grace. Does not wait; `wait` does."""
+        self._launch.call(self._launch.stop_all)
 
     def kill(self) -> None:
-        """SIGKILL to everything that is left. Returns at once; `wait` sees the end."""
-        self._launch.kill()
+        """Send SIGKILL to everything that is left. Does not wait; `wait` does."""
+        self._launch.call(self._launch.kill_all)
 
     @property
     def pids(self) -> list[int]:
-        """By rank."""
-        return self._launch.pids
+        """The process ids, by rank."""
+        return [worker.process.pid if worker.process is not None else 0 for worker in self._launch.workers]
 
     @property
     def exits(self) -> Sequence[Exit | None]:
-        """By rank: how its process ended; None: it has not."""
-        return self._launch.exits
+        """How each process ended, by rank; None: it has not."""
+        return [worker.process.exit if worker.process is not None else None for worker in self._launch.workers]
 
     def close(self) -> None:
-        """Stop what still runs (gracefully, within the grace) and wait until nothing is left. Safe twice."""
+        """Stop what still runs, within the grace, and wait until nothing is left. Safe twice."""
         try:
-            if not self._is_over.is_set():
-                self._launch.stop()
-                self._is_over.wait()
+            if not self._launch.is_over:
+                self.stop()
+                self._launch.join()
         finally:
             self._launch.close()
-            self._launch.follower.join()
 
     def __enter__(self) -> Self:
         return self
@@ -100,3 +158,34 @@ class LaunchHandle:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _outcome(launch: LaunchSupervisor) -> LaunchResult:
+    """The results of a launch that is over. Raises the first failure in time."""
+    if launch.failures:
+        raise _with_notes(sorted(launch.failures, key=lambda failure: failure.time_s))
+    if not launch.asks or not all(ask.done() for ask in launch.asks):
+        raise InfiniRunError("the launch was stopped before every rank had returned")
+    places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]
+    return LaunchResult([ask.result() for ask in launch.asks], places)
+
+
+def _error_of(failure: Failure) -> BaseException:
+    error = failure.error
+    return to_exception(error, failure.rank, failure.host) if isinstance(error, Failed) else error
+
+
+def _with_notes(failures: Sequence[Failure]) -> BaseException:
+    """The first failure's error, with a note for each later one."""
+    error = _error_of(failures[0])
+    notes = []
+    for failure in failures[1 : _NOTED + 1]:
+        other = _error_of(failure)
+        text = str(other).split("\n", 1)[0]
+        kind = "" if isinstance(other, InfiniRunError) else f"rank {failure.rank}: {type(other).__name__}: "
+        notes.append(f"later: {kind}{text}")
+    if len(failures) > _NOTED + 1:
+        notes.append(f"later: {len(failures) - _NOTED - 1} more failed")
+    # a class may forbid it
+    capture_exception(setattr, error, "__notes__", [*getattr(error, "__notes__", []), *notes])
+    return error

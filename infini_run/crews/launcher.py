@@ -5,20 +5,22 @@ Everything that can be wrong with what was asked for is told before anything sta
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from weakref import WeakSet
 
 from infini_run.crews import payload
-from infini_run.crews.function_launch import Launch, LaunchSpec, close_all, forget_all
+from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
-from infini_run.crews.spawner import ExecSpawner
+from infini_run.crews.protocol import Hello
 from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
+from infini_run.system.exit_hooks import close_at_exit, closed
+from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,13 +111,15 @@ class Launcher:
         exit code 0, too), RemoteError where an exception or a result cannot be made again here, LaunchTimeout,
         NodeLost. Whatever is raised, no worker is left.
         """
-        return self._begin(function, args, kwargs).follow()
+        return LaunchHandle(self._begin(function, args, kwargs)).follow()
 
     def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchHandle:
         """As `run`, but it returns as soon as the workers are started."""
         return LaunchHandle(self._begin(function, args, kwargs))
 
-    def _begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+    def _begin(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LaunchSupervisor:
         body = self._pack(function, args, kwargs)
         spawner = self._make_spawner(function)
         try:
@@ -126,18 +130,18 @@ class Launcher:
 
     def _launch(
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
-    ) -> Launch:
-        terms = LaunchSpec(
-            path=tuple(sys.path),
-            argv=tuple(sys.argv),
-            log_level=_level(self._logging),
-            start_timeout_s=self.agent_timeout_s,
-            timeout_s=self.timeout_s,
+    ) -> LaunchSupervisor:
+        hello = Hello(path=tuple(sys.path), argv=tuple(sys.argv), log_level=_level(self._logging))
+        launch = LaunchSupervisor(
+            spawner,
+            hello,
+            body,
+            LaunchLimits(start_timeout_s=self.agent_timeout_s, timeout_s=self.timeout_s),
             keep_going=bool(self._given.get("keep_going")),
+            release=release,
+            display=open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         )
-        show = open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size)
-        launch = Launch(spawner, body, terms, release=release, show=show)
-        launch.begin()
+        launch.start()
         return launch
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
@@ -202,9 +206,10 @@ class Pool(Launcher):
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
         payload.check_may_launch()
         super().__init__(*given, preload=preload or (), **more)
-        self._launches: WeakSet[Launch] = WeakSet()
+        self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self._spawner: Spawner | None = self._make_spawner(None, stays=True)
-        _pools.add(self)
+        call_in_forked_children(self)
+        self._exit_number = close_at_exit(self)
         try:
             if self.preload or self.hosts:
                 self._spawner.open()  # type: ignore[attr-defined]
@@ -212,7 +217,9 @@ class Pool(Launcher):
             self.close()
             raise
 
-    def _begin(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Launch:
+    def _begin(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> LaunchSupervisor:
         if self._spawner is None:
             raise UsageError("this Pool was closed: no function can be run in it any more")
         launch = self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
@@ -222,14 +229,18 @@ class Pool(Launcher):
     def close(self) -> None:
         """Let go of the processes that are held ready. Launches that still run are ended. Safe twice."""
         spawner, self._spawner = self._spawner, None
-        _pools.discard(self)
+        closed(self._exit_number)
         for launch in list(self._launches):
             launch.close()
         if spawner is not None:
             spawner.close()
 
+    def close_at_exit(self) -> None:
+        """The interpreter exits: as `close`."""
+        self.close()
+
     def after_fork_in_child(self) -> None:
-        """In a forked child: it is our parent's."""
+        """In a forked child, to which nothing of it belongs."""
         spawner, self._spawner = self._spawner, None
         if spawner is not None:
             spawner.after_fork_in_child()
@@ -243,28 +254,8 @@ class Pool(Launcher):
         self.close()
 
 
-_pools: set[Pool] = set()
-
-
 def _nothing() -> None:
     return None
-
-
-@atexit.register
-def _close_all() -> None:
-    close_all()
-    for pool in list(_pools):
-        pool.close()
-
-
-def _after_fork_in_child() -> None:
-    forget_all()
-    for pool in list(_pools):
-        pool.after_fork_in_child()
-    _pools.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

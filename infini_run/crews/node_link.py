@@ -37,8 +37,8 @@ if TYPE_CHECKING:
         number: int
         node: RemoteNode
 
-        def tell(self, kind: str, value: object) -> None:
-            """pid, exit (an Exit), pinged, lost (an error), ended."""
+        def note(self, kind: str, value: object) -> None:
+            """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended."""
 
 
 _HELD = 1 << 20  # bytes that a node has not taken: then its lanes wait
@@ -96,7 +96,7 @@ class RemoteNode:
             value = _ours(decode_record(Exit, value), self.clock_s, self.name)
         if kind == "ended":
             self.lives.pop(life.number, None)
-        life.tell(kind, value)
+        life.note(kind, value)
         self._bridge.changed()
 
     def end(self, problem: InfiniRunError | None) -> None:
@@ -105,7 +105,7 @@ class RemoteNode:
         lives, self.lives = self.lives, {}
         self.lanes.close()
         for life in lives.values():
-            life.tell("lost", self.problem)
+            life.note("lost", self.problem)
 
 
 class NodeLink:
@@ -121,7 +121,7 @@ class NodeLink:
         self._calls: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._changed = Condition()
-        self._is_over = self._is_closing = self._is_forgotten = False
+        self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
         self.outposts = [RemoteNode(self, peer, self._poller) for peer in self.head.peers]
         self._thread = JoinableThread(self._run, "infini-run: nodes")
@@ -218,7 +218,7 @@ class NodeLink:
         """In a forked child: all of it is our parent's."""
         if self._is_over:
             return
-        self._changed, self._is_forgotten, self._is_over = Condition(), True, True
+        self._changed, self._is_in_forked_child, self._is_over = Condition(), True, True
         self._poller.close()
         for outpost in self.outposts:
             outpost.lanes.after_fork_in_child()
@@ -286,7 +286,7 @@ class NodeLink:
         return NodeLost(f"{peer.title} was lost{how}", peer.name, peer.index)
 
     def _free(self) -> None:
-        if self._is_forgotten:
+        if self._is_in_forked_child:
             return
         for outpost in self.outposts:
             outpost.end(outpost.problem or self._why(outpost))

@@ -1,5 +1,8 @@
-"""A worker on another host, as its supervisor has it: a Runner as any (spawner.py). Its channel is a socket here with
-a lane behind it; what happens to it is told by the bridge's thread, and taken in by whoever polls it."""
+"""A worker's process on another host, as a WorkerProcess and a ProcessGroup of its own (spawner.py).
+
+Its channel is a socket of this process, whose other end is a stream of the multiplexer to its node. The thread of the
+NodeLink notes what happens to it (`note`), and `poll` takes that in.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import time
 from _functools import partial
 
 from infini_run.channel import connect
-from infini_run.report.report import Exit, Report
+from infini_run.report.report import Exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +27,10 @@ _END_S = 15.0  # that a node may take to end a worker by SIGKILL; the core gives
 
 
 class RemoteWorkerProcess:
-    """A Runner of a RemoteSpawner. number: what it is known by on both sides."""
+    """A process of a RemoteSpawner. number: its identity on both sides of the link."""
 
-    def __init__(self, bridge: NodeLink, node: RemoteNode, number: int, rank: int, local_rank: int) -> None:
-        self._bridge = bridge
+    def __init__(self, link: NodeLink, node: RemoteNode, number: int, rank: int, local_rank: int) -> None:
+        self._link = link
         self.node = node
         self.number = number
         self.rank = rank
@@ -37,20 +40,20 @@ class RemoteWorkerProcess:
         self.exit: Exit | None = None
         self.problem: InfiniRunError | None = None
         self.ended = False
-        self._is_gone = False  # the bridge knows that it has ended, and it need not be told to
-        self._told: list[tuple[str, Any]] = []
-        self._pinged_s = 0.0
+        self._has_ended_there = False  # as the NodeLink knows
+        self._pending: list[tuple[str, Any]] = []
+        self._last_ping_s = 0.0
         self._start_s = time.time()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         ours, theirs = socket.socketpair()
         self.tasks, self.events = connect(ours.detach())
-        bridge.call(partial(self._begin, theirs))
+        link.call(partial(self._begin, theirs))
 
     def _begin(self, theirs: socket.socket) -> None:
-        """In the bridge's thread."""
+        """In the link's thread."""
         if self.node.problem is not None:
             theirs.close()
-            self.tell("lost", self.node.problem)
+            self.note("lost", self.node.problem)
             return
         self.node.lives[self.number] = self
         self.node.lanes.add(self.number, theirs)
@@ -59,37 +62,41 @@ class RemoteWorkerProcess:
     def clock_s(self) -> float:
         return self.node.clock_s
 
-    # ---- from the bridge's thread
+    # ---- from the link's thread
 
-    def tell(self, kind: str, value: object) -> None:
-        """Something happened to it; `poll` takes it in."""
+    def note(self, kind: str, value: object) -> None:
+        """Note what happened to it, for `poll`. kind: as RemoteWorker.note."""
         if kind == "pid" and isinstance(value, int):
             self.pid = value
         elif kind == "pinged":
-            self._pinged_s = time.monotonic()
+            self._last_ping_s = time.monotonic()
         else:
-            self._told.append((kind, value))
-            self._is_gone = self._is_gone or kind in ("ended", "lost")
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+            self._pending.append((kind, value))
+            self._has_ended_there = self._has_ended_there or kind in ("ended", "lost")
+            if self._wakeup_fd >= 0:
+                os.eventfd_write(self._wakeup_fd, 1)
 
-    # ---- as a Runner
+    # ---- as a ProcessGroup
+
+    @property
+    def group(self) -> RemoteWorkerProcess:
+        return self
 
     def fds(self) -> Sequence[int]:
-        return () if self.ended else (self._bell,)
+        return () if self.ended else (self._wakeup_fd,)
 
     def due_s(self) -> float | None:
         return None
 
     def poll(self) -> None:
-        if self.ended or self._bell < 0:
+        if self.ended or self._wakeup_fd < 0:
             return
         try:
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:
             return
-        while self._told:
-            kind, value = self._told.pop(0)
+        while self._pending:
+            kind, value = self._pending.pop(0)
             if kind == "exit":
                 self.exit = value
             elif kind == "lost":
@@ -98,7 +105,7 @@ class RemoteWorkerProcess:
             self.ended = self.ended or kind in ("ended", "lost")
 
     def _unknown(self) -> Exit:
-        """Its node is gone, and with it how it ended."""
+        """The Exit of a process whose node was lost: how it ended is not known."""
         return Exit(
             rank=self.rank,
             local_rank=self.local_rank,
@@ -109,62 +116,50 @@ class RemoteWorkerProcess:
             end_s=time.time(),
         )
 
-    def pinged_s(self) -> float:
-        return self._pinged_s
+    # ---- as a WorkerProcess
+
+    def last_ping_s(self) -> float:
+        return self._last_ping_s
 
     def signal(self, number: int) -> int:
-        """One whose end is just on its way to us counts as reached."""
+        """As WorkerProcess.signal; a process whose exit is still on its way here counts as reached."""
         if number and number not in signal.valid_signals():
             raise OSError(22, f"there is no signal {number}")
         if self.exit is not None:
             return 0
-        self._say("signal", number=number)
+        self._request("signal", number=number)
         return 1
 
     def stop(self, number: int = 0) -> None:
-        self._say("stop", number=number)
+        self._request("stop", number=number)
 
     def kill(self) -> None:
-        self._say("kill")
+        self._request("kill")
 
-    def _say(self, kind: str, **value: object) -> None:
-        self._bridge.call(lambda: self.node.say({kind: {"life": self.number, **value}}))
-
-    def report(self) -> Report:
-        """Of this one alone."""
-        exit_ = self.exit or Exit(rank=self.rank, local_rank=self.local_rank, host=self.host, pid=self.pid or None)
-        return Report(
-            launch_id=self._bridge.head.launch_id,
-            run_id="",
-            host=self.host,
-            world_size=1,
-            start_s=self._start_s,
-            end_s=exit_.end_s or time.time(),
-            exits=(exit_,),
-            first_failure=exit_ if exit_.is_failure else None,
-        )
+    def _request(self, kind: str, **value: object) -> None:
+        self._link.call(lambda: self.node.say({kind: {"life": self.number, **value}}))
 
     def close(self) -> None:
-        if self._bell < 0:
+        if self._wakeup_fd < 0:
             return
         self.tasks.close(0.0)
         self.events.close()
-        if not self._is_gone:
-            self._say("close")
-            if not self._bridge.wait(lambda: self._is_gone, _END_S) and not self._bridge.is_over:
-                self._bridge.kill()  # the node does not do what it is told
-                self._bridge.join()
-        self._bridge.call(partial(self.node.lanes.drop, self.number))
+        if not self._has_ended_there:
+            self._request("close")
+            if not self._link.wait(lambda: self._has_ended_there, _END_S) and not self._link.is_over:
+                self._link.kill()  # the node does not obey
+                self._link.join()
+        self._link.call(partial(self.node.lanes.drop, self.number))
         self.ended = True
-        self._close_bell()
+        self._close_wakeup_fd()
 
-    def _close_bell(self) -> None:
-        bell, self._bell = self._bell, -1
-        os.close(bell)
+    def _close_wakeup_fd(self) -> None:
+        fd, self._wakeup_fd = self._wakeup_fd, -1
+        os.close(fd)
 
     def after_fork_in_child(self) -> None:
         self.tasks.forget()
         self.events.forget()
         self.ended = True
-        if self._bell >= 0:
-            self._close_bell()
+        if self._wakeup_fd >= 0:
+            self._close_wakeup_fd()

@@ -12,7 +12,6 @@ import sys
 from _functools import partial
 from _thread import RLock
 from itertools import accumulate
-from weakref import WeakSet
 
 from infini_run.channel.encoder import bytes_frame
 from infini_run.core.group import forking
@@ -22,6 +21,7 @@ from infini_run.crews.stream_multiplexer import LARGEST
 from infini_run.crews.targets import plain_flag, reaches, read_counts, resolve_hosts_and_engine
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.multinode.rendezvous import rendezvous_address
+from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class RemoteSpawner:
             if self._bridge is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
                     self._bridge = NodeLink(self._options, self._roster, self._cwd, self._setup)
-                    _live.add(self)
+                    call_in_forked_children(self)
                 self._bridge.start()
             bridge = self._bridge
             bridge.wait(lambda: all(o.nproc for o in bridge.outposts) or self._has_problem())
@@ -207,23 +207,10 @@ class RemoteSpawner:
         if self._bridge is not None:
             self._bridge.stop()
             self._bridge.join()
-        _live.discard(self)
 
     def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         self._lock, self._is_closed = RLock(), True
-        _live.discard(self)
         bridge, self._bridge = self._bridge, None
         if bridge is not None:
             bridge.after_fork_in_child()
-
-
-_live: WeakSet[RemoteSpawner] = WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for spawner in list(_live):
-        spawner.after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

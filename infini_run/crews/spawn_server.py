@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 
-from infini_run.crews.spawner import ExecSpawner
+from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_jsonable
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.crews.spawner import ExecRunner
+    from infini_run.crews.worker_group import ExecProcess
 
 _HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
 _PIECE = 1 << 18
@@ -46,7 +46,7 @@ def main() -> None:
 class HostedWorker:
     """A worker here: its runner, whose channel is a lane."""
 
-    def __init__(self, number: int, runner: ExecRunner) -> None:
+    def __init__(self, number: int, runner: ExecProcess) -> None:
         self.number = number
         self.runner = runner
         self.fds: set[int] = set()  # that are watched for it
@@ -75,7 +75,7 @@ class SpawnServer:
         try:
             while not self._has_lost and not (self._is_stopping and not self._lives and not self._out):
                 self._watch()
-                due_s = min(filter(None, (life.runner.due_s() for life in self._lives.values())), default=None)
+                due_s = min(filter(None, (life.runner.group.due_s() for life in self._lives.values())), default=None)
                 self._poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
                 self._follow()
         finally:
@@ -86,7 +86,7 @@ class SpawnServer:
 
     def _watch(self) -> None:
         for life in self._lives.values():
-            life.fds = set(life.runner.fds())
+            life.fds = set(life.runner.group.fds())
         wanted = {fd for life in self._lives.values() for fd in life.fds}
         for fd in self._watched - wanted:
             self._poller.unwatch(fd)
@@ -141,9 +141,9 @@ class SpawnServer:
         elif life is not None and kind == "signal":
             life.runner.signal(value["number"])
         elif life is not None and kind == "stop":
-            life.runner.stop(value["number"])
+            life.runner.group.stop(value["number"])
         elif life is not None and kind == "kill":
-            life.runner.kill()
+            life.runner.group.kill()
         elif life is not None and kind == "close":
             self._close(life.number)
             self._say("ended", life=life.number)
@@ -197,7 +197,7 @@ class SpawnServer:
                 self._say("pid", life=number, value=self._lives[number].runner.pid)
         self._say("answer", id=asked["id"], port=free_port(), **answer)
 
-    def _adopt(self, number: int, runner: ExecRunner) -> None:
+    def _adopt(self, number: int, runner: ExecProcess) -> None:
         """Its channel's bytes are passed on as they are: its own ends of it have nothing to do."""
         sock = socket.socket(fileno=os.dup(runner.tasks.fileno()))
         runner.tasks.forget()
@@ -209,17 +209,17 @@ class SpawnServer:
 
     def _follow(self) -> None:
         for life in self._lives.values():
-            life.runner.poll()  # all of them first: what one of a group takes in is the others', too
+            life.runner.group.poll()  # all of them first: what one of a group takes in is the others', too
         for life in list(self._lives.values()):
             runner = life.runner
-            pinged_s = runner.pinged_s()
+            pinged_s = runner.last_ping_s()
             if pinged_s - life.pinged_s >= _PING_S:
                 life.pinged_s = pinged_s
                 self._say("pinged", life=life.number)
             if runner.exit is not None and not life.has_exit:
                 life.has_exit = True
                 self._when_read(life, "exit", to_jsonable(runner.exit))
-            if runner.ended and not life.has_end:
+            if runner.group.ended and not life.has_end:
                 life.has_end = True
                 self._when_read(life, "ended", None)
 
@@ -252,7 +252,7 @@ class SpawnServer:
         for number in self._signals.read():
             for life in self._lives.values():
                 if number in STOP_SIGNALS:
-                    life.runner.stop(number if number in (_INT, _QUIT) else 0)
+                    life.runner.group.stop(number if number in (_INT, _QUIT) else 0)
                 else:
                     life.runner.signal(number)
             self._is_stopping = self._is_stopping or number in STOP_SIGNALS

@@ -1,9 +1,11 @@
-"""What keeps a crew going: one thread with one loop, which alone starts, reads, writes and closes.
+"""The supervisor of workers: one thread with one loop, which alone starts, reads, writes and closes.
 
-Everybody else asks for something (`call`) and waits for what comes of it. The phases of its end are in order, each
-with a deadline: RUNNING; DRAINING, what was accepted is done, and each worker told to end as soon as it has nothing
-more to get; EXITED, every process is gone; CLOSED, so is everything that was ours of them. What goes wrong on the way
-is noted, and the way is gone to its end.
+Other threads ask for something (`call`) and wait for its effect. Its end has phases, in order: RUNNING; DRAINING,
+what was accepted is done; EXITED, every process has ended; CLOSED, everything that was held for them is freed. What
+fails on that way is noted in `problems` and does not stop it.
+
+What the workers do, and what their failure means, is a subclass's: CrewSupervisor (tasks from a queue, restarts) and
+LaunchSupervisor (one task for each worker, the first failure ends all).
 """
 
 from __future__ import annotations
@@ -15,14 +17,10 @@ from collections import deque
 from threading import current_thread
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.protocol import Done, Failed
-from infini_run.crews.restart_policy import Budget, ranks_to_restart
-from infini_run.crews.supervised_worker import Limits, SupervisedWorker
-from infini_run.errors import InfiniRunError
+from infini_run.crews.process_watch import ProcessWatch
+from infini_run.crews.supervised_worker import SupervisedWorker
 from infini_run.record import replace
-from infini_run.report.failures import CrewFailed, WorkerDied
 from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False
@@ -30,420 +28,260 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from infini_run.crews.protocol import Body, Cancelled, Hello
-    from infini_run.crews.restart_policy import Restart
-    from infini_run.crews.spawner import Spawner
-    from infini_run.crews.supervised_worker import PendingTask
+    from infini_run.crews.protocol import Body, Cancelled, Done, Failed, Hello
+    from infini_run.crews.spawner import ProcessGroup, Spawner
+    from infini_run.crews.supervised_worker import Limits, PendingTask
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
-_AHEAD = 8  # tasks that a worker has at most, so that it need not wait for the next one
-_OWN_AHEAD = 64  # of those that only it may do
-_LATE_S = 1.0  # a wait that took so much longer than asked for: we were stopped ourselves
-_CAUSES = 100  # kept, the last of them
-
-
-class PendingRestart:
-    """Ranks that are to be started again together, when all of them are gone and it is time."""
-
-    def __init__(self, ranks: set[int], due_s: float) -> None:
-        self.ranks = ranks
-        self.due_s = due_s
+_LATE_S = 1.0  # a wait that took so much longer than asked for: this process itself was stopped
 
 
 class Supervisor:
-    """hello: what every worker is greeted with, its ranks to be filled in."""
+    """Holds workers from `start` to the end of its thread.
 
-    def __init__(
-        self,
-        spawner: Spawner,
-        hello: Hello,
-        restart: Restart,
-        limits: Limits,
-        *,
-        max_events: int,
-    ) -> None:
+    Args:
+        spawner: starts their processes.
+        hello: the first message to each, in which the ranks are filled in.
+        limits: how long workers may take.
+        release: called at the end, to free the spawner.
+    """
+
+    apart = True  # each worker's process is a group of its own, which is stopped alone
+
+    def __init__(self, spawner: Spawner, hello: Hello, limits: Limits, release: Callable[[], None]) -> None:
         self._spawner = spawner
         self._hello = hello
-        self._restart = restart
-        self._budget = Budget(restart)
+        self._release = release
         self.limits = limits
-        self.members = [SupervisedWorker(rank, self) for rank in range(spawner.world_size)]
-        self.news = EventQueue(max_events, self.wake)
+        self.workers = [SupervisedWorker(rank, self) for rank in range(spawner.world_size)]
         self.poller = Poller()
         self.phase = "RUNNING"
-        self.failure: CrewFailed | None = None
         self.problems: list[str] = []
-        self._causes: list[BaseException] = []
-        self._shared: deque[PendingTask] = deque()
+        self._watches: dict[ProcessGroup, ProcessWatch] = {}
+        self._unpolled: list[ProcessWatch] = []
         self._calls: deque[Callable[[], None]] = deque()
-        self._revivals: list[PendingRestart] = []
-        self._drain_end_s = float("inf")
-        self._steps: list[tuple[str, Callable[[], None]]] = []
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._bell_lock = RLock()
-        self._is_forgotten = False
-        self._thread = JoinableThread(self._run, "infini-run crew")
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_lock = RLock()
+        self._is_in_forked_child = False
+        self._thread = JoinableThread(self._run, "infini-run: supervisor")
 
     # ---- from other threads
 
     def start(self) -> None:
         """Start the workers, and the thread. Raises what the spawner raises: then nothing is left."""
         try:
-            self._start_members(range(len(self.members)))
-            self.poller.watch(self._bell, READ, self._hear_bell)
+            self._start_workers(range(len(self.workers)))
+            self.poller.watch(self._wakeup_fd, READ, self._on_wakeup)
             self._thread.start()
         except BaseException:
             self._end_all()
             raise
 
-    def call(self, what: Callable[[], None]) -> None:
-        """Do it in the loop, in order; after the end, at once."""
-        with self._bell_lock:
-            if self._bell >= 0:
-                self._calls.append(what)
-                os.eventfd_write(self._bell, 1)
+    def call(self, act: Callable[[], None]) -> None:
+        """Have this done in the loop, in order; after the loop's end it is done at once."""
+        with self._wakeup_lock:
+            if self._wakeup_fd >= 0:
+                self._calls.append(act)
+                os.eventfd_write(self._wakeup_fd, 1)
                 return
-        what()
+        act()
 
     def wake(self) -> None:
-        """Let the loop look."""
-        with self._bell_lock:
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+        """Let the loop look at everything."""
+        with self._wakeup_lock:
+            if self._wakeup_fd >= 0:
+                os.eventfd_write(self._wakeup_fd, 1)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; whether it has come. In a callback of a future, which runs in its thread, it is not
-        waited for."""
+        """Wait for the end of the thread (None: without a limit); return whether it has come. In the thread itself,
+        where callbacks of futures run, it does not wait."""
         if self._thread is current_thread():
             return False
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the thread and the workers are our parent's."""
-        self._is_forgotten, self._bell_lock = True, RLock()
+        """In a forked child, to which neither the thread nor the workers belong."""
+        self._is_in_forked_child, self._wakeup_lock = True, RLock()
         self.phase = "CLOSED"
-        for member in self.members:
-            if member.runner is not None and not member.is_settled:
-                member.runner.after_fork_in_child()
+        for worker in self.workers:
+            if worker.process is not None and not worker.is_settled:
+                worker.process.after_fork_in_child()
         self._spawner.after_fork_in_child()
         self.poller.close()
-        bell, self._bell = self._bell, -1
-        if bell >= 0:  # else it had ended
-            os.close(bell)
+        fd, self._wakeup_fd = self._wakeup_fd, -1
+        if fd >= 0:  # else it had ended
+            os.close(fd)
+
+    # ---- what a subclass decides; all of it in the loop
+
+    def serve(self, worker: SupervisedWorker) -> None:
+        """Give it tasks: it has room."""
+
+    def finish_task(self, job: PendingTask, worker: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
+        """A task has ended."""
+
+    def drop_tasks(self, jobs: Sequence[PendingTask], worker: SupervisedWorker) -> None:
+        """The worker will not do these tasks, which it was handed."""
+
+    def on_event(self, kind: str, worker: SupervisedWorker, **more: Any) -> None:
+        """Something happened to a worker. kind: as CrewEvent."""
+
+    def on_torn(self, worker: SupervisedWorker) -> None:
+        """What came over its channel is no message."""
+
+    def on_exit(self, worker: SupervisedWorker) -> None:
+        """Its process has ended, and all that it wrote was read."""
+
+    def on_bad_end(self, worker: SupervisedWorker, how: str) -> None:
+        """It was to end, and did not end in order."""
+
+    def on_failure(self, worker: SupervisedWorker) -> None:
+        """It has failed, for the reason `worker.cause`."""
+
+    def on_crash(self, error: BaseException) -> None:
+        """The loop itself has failed: nothing may wait for it for ever."""
+
+    def stop_process(self, worker: SupervisedWorker) -> None:
+        """Begin to stop the process of a worker, and what it started."""
+
+    def is_backlogged(self) -> bool:
+        """Workers are not to be read: their events are not taken."""
+        return False
+
+    def drain_left_s(self) -> float:
+        """How long a worker that is told to end has for its tasks, in seconds; never 0, which would be no limit."""
+        return float("inf")
+
+    def on_log(self, worker: SupervisedWorker, body: Body) -> None:
+        """Give a logging record to the loggers of this process."""
+        from infini_run.crews.log_records import take_record
+
+        assert worker.process is not None
+        take_record(body, worker.rank, worker.process.host)
 
     # ---- the loop
 
     def _run(self) -> None:
         try:
             _, error = capture_exception(self._loop)
-            if error is not None:  # a mistake of ours, or no memory: nobody is to wait for ever
-                self._fail([error])
+            if error is not None:
+                self.on_crash(error)
         finally:
             self._end_all()
 
     def _loop(self) -> None:
         while self.phase != "CLOSED":
             self._wait()
-            self._do_calls()
-            self._turn_members()
-            self._revive()
+            while self._calls:
+                self._calls.popleft()()
+            self._check_processes()
+            self._check_workers()
             self._advance()
 
     def _wait(self) -> None:
         due_s = self._due_s()
-        for member in self.members:
-            member.watch()
+        for watch in self._watches.values():
+            watch.update()
+        for worker in self.workers:
+            worker.watch()
         self.poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
         if due_s is not None and time.monotonic() - due_s > _LATE_S:
-            for member in self.members:
-                member.refresh()
+            for worker in self.workers:
+                worker.renew_deadline()
 
     def _due_s(self) -> float | None:
-        if self._calls or any(member.is_due for member in self.members):
+        """When there is something to do, whatever can be read (monotonic); None: no such time."""
+        if self._calls or self._unpolled or any(worker.has_pending_messages for worker in self.workers):
             return 0.0
-        dues = [due for due in (member.due_s() for member in self.members) if due is not None]
-        dues += [revival.due_s for revival in self._revivals if self._can_start(revival)]
-        if self.phase == "DRAINING" and any(member.is_live for member in self.members):
-            dues.append(self._drain_end_s)
-        return min(dues, default=None)
+        dues = [worker.deadline_s for worker in self.workers]
+        dues += [watch.group.due_s() for watch in self._watches.values()]
+        return min((due for due in dues if due is not None), default=None)
 
-    def _hear_bell(self) -> None:
-        os.eventfd_read(self._bell)
+    def _on_wakeup(self) -> None:
+        os.eventfd_read(self._wakeup_fd)
 
-    def _do_calls(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
+    def _check_processes(self) -> None:
+        """Poll the groups that were just started, of which something may be known already, and those whose time has
+        come."""
+        while self._unpolled:
+            self._unpolled.pop().poll()
+        for watch in list(self._watches.values()):
+            due_s = watch.group.due_s()
+            if due_s is not None and time.monotonic() >= due_s:  # not before: what is due at once is due now
+                watch.poll()
 
-    def _turn_members(self) -> None:
-        for member in self.members:
-            due_s = member.due_s()
-            now_s = time.monotonic()  # not before: what is due at once is due now
-            if member.is_due or (due_s is not None and now_s >= due_s):
-                member.turn()
-            member.check_deadline(now_s)
+    def _check_workers(self) -> None:
+        for worker in self.workers:
+            if worker.has_pending_messages:
+                worker.read()
+            worker.check_deadline(time.monotonic())
 
-    # ---- tasks
+    def _advance(self) -> None:
+        """Go on to the next phase, as far as possible now."""
+        raise NotImplementedError
 
-    def submit(self, job: PendingTask, rank: int | None) -> None:
-        """A task for one worker, or for whichever comes to it first."""
-        if self.failure is not None or self.phase != "RUNNING":
-            self._refuse(job)
-        elif rank is None:
-            self._shared.append(job)
-            self._offer()
-        else:
-            self.members[rank].held.append(job)
-            self.serve(self.members[rank])
+    # ---- workers
 
-    def _offer(self) -> None:
-        """Something new for anybody: to those who have least."""
-        for member in sorted(self.members, key=lambda member: len(member.handed)):
-            if not self._shared:
-                return
-            self.serve(member)
+    def _start_workers(self, ranks: Sequence[int]) -> None:
+        restarts = max(self.workers[rank].starts for rank in ranks)
+        for process in self._spawner.start(ranks, restarts, apart=self.apart):
+            worker = self.workers[process.rank]
+            watch = self._watches.get(process.group)
+            if watch is None:
+                watch = self._watches[process.group] = ProcessWatch(process.group, self.poller)
+            watch.workers.append(worker)
+            worker.begin(process)
+            own = {"rank": worker.rank, "local_rank": process.local_rank, "world_size": len(self.workers)}
+            worker.post(replace(self._hello, **own, restarts=restarts))
+            self._unpolled.append(watch)
 
-    def serve(self, member: SupervisedWorker) -> None:
-        """Hand a worker what it may have now."""
-        while member.state in ("ready", "busy"):
-            if member.held and len(member.handed) < _OWN_AHEAD:
-                member.hand(member.held.popleft())
-            elif not member.held and self._shared and len(member.handed) < self._ahead():
-                member.hand(self._shared.popleft())
-            else:
-                return
+    def halt_worker(self, worker: SupervisedWorker, why: str) -> None:
+        """Stop a worker for a reason that is not its own."""
+        if worker.is_live or worker.state == "stopping":
+            worker.stopped_for = worker.stopped_for or why
+            worker.handle("stop")
 
-    def _ahead(self) -> int:
-        """The more there is to do, the more a worker gets ahead: at the end none waits behind a long one."""
-        return min(_AHEAD, max(1, len(self._shared) // (2 * len(self.members))))
-
-    def take_back(self, jobs: Sequence[PendingTask]) -> None:
-        """What a worker was handed and has not begun."""
-        self._shared.extendleft(reversed(jobs))
-        if jobs and self.phase in ("RUNNING", "DRAINING"):
-            self.call(self._offer)
-
-    def cancel(self, task: int) -> None:
-        """Nobody waits for that one any more."""
-        for job in self._shared:
-            if job.task == task:
-                self._shared.remove(job)
-                if job.ask is not None:
-                    job.ask.cancel()
-                return
-        any(member.cancel(task) for member in self.members)
-
-    def fail(self, job: PendingTask, member: SupervisedWorker | None, error: BaseException) -> None:
-        """It will not be done."""
-        if job.ask is not None:
-            job.ask.settle(error)
-        elif member is not None and isinstance(error, WorkerDied):
-            self.tell("failed", member, task=job.task, problem=error)
-
-    def tell_cancelled(self, job: PendingTask, member: SupervisedWorker) -> None:
-        """Nobody gets a result of it."""
-        if job.ask is not None:
-            job.ask.cancel()
-        else:
-            self.tell("cancelled", member, task=job.task)
-
-    def _refuse(self, job: PendingTask) -> None:
-        self.fail(job, None, self.over_error())
-
-    @property
-    def waiting(self) -> int:
-        """Tasks that no worker has yet."""
-        return len(self._shared)
-
-    def over_error(self) -> InfiniRunError:
-        """What whoever still waits gets; a new one each time."""
-        if self.failure is not None:
-            error = CrewFailed(str(self.failure), self.failure.causes)
-            error.__cause__ = self.failure.__cause__
-            return error
-        return InfiniRunError("the crew was closed before this was done")
-
-    # ---- what is told
-
-    def tell(self, kind: str, member: SupervisedWorker, **more: Any) -> None:
-        """An event."""
-        host = member.runner.host if member.runner is not None else ""
-        event = CrewEvent(
-            kind=kind, rank=member.rank, host=host, time_s=time.time(), restarts=max(0, member.starts - 1), **more
-        )
-        self.news.add(event)
-
-    def tell_result(self, member: SupervisedWorker, message: Done | Failed | Cancelled) -> None:
-        """Of something that was sent, and not asked."""
-        kind = type(message).__name__.lower()
-        if isinstance(message, Done):
-            self.tell(kind, member, task=message.task, body=message.body)
-        else:
-            self.tell(kind, member, task=message.task, problem=message if isinstance(message, Failed) else None)
-
-    def log(self, member: SupervisedWorker, body: Body) -> None:
-        """A logging record."""
-        from infini_run.crews.log_records import take_record
-
-        assert member.runner is not None
-        take_record(body, member.rank, member.runner.host)
-
-    def note_problem(self, text: str) -> None:
-        """Something that went wrong, and that nothing waits for."""
-        self.problems.append(text)
-
-    def try_step(self, name: str, step: Callable[[], None]) -> None:
-        """One step of cleaning up: that it fails is noted, and keeps nobody from the next."""
-        _, error = capture_exception(step)
-        if error is not None:
-            self.note_problem(f"{name}: {type(error).__name__}: {error}")
-
-    # ---- failures
-
-    def decide(self, member: SupervisedWorker) -> None:
-        """A worker has failed: who is started again, and when; or that this was once too often."""
-        assert member.cause is not None
-        self._causes = [*self._causes, member.cause][-_CAUSES:]
-        if self.phase != "RUNNING" or self.failure is not None:
-            self.note_problem(str(member.cause))
-            return
-        now_s = time.monotonic()
-        delay_s = self._budget.spend(now_s)
-        if delay_s is None:
-            self._fail(self._causes)
-            return
-        ranks = set(ranks_to_restart(self._restart.strategy, member.rank, len(self.members)))
-        for rank in ranks - {member.rank}:
-            self._halt(self.members[rank], f"rank {member.rank} failed, and they are started again together")
-        self._plan_revival(ranks, now_s + delay_s)
-        self.tell("restarting", member, delay_s=delay_s)
-
-    def _halt(self, member: SupervisedWorker, why: str) -> None:
-        if member.is_live or member.state == "stopping":
-            member.stopped_for = member.stopped_for or why
-            member.happen("stop")
-
-    def _plan_revival(self, ranks: set[int], due_s: float) -> None:
-        """With those that were planned before, where they have ranks in common."""
-        for other in [revival for revival in self._revivals if revival.ranks & ranks]:
-            ranks, due_s = ranks | other.ranks, max(due_s, other.due_s)
-            self._revivals.remove(other)
-        self._revivals.append(PendingRestart(ranks, due_s))
-
-    def _can_start(self, revival: PendingRestart) -> bool:
-        return all(self.members[rank].is_settled for rank in revival.ranks)
-
-    def _revive(self) -> None:
-        """Start again whose time has come."""
-        now_s = time.monotonic()
-        for revival in list(self._revivals):
-            if self.phase == "RUNNING" and revival.due_s <= now_s and self._can_start(revival):
-                self._revivals.remove(revival)
-                try:
-                    self._start_members(sorted(revival.ranks))
-                except InfiniRunError as error:
-                    self._fail([*self._causes, error])
-
-    def _start_members(self, ranks: Sequence[int]) -> None:
-        restarts = max(self.members[rank].starts for rank in ranks)
-        for rank, runner in zip(ranks, self._spawner.start(ranks, restarts, apart=True), strict=True):
-            member = self.members[rank]
-            member.begin(runner)
-            whose = {"rank": rank, "local_rank": runner.local_rank, "world_size": len(self.members)}
-            member.greet(replace(self._hello, **whose, restarts=restarts))
-
-    def _fail(self, causes: Sequence[BaseException]) -> None:
-        """The crew itself: all are stopped, and whoever waits is told why."""
-        if self.failure is None:
-            self.failure = _failure(causes, self._restart)
-            self.failure.__cause__ = causes[0] if causes else None
-        self._revivals.clear()
-        self._begin_drain(0.0)
-        for member in self.members:
-            self._halt(member, str(self.failure).partition("\n")[0])
-        self._refuse_all()
-
-    def _refuse_all(self) -> None:
-        """What no worker has will not be done."""
-        waiting = [*self._shared, *(job for member in self.members for job in member.held)]
-        self._shared.clear()
-        for member in self.members:
-            member.held.clear()
-        for job in waiting:
-            self._refuse(job)
+    def release_process(self, worker: SupervisedWorker) -> None:
+        """Nothing is left of its process: close what is held for it."""
+        process = worker.process
+        assert process is not None
+        watch = self._watches.get(process.group)
+        if watch is not None:
+            watch.workers.remove(worker)
+            if not watch.workers:
+                del self._watches[process.group]
+                watch.close()
+        self.try_step(f"closing what is left of rank {worker.rank}", process.close)
 
     # ---- the end
 
-    def drain(self, limit_s: float) -> None:
-        """Accept nothing more, do what was accepted within so long, then end. Again: not later than that."""
-        self._begin_drain(limit_s)
-
-    def halt(self) -> None:
-        """End now: nobody waits for what is not done."""
-        self._begin_drain(0.0)
-        self._refuse_all()
-        for member in self.members:
-            self._halt(member, "the crew was closed")
-
-    def _begin_drain(self, limit_s: float) -> None:
-        self._drain_end_s = min(self._drain_end_s, time.monotonic() + limit_s)
-        if self.phase == "RUNNING":
-            self.phase = "DRAINING"
-        for member in self.members:
-            member.hasten(self._drain_end_s)
-
-    def drain_left_s(self) -> float:
-        """What is left of the time that there was for it, in seconds; never 0, which would be for ever."""
-        return max(0.001, self._drain_end_s - time.monotonic())
-
-    def _advance(self) -> None:
-        """One phase after the other, as far as it goes now."""
-        if self.phase == "DRAINING":
-            self._tell_those_with_nothing_to_do()
-            if all(member.is_settled for member in self.members):
-                self.phase = "EXITED"
-                self._refuse_all()
-        if self.phase == "EXITED":
-            self._end_all()
-
-    def _tell_those_with_nothing_to_do(self) -> None:
-        """Each as soon as it has got all that it is to do: what it was handed it does before it ends."""
-        is_late = time.monotonic() >= self._drain_end_s
-        if is_late:
-            self._refuse_all()
-        elif self._shared:
-            return
-        for member in self.members:
-            if member.is_live and not member.held:
-                member.happen("tell")
+    def try_step(self, name: str, step: Callable[[], None]) -> None:
+        """Do one step of the end; a failure is noted, and the next one is done all the same."""
+        _, error = capture_exception(step)
+        if error is not None:
+            self.problems.append(f"{name}: {type(error).__name__}: {error}")
 
     def _end_all(self) -> None:
-        """EXITED to CLOSED, from wherever we are. Steps in order, each done once, whatever became of the others."""
-        if self._is_forgotten or self.phase == "CLOSED":
+        """Go to CLOSED, from any phase, in steps of which none can prevent the next."""
+        if self._is_in_forked_child or self.phase == "CLOSED":
             return
-        for member in self.members:
-            if member.runner is not None and not member.is_settled:
-                self.try_step(f"ending rank {member.rank}", member.abandon)
-        self._refuse_all()
-        self.try_step("closing the spawner", self._spawner.close)
+        for worker in self.workers:
+            if worker.process is not None and not worker.is_settled:
+                self.try_step(f"ending rank {worker.rank}", worker.abandon)
+        self._on_workers_ended()
+        self.try_step("closing the spawner", self._release)
         self.try_step("closing the poller", self.poller.close)
-        with self._bell_lock:
-            os.close(self._bell)
-            self._bell = -1
+        with self._wakeup_lock:
+            os.close(self._wakeup_fd)
+            self._wakeup_fd = -1
         self.phase = "CLOSED"
         while self._calls:
             self.try_step("a last call", self._calls.popleft())
-        self.news.end()
+        self._on_closed()
 
+    def _on_workers_ended(self) -> None:
+        """No process is left."""
 
-def _failure(causes: Sequence[BaseException], restart: Restart) -> CrewFailed:
-    count = sum(isinstance(cause, WorkerDied) for cause in causes)
-    if count and restart.max_restarts:
-        head = (
-            f"the crew failed: {count} failures, and {restart.max_restarts} restarts within {restart.within_s:g} s "
-            "are allowed"
-        )
-    else:
-        head = "the crew failed"
-    lines = [line for cause in causes[-3:] for line in (str(cause) or repr(cause)).split("\n")]
-    return CrewFailed("\n".join([head, *(f"  {line}" for line in lines[:9])]), tuple(causes))
+    def _on_closed(self) -> None:
+        """Tell those that wait for the end."""

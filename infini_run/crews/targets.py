@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.api import one_of_two, read_flags
-from infini_run.crews.spawner import MEETING, python_command
+from infini_run.crews.exec_spawner import MEETING, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.nodes import ENGINES

@@ -1,7 +1,8 @@
-"""A worker of a crew, seen from its supervisor: six states, and what each does with everything that can happen.
+"""The states of a worker, seen from its supervisor, and its reaction to every event in each of them.
 
-Pure, and the only place that knows. The table has no blank cell: what cannot happen in a state says so (IMPOSSIBLE is
-a mistake of ours, and raises), what changes nothing there says that too. docs/crews.md draws it.
+Pure, and the only place that decides this. The table has no blank cell: an event that cannot happen in a state is
+IMPOSSIBLE there (it raises: a mistake of ours), and one that changes nothing stays in the state. docs/crews.md draws
+the table.
 """
 
 from __future__ import annotations
@@ -9,27 +10,27 @@ from __future__ import annotations
 STATES = ("stopped", "starting", "ready", "busy", "stopping", "failed")
 EVENTS = {
     "start": "a process was made for it",
-    "ready": "it says that it takes tasks",
+    "ready": "it takes tasks",
     "hand": "a task was sent to it",
     "idle": "the last task that it had has ended",
-    "tell": "the crew ends: it is to do what it has, and end",
-    "stop": "it is to end now, whatever it does: for another worker's sake, or because nobody waits any more",
-    "late": "what was to happen by now has not: ready, a sign of life, its end",
-    "end": "its channel has ended with END",
-    "break": "its channel has ended without END, or with what is no message",
+    "drain": "it gets nothing more: it is to do the tasks that it has, and end",
+    "stop": "it is to end now, with its tasks undone: another worker failed, or nothing waits for them any more",
+    "deadline": "what was expected until now has not come: ready, a sign of life, its end",
+    "channel_end": "its channel has ended with END",
+    "channel_broken": "its channel has ended without END, or with what is no message",
     "exit": "its process has ended",
-    "gone": "nothing is left of it, nor of what it had started",
+    "reaped": "nothing is left of its process, nor of what that had started",
 }
 
-# What is done, beside going into the next state:
+# Actions, done when the next state is entered:
 NOTHING = ""
-BEGIN = "begin"  # count from here on how long it takes to be ready
-SERVE = "serve"  # hand it what was kept for it
-TELL = "tell"  # Shutdown and END down its channel; count how long it takes
+BEGIN = "begin"  # set the deadline of ready
+SERVE = "serve"  # hand it tasks that were kept for it
+SHUT_DOWN = "shut_down"  # send Shutdown and END; set the deadline of its end
 STOP = "stop"  # stop signal, SIGKILL after the grace
-AWAIT = "await"  # its exit is there in a moment; count
-BLAME = "blame"  # it failed: its tasks fail with it, then STOP
-SETTLE = "settle"  # close what is ours of it, and let the policy decide
+AWAIT_EXIT = "await_exit"  # set the deadline of its exit
+FAIL = "fail"  # once: fail its tasks, and let the restart policy decide; then STOP
+RELEASE = "release"  # close what is held for its process
 IMPOSSIBLE = "impossible"
 
 _NO = (IMPOSSIBLE, IMPOSSIBLE)
@@ -40,91 +41,91 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "ready": _NO,
         "hand": _NO,
         "idle": _NO,
-        "tell": ("stopped", NOTHING),
+        "drain": ("stopped", NOTHING),
         "stop": ("stopped", NOTHING),
-        "late": _NO,
-        "end": _NO,
-        "break": _NO,
+        "deadline": _NO,
+        "channel_end": _NO,
+        "channel_broken": _NO,
         "exit": _NO,
-        "gone": _NO,
+        "reaped": _NO,
     },
     "starting": {
         "start": _NO,
         "ready": ("ready", SERVE),
         "hand": _NO,
         "idle": _NO,
-        "tell": ("stopping", TELL),
+        "drain": ("stopping", SHUT_DOWN),
         "stop": ("stopping", STOP),
-        "late": ("failed", BLAME),
-        "end": ("failed", AWAIT),
-        "break": ("failed", AWAIT),
-        "exit": ("failed", BLAME),
-        "gone": _NO,
+        "deadline": ("failed", FAIL),
+        "channel_end": ("failed", AWAIT_EXIT),
+        "channel_broken": ("failed", AWAIT_EXIT),
+        "exit": ("failed", FAIL),
+        "reaped": _NO,
     },
     "ready": {
         "start": _NO,
         "ready": ("ready", NOTHING),
         "hand": ("busy", NOTHING),
         "idle": _NO,
-        "tell": ("stopping", TELL),
+        "drain": ("stopping", SHUT_DOWN),
         "stop": ("stopping", STOP),
-        "late": _NO,
-        "end": ("failed", AWAIT),
-        "break": ("failed", AWAIT),
-        "exit": ("failed", BLAME),
-        "gone": _NO,
+        "deadline": _NO,
+        "channel_end": ("failed", AWAIT_EXIT),
+        "channel_broken": ("failed", AWAIT_EXIT),
+        "exit": ("failed", FAIL),
+        "reaped": _NO,
     },
     "busy": {
         "start": _NO,
         "ready": ("busy", NOTHING),
         "hand": ("busy", NOTHING),
         "idle": ("ready", SERVE),
-        "tell": ("stopping", TELL),
+        "drain": ("stopping", SHUT_DOWN),
         "stop": ("stopping", STOP),
-        "late": ("failed", BLAME),
-        "end": ("failed", AWAIT),
-        "break": ("failed", AWAIT),
-        "exit": ("failed", BLAME),
-        "gone": _NO,
+        "deadline": ("failed", FAIL),
+        "channel_end": ("failed", AWAIT_EXIT),
+        "channel_broken": ("failed", AWAIT_EXIT),
+        "exit": ("failed", FAIL),
+        "reaped": _NO,
     },
     "stopping": {
         "start": _NO,
         "ready": ("stopping", NOTHING),
         "hand": _NO,
         "idle": ("stopping", NOTHING),
-        "tell": ("stopping", NOTHING),
+        "drain": ("stopping", NOTHING),
         "stop": ("stopping", STOP),
-        "late": ("stopping", STOP),
-        "end": ("stopping", NOTHING),
-        "break": ("stopping", STOP),
+        "deadline": ("stopping", STOP),
+        "channel_end": ("stopping", NOTHING),
+        "channel_broken": ("stopping", STOP),
         "exit": ("stopping", STOP),
-        "gone": ("stopped", SETTLE),
+        "reaped": ("stopped", RELEASE),
     },
     "failed": {
         "start": ("starting", BEGIN),
         "ready": ("failed", NOTHING),
         "hand": _NO,
         "idle": ("failed", NOTHING),
-        "tell": ("failed", NOTHING),
+        "drain": ("failed", NOTHING),
         "stop": ("failed", STOP),
-        "late": ("failed", BLAME),
-        "end": ("failed", NOTHING),
-        "break": ("failed", NOTHING),
-        "exit": ("failed", BLAME),
-        "gone": ("failed", SETTLE),
+        "deadline": ("failed", FAIL),
+        "channel_end": ("failed", NOTHING),
+        "channel_broken": ("failed", NOTHING),
+        "exit": ("failed", FAIL),
+        "reaped": ("failed", RELEASE),
     },
 }
 
 
-def step(state: str, event: str) -> tuple[str, str]:
-    """The next state, and what is to be done."""
+def transition(state: str, event: str) -> tuple[str, str]:
+    """Return the next state and the action. AssertionError: that cannot happen."""
     after, action = TABLE[state][event]
     assert action != IMPOSSIBLE, f"a worker that is {state} cannot have a {event!r}"
     return after, action
 
 
 def draw() -> str:
-    """The table as Markdown: a row for each event, a column for each state."""
+    """Return the table as Markdown: a row for each event, a column for each state."""
     rows = ["| | " + " | ".join(STATES) + " |", "|---" * (len(STATES) + 1) + "|"]
     for event in EVENTS:
         rows.append("| " + " | ".join([f"**{event}**", *(_cell(state, event) for state in STATES)]) + " |")

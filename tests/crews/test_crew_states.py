@@ -27,8 +27,8 @@ def test_every_cell_leads_somewhere_and_has_an_action_that_is_there():
 
 
 def test_what_is_impossible_raises():
-    with pytest.raises(AssertionError, match="a worker that is ready cannot have a 'gone'"):
-        worker_states.step("ready", "gone")
+    with pytest.raises(AssertionError, match="a worker that is ready cannot have a 'reaped'"):
+        worker_states.transition("ready", "reaped")
 
 
 def test_the_document_draws_the_table_as_it_is():
@@ -37,7 +37,7 @@ def test_the_document_draws_the_table_as_it_is():
 
 @pytest.mark.parametrize("state", ["starting", "ready", "busy"])
 def test_whatever_ends_unasked_has_failed(state):
-    for event in ("end", "break", "exit"):
+    for event in ("channel_end", "channel_broken", "exit"):
         assert TABLE[state][event][0] == "failed"
 
 
@@ -45,8 +45,8 @@ def test_every_state_reaches_its_end():
     """By what comes of itself once a process is gone, or its time is up."""
     for state in ("starting", "ready", "busy", "stopping", "failed"):
         after = state
-        for event in ("break", "exit", "gone"):
-            after, _ = worker_states.step(after, event)
+        for event in ("channel_broken", "exit", "reaped"):
+            after, _ = worker_states.transition(after, event)
         assert after == ("stopped" if state == "stopping" else "failed")
 
 

@@ -1,0 +1,167 @@
+"""Workers as fresh interpreters on this machine: the spawner that all others are built on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+
+from infini_run.api import read_flags
+from infini_run.crews.worker_group import WorkerGroup
+from infini_run.errors import ChannelError, UsageError
+from infini_run.plan.model import make_plan
+from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
+from infini_run.record import replace
+from infini_run.system.interpreter import inherited_flags, own_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.channel.serializer import Buffer
+    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.worker_group import ExecProcess
+    from infini_run.plan.model import Plan, RankRange
+
+MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_PORTS = 64  # the jobs of one spawner have at most so many at once
+
+
+def python_command(module: str = "worker_main") -> list[str]:
+    """Return the command that runs `main` of a module of crews/ in this Python, with its own flags (-O, -X, -W).
+
+    It is given by -c: __main__ is empty, so a worker cannot import the caller's script by mistake, and this package
+    is found wherever it lies.
+
+    Args:
+        module: the module's name, without the package's.
+
+    Raises:
+        UsageError: sys.executable is empty, so there is no Python to start.
+    """
+    if not sys.executable:
+        raise UsageError("sys.executable is empty: there is no Python that workers could be started with")
+    code = f"{own_path([_ROOT])}from infini_run.crews.{module} import main; main()"
+    return [sys.executable, *inherited_flags(), "-c", code]
+
+
+class ExecSpawner:
+    """Starts each worker in a Python of its own, on this machine. Ranks that are started together are one NodeLaunch.
+
+    Args:
+        nproc: the number of workers, or "auto", "gpu", "cpu".
+        env: the workers' whole environment; None: this process's.
+        cwd: the directory in which workers start; None: the current one.
+        command: started in place of worker_main.py; descriptor 0 is its channel. None: worker_main.py.
+        flags: as for `run`: log_dir, console, grace, gpus_per_proc, keep_going, ...
+
+    Raises:
+        UsageError, ProgramError: what is asked for makes no sense, or there is no such program.
+    """
+
+    def __init__(
+        self,
+        *,
+        nproc: int | str = 1,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        command: Sequence[str] | None = None,
+        **flags: object,
+    ) -> None:
+        words = tuple(command or python_command())
+        self._environ = dict(os.environ if env is None else env)
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        if self._cwd is not None and not os.path.isdir(self._cwd):
+            raise UsageError(f"cwd={self._cwd} is not a directory")
+        flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
+        if flags.keys().isdisjoint(MEETING):
+            flags["standalone"] = True  # a free port: several crews may be up at once
+        request = read_flags(flags, words, {})
+        if request.roster is not None:
+            raise UsageError("these workers are of one machine")
+        assert request.options is not None
+        self.options = replace(request.options, standalone=False)  # one run has several launches
+        self._command = find_command(words, self._environ, cwd=self._cwd or "")
+        self._node = inspect_node(self.options, self._environ)
+        self.world_size = self._node.nproc
+        self.notices = self._node.notices
+        self._port = self.options.master_port  # 0: not chosen yet
+        self._ports: deque[int] = deque(maxlen=_PORTS)  # of the jobs that may still run
+        self._span: RankRange | None = None
+
+    def join(self, node: int, nnodes: int, host: str, span: RankRange, meeting: tuple[str, int]) -> None:
+        """Be one node of several: ranks that are started from now on are a part of their world.
+
+        Args:
+            node: this node's index, of `nnodes`.
+            host: the name by which the caller knows this host.
+            span: the ranks of this node.
+            meeting: the rendezvous address: rank 0's host and port.
+        """
+        self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=meeting[0])
+        self._node = replace(self._node, index=node, host=host)
+        self._span, self._port = span, meeting[1]
+
+    def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecProcess]:
+        """As Spawner.start. All ranks at once are a job with a rendezvous port of its own; a part of them keeps the
+        port of the others. One node of several uses the port that `join` was given."""
+        is_job = len(ranks) == self.world_size and not self.options.master_port and self._span is None
+        if is_job or not self._port:
+            self._choose_port()
+        processes: list[ExecProcess] = []
+        try:
+            for some in [[rank] for rank in ranks] if apart else [ranks]:
+                processes += self._start_group(self._plan(some, restarts)).processes
+        except BaseException:
+            for process in processes:
+                process.close()
+            raise
+        return processes
+
+    def _choose_port(self) -> None:
+        from infini_run.node.ports import free_port
+
+        self._port = free_port()
+        self._ports.append(self._port)
+
+    def _start_group(self, plan: Plan) -> WorkerGroup:
+        return WorkerGroup(plan, self.options, self._environ, self._cwd)
+
+    def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
+        launch_id = new_launch_id()
+        plan = make_plan(
+            self.options,
+            self._command,
+            [self._node],
+            launch_id=launch_id,
+            master_port=self._port,
+            environ=self._environ,
+            error_dir=error_folder(self.options, launch_id, self._environ),
+            unshared=unshared_streams(),
+            span=self._span,
+        )
+        env = tuple(
+            (name, str(restarts) if name == "TORCHELASTIC_RESTART_COUNT" else value) for name, value in plan.env
+        )
+        workers = {worker.rank: worker for worker in plan.workers}
+        return replace(plan, env=env, workers=tuple(workers[rank] for rank in ranks))
+
+    def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
+        """As Spawner.spread; there is no link to cross."""
+        for process in processes:
+            try:
+                process.tasks.send_bytes(frame)
+            except ChannelError:
+                continue  # it has died, or was closed: its exit will tell
+
+    def close(self) -> None:
+        """Give the ports back. Nothing else of its own is open."""
+        if self._ports:
+            from infini_run.node.ports import let_go
+
+            while self._ports:
+                let_go(self._ports.pop())
+
+    def after_fork_in_child(self) -> None:
+        """Nothing of its own is open."""

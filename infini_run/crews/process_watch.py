@@ -1,0 +1,62 @@
+"""What a supervisor's poller waits for on behalf of one group of processes."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.system.poller import READ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.crews.spawner import ProcessGroup
+    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.system.poller import Poller
+
+
+class ProcessWatch:
+    """Watches a group's descriptors, and tells its workers what became of their processes. workers: those whose
+    process is of this group and not released yet."""
+
+    def __init__(self, group: ProcessGroup, poller: Poller) -> None:
+        self.group = group
+        self.workers: list[SupervisedWorker] = []
+        self._poller = poller
+        self._watched: set[int] = set()
+        self._copies: dict[int, int] = {}
+
+    def update(self) -> None:
+        """Tell the poller what to wait for now. All but the first descriptor come and go while a hang is looked into,
+        and others close them at any time, so copies of them are watched (epoll(7), Q6)."""
+        first, *more = self.group.fds() or (-1,)
+        wanted = {first} if first >= 0 else set()
+        if more or self._copies:
+            wanted.update(self._copy(more))
+        for fd in self._watched - wanted:
+            self._poller.unwatch(fd)
+        for fd in wanted - self._watched:
+            self._poller.watch(fd, READ, self.poll)
+        self._watched = wanted
+
+    def _copy(self, fds: Sequence[int]) -> list[int]:
+        for fd in self._copies.keys() - set(fds):
+            copy = self._copies.pop(fd)
+            self._watched.discard(copy)
+            self._poller.unwatch(copy)
+            os.close(copy)
+        for fd in set(fds) - self._copies.keys():
+            self._copies[fd] = os.dup(fd)
+        return list(self._copies.values())
+
+    def poll(self) -> None:
+        """Take in what happened to the group, and let each of its workers act on its own part."""
+        self.group.poll()
+        for worker in list(self.workers):
+            worker.check_process()
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._copy(())
+        while self._watched:
+            self._poller.unwatch(self._watched.pop())

@@ -1,0 +1,100 @@
+"""Why a worker failed, in the words of the error that says so."""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.crews.remote_exception import to_remote_error
+from infini_run.errors import printable
+from infini_run.report.failures import WorkerDied
+from infini_run.report.report import Exit, describe_end, duration_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from infini_run.crews.protocol import Failed
+    from infini_run.crews.spawner import WorkerProcess
+    from infini_run.crews.worker_connection import WorkerConnection
+
+    class FailedWorker(Protocol):
+        """What an error says of a SupervisedWorker."""
+
+        rank: int
+        process: WorkerProcess | None
+        connection: WorkerConnection | None
+        start_error: Failed | None
+        failed_while: str
+        last_sign_s: float
+
+
+_LAST_LINES = 5  # that an error shows
+
+
+def exit_of(worker: FailedWorker) -> Exit:
+    """How its process ended; an Exit without an end where it has not."""
+    process = worker.process
+    assert process is not None
+    if process.exit is not None:
+        return process.exit
+    return Exit(rank=worker.rank, local_rank=process.local_rank, host=process.host, pid=process.pid or None)
+
+
+def cause_of_death(worker: FailedWorker) -> WorkerDied:
+    """The error of a worker of a crew that has failed just now."""
+    exit_ = exit_of(worker)
+    process = worker.process
+    assert process is not None
+    error = died(f"rank {worker.rank} on {exit_.host} {_reason(worker, exit_)} (pid {exit_.pid})", exit_)
+    if worker.start_error is not None:
+        error.__cause__ = to_remote_error(worker.start_error, worker.rank, exit_.host)
+    elif process.problem is not None:
+        error.__cause__ = process.problem
+    return error
+
+
+def _reason(worker: FailedWorker, exit_: Exit) -> str:
+    assert worker.process is not None
+    problem, failure = worker.process.problem, worker.start_error
+    silent_s = duration_text(time.monotonic() - worker.last_sign_s)
+    if failure is not None:
+        return f"could not start: {failure.kind}: {failure.text}"
+    if problem is not None:
+        return f"is gone: {problem}"
+    if exit_.verdict:
+        return exit_.verdict
+    if exit_.end_s is not None:
+        before = "" if exit_.shell_code else ", without having been told to"
+        return f"died: {describe_end(exit_)}{before}"
+    if worker.connection is not None and worker.connection.end_s is not None:
+        return "has closed its channel; stopped"
+    if worker.failed_while == "starting":
+        return f"was not ready after {silent_s}; stopped"
+    return f"hung: no sign of life for {silent_s}; stopped"
+
+
+def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:
+    """The error of a rank of a function whose process has ended. has_result: it had returned before."""
+    how = "failed after it had returned" if has_result else "ended without a result"
+    return died(f"rank {exit_.rank} on {exit_.host} {how}: {describe_end(exit_)} ({_process(exit_)})", exit_)
+
+
+def wrote_into_channel(exit_: Exit) -> WorkerDied:
+    """The error of a rank of a function over whose channel came what is no message."""
+    text = (
+        f"rank {exit_.rank} on {exit_.host} was ended: something in it wrote into the channel between it and its "
+        f"launcher, perhaps to the number of a descriptor that was closed before ({_process(exit_)})"
+    )
+    return died(text, exit_)
+
+
+def _process(exit_: Exit) -> str:
+    return f"pid {exit_.pid}, after {duration_text((exit_.end_s or 0) - (exit_.start_s or 0))}"
+
+
+def died(text: str, exit_: Exit) -> WorkerDied:
+    """The error with this text, the last lines of the worker's stderr, and the path of its log."""
+    lines = [text, *(f"  | {printable(line)}" for line in exit_.last_lines[-_LAST_LINES:])]
+    if exit_.log:
+        lines.append(f"  log: {exit_.log}")
+    return WorkerDied("\n".join(lines), exit_)

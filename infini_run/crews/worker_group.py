@@ -1,0 +1,157 @@
+"""Worker processes of this machine that were started together: one NodeLaunch, and a channel to each."""
+
+from __future__ import annotations
+
+from infini_run.channel import connect
+from infini_run.core.group import forking
+from infini_run.node.last_output import last_output
+from infini_run.node.launch import NodeLaunch
+from infini_run.record import replace
+from infini_run.system.fork_hooks import call_in_forked_children
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+    from infini_run.crews.spawner import Run
+    from infini_run.errors import InfiniRunError
+    from infini_run.options.options import Options
+    from infini_run.plan.model import Plan
+    from infini_run.report.report import Exit
+
+
+class WorkerGroup:
+    """A ProcessGroup, started when it is made. Raises what NodeLaunch.start does; then none of it is left."""
+
+    def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
+        import socket
+
+        self.processes: list[ExecProcess] = []
+        self.run: Run | None = None
+        self._worker_ends: dict[int, socket.socket] = {}  # by rank
+        worker_ends = self._worker_ends
+        call_in_forked_children(self)
+        try:
+            with forking:
+                for worker in plan.workers:
+                    ours, worker_ends[worker.rank] = socket.socketpair()
+                    host = plan.nodes[0].host
+                    self.processes.append(ExecProcess(self, worker.rank, worker.local_rank, host, ours.detach()))
+            stdins = {rank: end.fileno() for rank, end in worker_ends.items()}
+            self.run = self._make_run(plan, options, environ, cwd, stdins)
+            self.run.start()
+        except BaseException:  # KeyboardInterrupt may come between any two steps
+            for process in self.processes:
+                process.close()
+            raise
+        finally:
+            for end in worker_ends.values():
+                end.close()
+        self.poll()
+
+    def _make_run(
+        self,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+    ) -> Run:
+        return NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins)
+
+    # ---- as a ProcessGroup
+
+    @property
+    def ended(self) -> bool:
+        return self.run is None or self.run.ended
+
+    def fds(self) -> Sequence[int]:
+        return () if self.run is None else self.run.fds()
+
+    def due_s(self) -> float | None:
+        return None if self.run is None else self.run.due_s()
+
+    def poll(self) -> None:
+        if self.run is None or self.run.ended:
+            return
+        if any(event.kind in ("started", "exited", "ended") for event in self.run.poll(0.0)):
+            for process, exit_ in zip(self.processes, self.run.outcome.exits(), strict=True):
+                process.update(exit_)
+
+    def stop(self, number: int = 0) -> None:
+        if self.run is not None:
+            self.run.stop(number)
+
+    def kill(self) -> None:
+        if self.run is not None:
+            self.run.kill()
+
+    # ---- for its processes
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """What that rank wrote last to stderr."""
+        assert isinstance(self.run, NodeLaunch)
+        for index, worker in enumerate(self.run.plan.workers):
+            if worker.rank == rank:
+                return last_output(self.run.group, index, worker)[1]
+        return ()
+
+    def close_if_last(self) -> None:
+        """Kill and free all, once every process of it has been closed."""
+        if self.run is not None and all(process.is_closed for process in self.processes):
+            self.run.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child."""
+        for end in self._worker_ends.values():
+            end.close()
+        if self.run is not None:
+            self.run.after_fork_in_child()
+
+
+class ExecProcess:
+    """A WorkerProcess of a WorkerGroup."""
+
+    clock_s = 0.0
+
+    def __init__(self, group: WorkerGroup, rank: int, local_rank: int, host: str, fd: int) -> None:
+        self.group = group
+        self.rank = rank
+        self.local_rank = local_rank
+        self.host = host
+        self.pid = 0
+        self.exit: Exit | None = None
+        self.problem: InfiniRunError | None = None
+        self.tasks, self.events = connect(fd)
+        self.is_closed = False
+
+    def update(self, exit_: Exit) -> None:
+        """Note how far its process is, as its group says."""
+        self.pid = exit_.pid or 0
+        if exit_.end_s is None or self.exit is not None:
+            return
+        if exit_.shell_code and not exit_.last_lines:
+            exit_ = replace(exit_, last_lines=self.group.last_lines(self.rank))
+        self.exit = exit_
+
+    def last_ping_s(self) -> float:
+        run = self.group.run
+        return 0.0 if run is None or run.ended else run.pinged_s(self.rank)
+
+    def signal(self, number: int) -> int:
+        run = self.group.run
+        return 0 if run is None else run.signal(number, self.rank)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.tasks.close(0.0)
+        self.events.close()
+        self.group.close_if_last()
+
+    def after_fork_in_child(self) -> None:
+        self.is_closed = True
+        self.tasks.forget()
+        self.events.forget()
+        if self.group.run is not None:
+            self.group.run.after_fork_in_child()

@@ -1,0 +1,307 @@
+"""A zygote, seen from the launcher: its process (ZygoteProcess), and one set of workers in it (ZygoteLaunch).
+
+The zygote is a process like any other of the launcher's, with a guard and a launch marker. Each set of workers is a
+NodeLaunch inside it, whose events come over a socket of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from _thread import RLock
+
+from infini_run.api import read_flags
+from infini_run.core.group import Event
+from infini_run.crews.exec_spawner import python_command
+from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
+from infini_run.errors import InfiniRunError, StartError, UsageError
+from infini_run.node.launch import NodeLaunch
+from infini_run.node.outcome import Outcome
+from infini_run.node.ports import free_port, let_go
+from infini_run.plan.model import make_plan
+from infini_run.plan.program import find_command, inspect_node, new_launch_id
+from infini_run.record import replace
+from infini_run.report.report import describe_end
+from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.poller import poll_ms
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.options.options import Options
+    from infini_run.plan.model import Plan
+    from infini_run.report.report import Report
+
+_END_S = 15.0  # how long a zygote may take to end a launch by SIGKILL; the core gives up after 5
+
+
+class CannotFork(InfiniRunError):
+    """The zygote must not be forked; the text says why."""
+
+
+class ZygoteProcess:
+    """The process of a zygote."""
+
+    def __init__(self, environ: Mapping[str, str], cwd: str | None) -> None:
+        self._lock = RLock()
+        self._control, theirs = socket.socketpair()
+        self._run: NodeLaunch | None = None
+        call_in_forked_children(self)
+        try:
+            plan, options = _zygote_plan(environ)
+            self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
+            self._run.start()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
+        """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
+        an import failed; StartError: the zygote has ended, or takes too long."""
+        try:
+            self._control.settimeout(timeout_s)
+            send_with_fds(self._control, hello)
+            answer: Any = receive_with_fds(self._control)
+            self._control.settimeout(None)
+        except TimeoutError:
+            raise StartError(f"preload: the imports took longer than {timeout_s:g} s", "preloading", 110) from None
+        except OSError:
+            answer = None
+        if answer is None:
+            raise self.lost()
+        if answer[0]:
+            raise UsageError(answer[0])
+
+    def send(self, message: object, fds: Sequence[int]) -> None:
+        """Send it a message with descriptors. Raises StartError: it has ended."""
+        with self._lock:
+            try:
+                send_with_fds(self._control, message, fds)
+            except OSError:
+                raise self.lost() from None
+
+    def lost(self) -> StartError:
+        """End it if it has not ended, and return the error that says how it did."""
+        how = "it was closed"
+        if self._run is not None:
+            self._run.kill()
+            while not self._run.ended:
+                self._run.poll(None)
+            how = describe_end(self._run.report().exits[0])
+        return StartError(f"the process that had imported the modules is gone: {how}", "forking", 32)
+
+    def kill(self) -> None:
+        """Send it SIGKILL; its guard ends all that it has forked."""
+        if self._run is not None:
+            self._run.kill()
+
+    def close(self) -> None:
+        """Close its control socket, at which it ends, and wait for its end. Safe twice."""
+        self._control.close()
+        if self._run is not None:
+            deadline_s = time.monotonic() + _END_S
+            while not self._run.ended and time.monotonic() < deadline_s:
+                self._run.poll(max(0.0, deadline_s - time.monotonic()))
+            self._run.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child."""
+        self._control.close()
+        if self._run is not None:
+            self._run.after_fork_in_child()
+
+
+def _zygote_plan(environ: Mapping[str, str]) -> tuple[Plan, Options]:
+    words = tuple(python_command("zygote"))
+    request = read_flags({"nproc_per_node": 1, "console": "inherit", "stdin": "none"}, words, {})
+    assert request.options is not None
+    plan = make_plan(
+        request.options,
+        find_command(words, environ),
+        [inspect_node(request.options, environ)],
+        launch_id=new_launch_id(),
+        master_port=free_port(),
+        environ=environ,
+    )
+    let_go(plan.master_port)  # a zygote has no rendezvous
+    return plan, request.options
+
+
+class ZygoteLaunch:
+    """A NodeLaunch inside a zygote, with the same methods."""
+
+    def __init__(
+        self,
+        zygote: ZygoteProcess,
+        plan: Plan,
+        options: Options,
+        environ: Mapping[str, str],
+        cwd: str | None,
+        stdins: Mapping[int, int],
+    ) -> None:
+        self.plan = plan
+        self._ended = False
+        self._new_events: list[Event] = []  # that came while it was started
+        self.outcome = Outcome(plan, options, has_terminal=False, oom_kills=-1)
+        self._zygote = zygote
+        self._request = (plan, options, dict(environ), cwd or os.getcwd())
+        self._channels = [stdins[worker.rank] for worker in plan.workers]
+        self._lock = RLock()
+        self._connection: MessageSocket | None = None
+        self._has_started = False
+        self._last_output: dict[int, tuple[str, tuple[str, ...]]] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is left, and `poll` has returned that event."""
+        return self._ended and not self._new_events
+
+    def start(self) -> None:
+        """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
+        ours, theirs = socket.socketpair()
+        self._connection = MessageSocket(ours)
+        console: list[int] = []
+        try:
+            console += (_copy(1), _copy(2))
+            self._zygote.send(self._request, [theirs.fileno(), *console, *self._channels])
+        except BaseException:
+            self._connection.close()
+            self._ended = True
+            raise
+        finally:
+            theirs.close()
+            for fd in console:
+                os.close(fd)
+        try:
+            while not self._has_started and not self._ended:
+                self._wait(None)
+                self._new_events = self.poll()
+        except BaseException:
+            self.close()
+            raise
+        if not self._has_started:
+            raise self._zygote.lost()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        assert self._connection is not None
+        poll = select.poll()
+        poll.register(self._connection.fileno(), select.POLLIN | (select.POLLOUT if self._connection.is_full else 0))
+        poll.poll(poll_ms(timeout_s))
+
+    def poll(self, timeout_s: float = 0.0) -> list[Event]:
+        """What has happened."""
+        with self._lock:
+            events, self._new_events = self._new_events, []
+            if self._connection is None or self._ended:
+                return events
+            new: list[Event] = []
+            self._connection.flush()
+            messages: Any = self._connection.take()
+            for kind, value in messages:
+                if kind == "refused":
+                    self._ended = True
+                    raise CannotFork(value)
+                if kind == "failed":
+                    self._ended = True
+                    raise value
+                if kind == "started":
+                    self._has_started = True
+                else:
+                    some, words = value
+                    self._last_output |= words
+                    new += some
+            if self._connection.has_ended and not any(event.kind == "ended" for event in new):
+                new += self._all_lost()
+            for event in new:
+                self._note(event)
+        return events + new
+
+    def _note(self, event: Event) -> None:
+        self.outcome.note(event)
+        if event.kind == "ended":
+            self._ended = True
+            first = self.outcome.first
+            if first in self._last_output:
+                self.outcome.add_words(*self._last_output[first])
+
+    def _all_lost(self) -> list[Event]:
+        """The zygote has died, and its forks with it: how they ended is not known."""
+        now_ns = time.monotonic_ns()
+        self.outcome.notice("the process that had forked the workers was killed")
+        alive = self.outcome.running()
+        return [
+            *(replace(event, kind="exited", status_lost=True, time_ns=now_ns) for event in alive),
+            Event(kind="ended", time_ns=now_ns),
+        ]
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """What a rank that ended badly wrote last to stderr."""
+        return self._last_output.get(rank, ("", ()))[1]
+
+    def fds(self) -> list[int]:
+        return [] if self.ended or self._connection is None else [self._connection.fileno()]
+
+    def due_s(self) -> float | None:
+        return None
+
+    def pinged_s(self, rank: int) -> float:
+        """0: the zygote, and not this process, reads what a fork writes to its NOTIFY_SOCKET."""
+        return 0.0
+
+    def signal(self, number: int, rank: int | None = None) -> int:
+        """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""
+        if number and number not in signal.valid_signals():
+            raise OSError(22, f"there is no signal {number}")
+        alive = [event.rank for event in self.outcome.running() if rank in (None, event.rank)]
+        if alive:
+            self._send("signal", number, rank)
+        return len(alive)
+
+    def stop(self, number: int = 0) -> None:
+        self._send("stop", number)
+
+    def kill(self) -> None:
+        self._send("kill")
+
+    def _send(self, kind: str, *values: object) -> None:
+        with self._lock:
+            if not self.ended and self._connection is not None:
+                self._connection.send((kind, values))
+
+    def report(self) -> Report:
+        return self.outcome.report()
+
+    def close(self) -> None:
+        """Kill what is left and wait until it is gone. Safe twice."""
+        self.kill()
+        deadline_s = time.monotonic() + _END_S
+        while not self.ended and self._connection is not None:
+            if time.monotonic() >= deadline_s:
+                self._zygote.kill()  # it does not obey; its guard ends what it leaves
+                break
+            self._wait(deadline_s - time.monotonic())
+            self.poll()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._ended, self._new_events = True, []
+
+    def after_fork_in_child(self) -> None:
+        self._lock, self._ended = RLock(), True
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _copy(fd: int) -> int:
+    """Of our stdout or stderr; the host program may have closed it."""
+    try:
+        return os.dup(fd)
+    except OSError:
+        return os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
