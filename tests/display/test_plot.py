@@ -36,11 +36,11 @@ def fonts():
 
 def rank(number, start=100.0, end=110.0, **fields):
     base = {"rank": number, "start": start, "end": end, "ready": None, "failed": False, "stopped": False}
-    return base | {"exit_code": 0, "signal": None, "verdict": None} | fields
+    return base | {"exit_code": 0, "signal": None, "watchdog_reason": None} | fields
 
 
 def report(*ranks, **fields):
-    base = {"format": 1, "run_id": "", "launch_id": "ir-1", "host": "node1", "world_size": len(ranks), "exit_code": 0}
+    base = {"format": 2, "run_id": "", "launch_id": "ir-1", "host": "node1", "world_size": len(ranks), "exit_code": 0}
     return base | {"end": 111.0, "first_failure": None, "ranks": list(ranks)} | fields
 
 
