@@ -148,7 +148,8 @@ bool sink_finish_all(struct ir_group *g) {
  * rank may have filled it, so that a plain write would hold us. */
 static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
     struct stat status;
-    if (which != 1 || g->config.message_fd < 0 || fstat(g->config.message_fd, &status) < 0) return 0;
+    if (which != 1 || g->config.message_fd < 0 || fstat(g->config.message_fd, &status) < 0)
+        return 0;
     int r = sink_open_one(&g->sinks[1], g->config.message_fd);
     if (r == 0) *ret_sink = &g->sinks[1];
     return r;
