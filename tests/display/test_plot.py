@@ -314,7 +314,7 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
         ("[" * 100000, "is no report of infini-run"),
         ("[]", "is no report of infini-run"),
         ({"ranks": 3}, "is no report of infini-run"),
-        (report(rank(0)) | {"format": 2}, "is of format 2"),
+        (report(rank(0)) | {"format": 1}, "is of format 1"),
         (report({"rank": 0, "start": 1.0}), "is a report that is not whole"),
         (report(rank(0), exit_code=None), "is a report that is not whole"),
         (report(rank(0, start=None)), "tells of no rank that was started"),
