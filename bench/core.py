@@ -41,7 +41,7 @@ def run_out(group: Any) -> list[Any]:
     events: list[Any] = []
     while not group.ended:
         group.wait()
-        events += group.step()
+        events += group.run_once()
     failed = [event for event in events if event.kind == "exited" and (event.code or event.signal)]
     if failed:
         raise CommandFailed(f"{len(failed)} of the group's workers failed, the first with {failed[0]}")

@@ -22,11 +22,12 @@ from infini_run.node.readiness import all_ready
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
-from infini_run.plan.model import MARK, make_plan, spans_of
+from infini_run.plan.model import make_plan, spans_of
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
 from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def run(
     """
     words, environ = _words_of(command), dict(os.environ if env is None else env)
     request = read_flags(flags, words, environ)
-    if request.roster is not None:
+    if request.node_list is not None:
         assert request.options is not None
-        return _run_on_nodes(request.options, request.roster, environ, check, timeout_s, cwd)
+        return _run_on_nodes(request.options, request.node_list, environ, check, timeout_s, cwd)
     with _WaitedFor(command, env=env, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
@@ -234,17 +235,17 @@ class ProcessLauncher:
         _checked("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
         request = read_flags(flags, self._command, self._environ)
-        if request.roster is not None:
+        if request.node_list is not None:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
         assert request.options is not None
         self._options = request.options
         if self._options.console == "auto":
             self._options = replace(self._options, console=self._auto_console)
         self._span: RankRange | None = None
-        if request.site is not None:
-            self._environ = _settle_in(request.site, self._options, self._environ)
-            if request.site.counts:
-                self._span = spans_of(request.site.counts)[self._options.node_rank]
+        if request.cluster is not None:
+            self._environ = _settle_in(request.cluster, self._options, self._environ)
+            if request.cluster.counts:
+                self._span = spans_of(request.cluster.counts)[self._options.node_rank]
         self._run: NodeLaunch | RestartingLaunch | None = None
         # known to a child that another thread forks meanwhile
         self._starting: NodeLaunch | RestartingLaunch | None = None
@@ -290,10 +291,10 @@ class ProcessLauncher:
 
     def _make_run(self, plan: Plan, options: Options, seeing: Observers | None) -> NodeLaunch | RestartingLaunch:
         if not options.max_restarts:
-            return NodeLaunch(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+            return NodeLaunch(plan, options, environ=self._environ, cwd=self._cwd, observers=seeing)
         from infini_run.node.restarting_launch import RestartingLaunch
 
-        return RestartingLaunch(plan, options, environ=self._environ, cwd=self._cwd, seeing=seeing)
+        return RestartingLaunch(plan, options, environ=self._environ, cwd=self._cwd, observers=seeing)
 
     def _open_seeing(self) -> tuple[Observers | None, Options]:
         """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
@@ -304,7 +305,7 @@ class ProcessLauncher:
             return None, options
         from infini_run.display.observers import open_observers
 
-        return open_observers(options, os.environ, say=None)
+        return open_observers(options, os.environ, print_line=None)
 
     def _plan(self, options: Options, words: tuple[str, ...]) -> Plan:
         launch_id = new_launch_id()
@@ -317,7 +318,7 @@ class ProcessLauncher:
             environ=self._environ,
             error_dir=error_folder(options, launch_id, self._environ),
             stdin_is_terminal=options.stdin != "none" and os.isatty(0),
-            lends_terminal=False,
+            may_use_terminal=False,
             span=self._span,
             unshared=unshared_streams(),
         )
@@ -398,7 +399,7 @@ class ProcessLauncher:
         """Each rank as far as it has come, by rank: pid and start; ready, and its last STATUS=, once it said so;
         end, code and signal once it has ended."""
         self.running()
-        self._launched().note_statuses()
+        self._launched().record_statuses()
         return self._launched().outcome.exits()
 
     def exit_code(self, rank: int) -> int | None:
@@ -466,7 +467,7 @@ class ProcessLauncher:
             seeing, self._seeing = self._seeing, None
             problem = "" if seeing is None else seeing.close()
             if problem:
-                self._launched().outcome.notice(problem)
+                self._launched().outcome.add_notice(problem)
 
     def _launched(self) -> NodeLaunch | RestartingLaunch:
         if self._run is None:
@@ -532,14 +533,16 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
         alias = flags.pop("nproc")
         flags["nproc_per_node"] = one_of_two(flags.get("nproc_per_node"), alias)[1]
     words = _checked("flags", [word for name, value in flags.items() for word in _words(name, value)])
-    around = {name: value for name, value in environ.items() if name == MARK or not name.startswith(_FOR_FLAGS)}
+    around = {
+        name: value for name, value in environ.items() if name == MARKER_VARIABLE or not name.startswith(_FOR_FLAGS)
+    }
     request = resolve([*words, "--", *program], around)
     options = request.options
     asked = request.question or next((name for name in _NOT_HERE if getattr(options, name)), "")
     if options is None or asked:
         raise UsageError(f"{asked}= belongs to the command, not to the Python API")
-    if request.idle and options.engine != "auto":  # where a program finds itself is no mistake of its own
-        raise UsageError(request.idle)
+    if request.without_effect and options.engine != "auto":  # where a program finds itself is no mistake of its own
+        raise UsageError(request.without_effect)
     return request
 
 

@@ -61,59 +61,59 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     environ = os.own_environ()
     request = resolve(argv, environ)
     if request.options is None:
-        return _answer(request.question, request.words, before)
+        return _answer(request.question, request.arguments, before)
     options = request.options
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
-    if request.roster is not None:
+    if request.node_list is not None:
         from infini_run.multinode.command import run_on_hosts, show_many
 
         if options.dry_run:
-            return _print(1, show_many(options, request.roster))
-        return run_on_hosts(options, request.roster, environ, say=_say)
-    if _joins_by_hand(options, request.site, environ):
+            return _print(1, show_many(options, request.node_list))
+        return run_on_hosts(options, request.node_list, environ, say=_say)
+    if _joins_by_hand(options, request.cluster, environ):
         from infini_run.multinode.command import run_as_peer
 
         if options.engine == "auto":
-            environ = _settle_in(request.site, options, environ)
+            environ = _settle_in(request.cluster, options, environ)
         return run_as_peer(options, environ, say=_say)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
-    launch_id, asks_fd = "", -1
+    launch_id, suspend_write_fd = "", -1
     if is_inside:
         before = {number for number in range(1, 65) if int(inside[0]) >> (number - 1) & 1}
-        launch_id, asks_fd = inside[1], int(inside[2])
-        os.set_inheritable(asks_fd, False)
+        launch_id, suspend_write_fd = inside[1], int(inside[2])
+        os.set_inheritable(suspend_write_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
         return _run_isolated(options, environ, before)
     if options.engine == "auto":
-        environ = _settle_in(request.site, options, environ)
+        environ = _settle_in(request.cluster, options, environ)
     seeing: Observers | None = None
     is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
     if is_seen and not options.dry_run:
         from infini_run.display.observers import open_observers
 
-        seeing, options = open_observers(options, environ, say=_say)
-    plan = _make_plan(options, environ, launch_id, request.site)
+        seeing, options = open_observers(options, environ, print_line=_say)
+    plan = _make_plan(options, environ, launch_id, request.cluster)
     for notice in plan.nodes[0].notices:
         _say(f"infini-run: {notice}")
     if options.dry_run:
-        return _show(plan, options, before, request.site)
-    if options.nnodes > 1 and not (request.site and request.site.rank > 0):
+        return _show(plan, options, before, request.cluster)
+    if options.nnodes > 1 and not (request.cluster and request.cluster.rank > 0):
         _warn_of_address(options)
         _warn_of_restarts(options)
-    if request.site is not None and request.site.is_task:
+    if request.cluster is not None and request.cluster.is_task:
         from infini_run.node.exec_rank import exec_rank
 
         _unblock(before)
         exec_rank(plan, environ)
-    return _launch(plan, options, environ, before, asks_fd, seeing)
+    return _launch(plan, options, environ, before, suspend_write_fd, seeing)
 
 
 def _warn_of_words(request: Request, argv: list[str], options: Options) -> None:
     """Of what was given, and does nothing."""
-    if request.idle and not options.dry_run:
-        _say(f"infini-run: {printable(request.idle)}")
+    if request.without_effect and not options.dry_run:
+        _say(f"infini-run: {printable(request.without_effect)}")
     _warn_of_late_flag(argv, options.program)
 
 
@@ -222,13 +222,13 @@ def _launch(
     options: Options,
     environ: dict[str, str],
     before: set[int] | None,
-    asks_fd: int,
+    suspend_write_fd: int,
     seeing: Observers | None,
 ) -> int:
     from infini_run.plan.program import absolute
     from infini_run.record import replace
 
-    entry = replace(_take_entry(before), asks_fd=asks_fd)
+    entry = replace(_take_entry(before), suspend_write_fd=suspend_write_fd)
     report_path = absolute("report", options.report) if options.report else ""
     try:
         run = _start(plan, options, environ, entry, seeing)
@@ -245,7 +245,7 @@ def _launch(
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
-        _tell(text, wait_s=_READER_S if report.told else None)
+        _tell(text, wait_s=_READER_S if report.received_signal else None)
     return report.exit_code
 
 
@@ -257,13 +257,13 @@ def _start(
     if options.max_restarts:
         from infini_run.node.restarting_launch import RestartingLaunch
 
-        run = RestartingLaunch(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing)
+        run = RestartingLaunch(plan, options, environ=environ, entry=entry, print_line=_say, observers=seeing)
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
     from infini_run.node.launch import NodeLaunch
 
-    run = NodeLaunch(plan, options, environ=environ, entry=entry, say=_say, seeing=seeing, is_last=True)
+    run = NodeLaunch(plan, options, environ=environ, entry=entry, print_line=_say, observers=seeing, is_last=True)
     run.start()
     release_caller_descriptors()
     return run
@@ -293,13 +293,19 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
 
     entry = _take_entry(before)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
-    asked_fd, asks_fd = open_asking()
-    environ[ISOLATED] = f"{entry.blocked} {launch_id} {asks_fd}"
+    suspend_read_fd, suspend_write_fd = open_asking()
+    environ[ISOLATED] = f"{entry.blocked} {launch_id} {suspend_write_fd}"
     command = _same_command()
     folder = "" if options.log_dir else error_folder(options, launch_id, environ)
     try:
         return run_isolated(
-            command, environ, entry, grace_s=options.told_grace_s, asked_fd=asked_fd, folder=folder, say=_say
+            command,
+            environ,
+            entry,
+            grace_s=options.signal_grace_s,
+            suspend_read_fd=suspend_read_fd,
+            folder=folder,
+            print_line=_say,
         )
     finally:
         if folder:

@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MARKER_VARIABLE = "INFINI_RUN_ID"  # in every process of a launch: its launch id
 MAX_INT = 2**31 - 1
 MOST_RANKS = 1 << 22  # on one node: as many processes as Linux can have (PID_MAX_LIMIT, proc(5))
 MAX_LISTED = 2**20

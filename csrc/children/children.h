@@ -22,7 +22,7 @@ struct worker {
     int error_log_fd; /* stderr's own; -1: it goes to log_fd, marked */
     int child_ends[3]; /* of its pipes, until it has them */
     bool reaped;
-    bool told;       /* our stop signal was sent */
+    bool stop_sent;  /* our stop signal */
     int failed_step; /* between clone and exec; 0: it did exec */
     int failed_errno;
     bool log_lost;   /* told once */
@@ -34,7 +34,7 @@ struct worker {
     int notify_fd;   /* -1: none, or closed at its end */
     bool ready;      /* it said READY=1 */
     bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
-    int64_t said_ns, ping_ns; /* struct ir_activity */
+    int64_t active_ns, ping_ns; /* struct ir_activity */
     char *status;    /* STATUS_SIZE, once there was one */
     uint32_t status_size;
 };

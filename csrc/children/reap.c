@@ -18,8 +18,8 @@
 /* Once: what is refused to one is refused to all. */
 static void worker_tell_unplaced(struct ir_group *g, uint32_t index) {
     int error = g->slots[index].memory_error;
-    if (error == 0 || g->unplaced_told) return;
-    g->unplaced_told = true;
+    if (error == 0 || g->unplaced_reported) return;
+    g->unplaced_reported = true;
     event_push(g, IR_UNPLACED, (int)index, g->workers[index].pid)->signal = error;
 }
 
@@ -49,7 +49,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     worker_tell_start_failure(g, index);
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;
-    if (w->told) event->flags |= IR_AFTER_STOP;
+    if (w->stop_sent) event->flags |= IR_AFTER_STOP;
     if (info == NULL || info->si_code != CLD_EXITED || info->si_status != 0) g->went_badly = true;
     if (info == NULL) {
         event->flags |= IR_STATUS_LOST;

@@ -40,7 +40,7 @@ static bool tty_belongs_to_worker(const struct ir_group *g) {
 /* Process 1 of a PID namespace is stopped from outside only (pid_namespaces(7)). SIGCONT will come from
  * there, too, and continue the workers. */
 static bool stop_is_asked_for(const struct ir_group *g) {
-    return g->config.asks_fd >= 0 && write(g->config.asks_fd, "z", 1) == 1;
+    return g->config.suspend_write_fd >= 0 && write(g->config.suspend_write_fd, "z", 1) == 1;
 }
 
 /* Stops ourselves the way an unblocked SIGTSTP would: the kernel knows about orphaned process
@@ -73,8 +73,8 @@ void ir_group_suspend(struct ir_group *g) {
 /* Our worker is a launcher, too: it has stopped what it started and asks for the same. */
 void tty_asked(struct ir_group *g) {
     char byte;
-    if (read(g->config.asked_fd, &byte, 1) == 1) tty_suspend(g);
-    else fd_unwatch(g, g->config.asked_fd);
+    if (read(g->config.suspend_read_fd, &byte, 1) == 1) tty_suspend(g);
+    else fd_unwatch(g, g->config.suspend_read_fd);
 }
 
 /* Ctrl-Z reaches only the worker that has the foreground: we follow it, so that the shell sees. */

@@ -35,15 +35,15 @@ static int group_open(struct ir_group *g, uint32_t n) {
         r = signal_open(g);
         wait_any(g); /* whose SIGCHLD came before we took signals */
         if (r >= 0 && wait_has_children(g)) r = stray_foreign(g);
-        if (r >= 0 && g->config.asked_fd >= 0)
-            r = fd_watch(g, g->config.asked_fd, EPOLLIN, WATCH_ASKED, 0);
+        if (r >= 0 && g->config.suspend_read_fd >= 0)
+            r = fd_watch(g, g->config.suspend_read_fd, EPOLLIN, WATCH_ASKED, 0);
     }
     return r;
 }
 
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group) {
     *ret_group = NULL;
-    if (config->mark == NULL || config->grace_ms < 0 || config->told_grace_ms < 0 ||
+    if (config->mark == NULL || config->grace_ms < 0 || config->signal_grace_ms < 0 ||
         config->stop_signal < 1 || config->stop_signal > SIGRTMAX || n > INT_MAX / 16)
         return -EINVAL;
     struct ir_group *g = calloc(1, sizeof *g);
@@ -103,7 +103,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     }
 }
 
-int ir_group_step(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
+int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
     struct epoll_event ready[64];
     for (int round = 0; round < STEP_ROUNDS && g->state != ENDED; round++) {
         int count = epoll_wait(g->epoll_fd, ready, 64, 0);
@@ -119,10 +119,10 @@ int ir_group_step(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
 void ir_group_end(struct ir_group *g) {
     struct ir_event events[64];
     if (getpid() != g->self) return; /* a forked child: the workers are its parent's */
-    g->told = true; /* nobody listens any more: a console that is not read must not hold us */
+    g->signalled = true; /* nobody listens any more: a console that is not read must not hold us */
     ir_group_kill(g);
     while (g->state != ENDED && g->state != IDLE) {
-        while (ir_group_step(g, events, 64) == 64) {
+        while (ir_group_run_once(g, events, 64) == 64) {
         }
         if (g->state != ENDED) (void)ir_group_wait(g, GIVE_UP_MS);
     }

@@ -43,17 +43,17 @@ struct ir_group {
     int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
     bool hurry;                 /* a second stop came: no further grace */
-    bool told;                  /* a signal from outside stopped us */
-    struct signalfd_siginfo told_by; /* that signal */
-    int64_t heard_ns;           /* when it came */
-    bool console_told;
-    bool unplaced_told;
+    bool signalled;             /* a signal from outside stopped us */
+    struct signalfd_siginfo stopped_by; /* that signal */
+    int64_t signalled_ns;       /* when it came */
+    bool console_reported;
+    bool unplaced_reported;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
     bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */
     int64_t grace_ms;           /* of this stop, and of the strays after it */
-    int64_t told_ns;            /* when a signal from outside began it; 0: none did */
+    int64_t grace_began_ns;     /* when a signal from outside began it; 0: none did */
     pid_t self;
     uint32_t capacity, n, started, alive, abandoned, strays_alive;
     struct worker *workers;

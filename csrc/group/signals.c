@@ -51,9 +51,10 @@ int signal_open(struct ir_group *g) {
 
 /* timeout(1) sends a signal to the process, and then to its group. A terminal's signals are the kernel's. */
 static bool is_echo(const struct ir_group *g, const struct signalfd_siginfo *info) {
-    return g->heard_ns != 0 && info->ssi_code != SI_KERNEL &&
-           info->ssi_signo == g->told_by.ssi_signo && info->ssi_code == g->told_by.ssi_code &&
-           info->ssi_pid == g->told_by.ssi_pid && clock_ns() - g->heard_ns < ECHO_MS * NS_PER_MS;
+    const struct signalfd_siginfo *first = &g->stopped_by;
+    return g->signalled_ns != 0 && info->ssi_code != SI_KERNEL &&
+           info->ssi_signo == first->ssi_signo && info->ssi_code == first->ssi_code &&
+           info->ssi_pid == first->ssi_pid && clock_ns() - g->signalled_ns < ECHO_MS * NS_PER_MS;
 }
 
 /* The first one asks, the second one insists. Ctrl-C and Ctrl-\ reach the workers as what they
@@ -63,13 +64,13 @@ static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info
     const int sig = (int)info->ssi_signo;
     wait_any(g);
     if (is_echo(g, info)) return;
-    bool again = g->told;
+    bool again = g->signalled;
     if (!again) {
-        g->told_by = *info;
-        g->heard_ns = clock_ns();
+        g->stopped_by = *info;
+        g->signalled_ns = clock_ns();
     }
-    if (!again || event_room(g)) event_push(g, IR_TOLD, -1, 0)->signal = sig;
-    g->told = true;
+    if (!again || event_room(g)) event_push(g, IR_SIGNALLED, -1, 0)->signal = sig;
+    g->signalled = true;
     if (again) ir_group_kill(g);
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
 }
@@ -83,8 +84,9 @@ static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info)
         return;
     case STOPS: signal_stops(g, info); return;
     case SUSPENDS:
-        if (g->config.flags & IR_TELL_TSTP && event_room(g)) (void)event_push(g, IR_SUSPEND, -1, 0);
-        else if (g->config.asked_fd < 0) tty_suspend(g);
+        if (g->config.flags & IR_REPORT_TSTP && event_room(g))
+            (void)event_push(g, IR_SUSPEND, -1, 0);
+        else if (g->config.suspend_read_fd < 0) tty_suspend(g);
         else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
         return;
     case PASS: (void)group_signal_leaders(g, sig); break;
@@ -95,7 +97,7 @@ static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info)
         break;
     case DROPPED: return;
     }
-    if (event_room(g)) event_push(g, IR_PASSED, -1, 0)->signal = sig;
+    if (event_room(g)) event_push(g, IR_FORWARDED, -1, 0)->signal = sig;
 }
 
 void signal_ready(struct ir_group *g) {

@@ -20,7 +20,7 @@ static enum state stay(struct ir_group *g) {
 static enum state finish_output(struct ir_group *g) {
     pump_close(g);
     sink_flush_all(g);
-    timer_set(g, g->told ? CONSOLE_WAIT_MS : GIVE_UP_MS);
+    timer_set(g, g->signalled ? CONSOLE_WAIT_MS : GIVE_UP_MS);
     return DRAINING;
 }
 
@@ -29,9 +29,9 @@ static enum state impossible(struct ir_group *g) {
     return g->state;
 }
 
-static void mark_told(struct ir_group *g) {
+static void mark_stop_sent(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++)
-        if (!g->workers[i].reaped) g->workers[i].told = true;
+        if (!g->workers[i].reaped) g->workers[i].stop_sent = true;
 }
 
 /* Process 1, at the end of the command: the kernel ends whatever is still there together with us. */
@@ -50,7 +50,7 @@ static uint32_t signal_strays(struct ir_group *g, int sig, bool tell) {
 }
 
 static enum state kill_workers(struct ir_group *g) {
-    mark_told(g);
+    mark_stop_sent(g);
     group_signal_groups(g, SIGKILL);
     if (g->hurry) (void)signal_strays(g, SIGKILL, true);
     timer_set(g, GIVE_UP_MS);
@@ -75,7 +75,7 @@ static enum state tell_leaders(struct ir_group *g) {
 }
 
 static enum state tell_workers(struct ir_group *g) {
-    mark_told(g);
+    mark_stop_sent(g);
     if (g->grace_ms == 0) return kill_workers(g);
     return g->config.stop_scope == IR_SCOPE_GROUP ? tell_groups(g) : tell_leaders(g);
 }
@@ -103,8 +103,8 @@ static bool is_clear(struct ir_group *g) {
 
 /* Who stops us by a signal kills us soon after: strays have what workers left of the grace, and a little in any case. */
 static int64_t strays_grace_ms(const struct ir_group *g) {
-    if (g->told_ns == 0) return g->grace_ms;
-    const int64_t left_ms = g->grace_ms - (clock_ns() - g->told_ns) / NS_PER_MS;
+    if (g->grace_began_ns == 0) return g->grace_ms;
+    const int64_t left_ms = g->grace_ms - (clock_ns() - g->grace_began_ns) / NS_PER_MS;
     const int64_t least_ms = g->grace_ms < STRAYS_LEAST_MS ? g->grace_ms : STRAYS_LEAST_MS;
     return left_ms > least_ms ? left_ms : least_ms;
 }
@@ -161,14 +161,14 @@ static enum state drop_output(struct ir_group *g) {
 /* After a stop from outside a reader that does not read must not hold us; otherwise we wait for
  * it as any program in a pipeline does, and say so once. */
 static enum state console_late(struct ir_group *g) {
-    if (g->told) return drop_output(g);
+    if (g->signalled) return drop_output(g);
     event_push(g, IR_CONSOLE_STUCK, -1, 0);
     return DRAINING;
 }
 
 /* A signal came while only the output was left: from now on its reader has a bound. */
 static enum state hasten(struct ir_group *g) {
-    if (g->told) timer_set(g, CONSOLE_WAIT_MS);
+    if (g->signalled) timer_set(g, CONSOLE_WAIT_MS);
     return g->state;
 }
 
@@ -207,12 +207,12 @@ void state_check(struct ir_group *g) {
     }
 }
 
-void ir_group_stop(struct ir_group *g, int sig, int is_told) {
+void ir_group_stop(struct ir_group *g, int sig, int by_signal) {
     if (g->state == RUNNING) wait_exits(g); /* who died before was not stopped by us */
     if (g->state == RUNNING) {
         g->stop_with = sig != 0 ? sig : g->config.stop_signal;
-        g->grace_ms = is_told ? g->config.told_grace_ms : g->config.grace_ms;
-        g->told_ns = is_told ? clock_ns() : 0;
+        g->grace_ms = by_signal ? g->config.signal_grace_ms : g->config.grace_ms;
+        g->grace_began_ns = by_signal ? clock_ns() : 0;
     }
     state_cause(g, STOP);
     state_check(g);

@@ -29,7 +29,7 @@ enum { /* ir_config.flags */
     IR_NO_CGROUP = 8,   /* no cgroup of our own, though we may have one */
     IR_GIVEN_MASK = 16, /* workers get `blocked` as their signal mask; an own process always does that */
     IR_LAST = 32,       /* the own process ends with this group: as process 1 it may end all others with kill(-1) */
-    IR_TELL_TSTP = 128, /* Ctrl-Z: IR_SUSPEND, for the caller to call ir_group_suspend; else we do it ourselves */
+    IR_REPORT_TSTP = 128, /* Ctrl-Z: IR_SUSPEND; the caller calls ir_group_suspend. Without it the core does */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
@@ -41,16 +41,16 @@ struct ir_config {
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
     struct ir_entry entry;    /* own process: from ir_entry_take */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
-    int64_t told_grace_ms;    /* the same for a stop that a signal from outside began */
+    int64_t signal_grace_ms;  /* the same for a stop that a signal from outside began */
     int32_t stop_signal;
     int32_t stop_scope;
     int32_t console_fd[2];    /* where labelled stdout and stderr go; -1: nowhere */
-    int32_t say_fd;           /* where ir_group_say goes without a labelled stderr; -1: nowhere */
+    int32_t message_fd;       /* where ir_group_print goes without a labelled stderr; -1: nowhere */
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
     const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
     const char *folder;       /* what it removes then, with the files in it; or NULL */
-    int32_t asks_fd;          /* process 1, which cannot stop: a byte to who stops it instead; -1 */
-    int32_t asked_fd;         /* the other end, which stays the caller's, outside; -1 */
+    int32_t suspend_write_fd; /* process 1, which cannot stop: a byte to who stops it instead; -1 */
+    int32_t suspend_read_fd;  /* the other end, which stays the caller's, outside; -1 */
     uint32_t flags;
 };
 
@@ -59,7 +59,7 @@ enum { IR_FD_INHERIT = -1, IR_FD_PIPE = -2 }; /* ir_worker.stdio, instead of a d
 enum { /* ir_worker.output */
     IR_TO_CONSOLE = 1,
     IR_TO_LOG = 2,
-    IR_PLAIN = 4, /* lines go to the console without the label; one without end after 0.2 s */
+    IR_UNLABELLED = 4, /* lines go to the console without the label; one without end after 0.2 s */
 };
 
 enum { /* ir_worker.flags */
@@ -88,7 +88,7 @@ struct ir_worker {
                                   * word, in place of a new process; it makes itself what is said here */
     int32_t stdio[3];            /* a descriptor above 2, IR_FD_INHERIT or IR_FD_PIPE; of one that was forked
                                   * IR_FD_INHERIT, or the reading end of its pipe, which does not block */
-    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG | IR_PLAIN */
+    int32_t output[2];           /* where piped stdout and stderr go: IR_TO_CONSOLE | IR_TO_LOG | IR_UNLABELLED */
     int32_t log_fd;              /* -1: none; stays the caller's, until IR_ENDED */
     int32_t error_log_fd;        /* of stderr alone, unmarked; -1: it goes to log_fd, marked */
 };
@@ -109,9 +109,9 @@ enum { /* ir_event.kind */
     IR_STARTED = 1,   /* worker, pid */
     IR_EXITED,        /* worker, pid, code or signal, flags, usage */
     IR_START_FAILED,  /* worker, pid, code: the step, signal: the errno; its IR_EXITED follows */
-    IR_TOLD,          /* signal: from outside, it stops the group (again: it kills it) */
-    IR_PASSED,        /* signal: from outside, passed on to the workers */
-    IR_STRAY,         /* pid, name: a descendant that outlived the workers and is being stopped;
+    IR_SIGNALLED,     /* signal: from outside, it stops the group (again: it kills it) */
+    IR_FORWARDED,     /* signal: from outside, passed on to the workers */
+    IR_LEFTOVER,      /* pid, name: a descendant that outlived the workers and is being stopped;
                        * a few are named, all are stopped and counted (IR_ENDED) */
     IR_STUCK,         /* pid, name, code: state letter; SIGKILL did not end it: given up */
     IR_OUTPUT_LOST,   /* worker (-1: console), code: stream, signal: the errno; told once */
@@ -121,7 +121,7 @@ enum { /* ir_event.kind */
     IR_READY,         /* worker, pid: it said READY=1; once */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
-    IR_SUSPEND,       /* Ctrl-Z, with IR_TELL_TSTP */
+    IR_SUSPEND,       /* Ctrl-Z, with IR_REPORT_TSTP */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -147,7 +147,7 @@ struct ir_event {
 
 /* When a worker last gave a sign of life (0: never), and how many bytes it wrote to us so far. */
 struct ir_activity {
-    int64_t said_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
+    int64_t active_ns; /* output that came to us, or a message on its NOTIFY_SOCKET */
     int64_t ping_ns; /* WATCHDOG=1 */
     uint64_t bytes[2]; /* of stdout and stderr, where they are piped */
 };
@@ -175,23 +175,23 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
 int ir_group_spawn(struct ir_group *group, const struct ir_worker *workers, uint32_t n,
                    struct ir_failure *ret_failure);
 
-/* Blocks until ir_group_step has something to do, or for `timeout_ms` (-1: for ever). Step first: an
+/* Blocks until ir_group_run_once has something to do, or for `timeout_ms` (-1: for ever). Step first: an
  * event that is queued already does not make it ready. Touches nothing but one descriptor.
  * 1: something is ready; 0: time is up; -EINTR. */
 int ir_group_wait(const struct ir_group *group, int timeout_ms);
 
 /* Does what is to be done now, without blocking: moves output, reaps, runs the stop's timetable.
  * Fills at most `n` events (at least 64 of room) and returns how many. */
-int ir_group_step(struct ir_group *group, struct ir_event *ret_events, uint32_t n);
+int ir_group_run_once(struct ir_group *group, struct ir_event *ret_events, uint32_t n);
 
 /* Sends a signal to one worker's leader (`worker` >= 0) or to every worker's (-1). 0 is allowed.
  * Returns how many got it; -ESRCH: that worker is gone; -EINVAL: no such worker or signal. */
 int ir_group_signal(struct ir_group *group, int worker, int sig);
 
 /* Begins to stop: sends `sig` (0: the configured stop signal) as the stop scope says, and starts
- * the grace: told_grace_ms where a signal from outside asked for the stop (is_told), else grace_ms.
+ * the grace: signal_grace_ms where a signal from outside asked for the stop (by_signal), else grace_ms.
  * Nothing happens where that was begun before, or after the end. */
-void ir_group_stop(struct ir_group *group, int sig, int is_told);
+void ir_group_stop(struct ir_group *group, int sig, int by_signal);
 
 /* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
 void ir_group_kill(struct ir_group *group);
@@ -222,10 +222,10 @@ int ir_group_fd(const struct ir_group *group);
 /* Own process: a child that the caller started and ends itself. It is never a stray. 0: no more. */
 int ir_group_spare(struct ir_group *group, int pid, int spared);
 
-/* Puts whole lines of our own on the labelled console, between the workers' lines, or on say_fd, and
+/* Puts whole lines of our own on the labelled console, between the workers' lines, or on message_fd, and
  * never blocks. Returns 0, also where there is no console; -EAGAIN: nobody reads it, and no more of
  * ours is held: dropped. */
-int ir_group_say(struct ir_group *group, int stream, const char *lines, uint32_t size);
+int ir_group_print(struct ir_group *group, int stream, const char *lines, uint32_t size);
 
 /* Any process: SIGPIPE does not reach the calling thread until the release, which takes one that came
  * meanwhile; not one that was pending before. *held is 0 at first; a release of what is not held does nothing. */

@@ -119,7 +119,7 @@ void sink_flush_all(struct ir_group *g) {
 
 /* The output of one stream of a launch that went well stays what was written, to the byte. */
 static bool ends_unended(const struct ir_group *g, const struct sink *sink) {
-    return sink->open && (sink->mixed || g->told || g->went_badly);
+    return sink->open && (sink->mixed || g->signalled || g->went_badly);
 }
 
 static bool sink_finish(struct ir_group *g, struct sink *sink) {
@@ -148,13 +148,14 @@ bool sink_finish_all(struct ir_group *g) {
  * rank may have filled it, so that a plain write would hold us. */
 static int sink_open_late(struct ir_group *g, int which, struct sink **ret_sink) {
     struct stat status;
-    if (which != 1 || g->config.say_fd < 0 || fstat(g->config.say_fd, &status) < 0) return 0;
-    int r = sink_open_one(&g->sinks[1], g->config.say_fd);
+    if (which != 1 || g->config.message_fd < 0 || fstat(g->config.message_fd, &status) < 0)
+        return 0;
+    int r = sink_open_one(&g->sinks[1], g->config.message_fd);
     if (r == 0) *ret_sink = &g->sinks[1];
     return r;
 }
 
-int ir_group_say(struct ir_group *g, int stream, const char *lines, uint32_t size) {
+int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t size) {
     struct sink *sink = sink_of(g, stream);
     int r = sink == NULL ? sink_open_late(g, stream, &sink) : 0;
     if (r < 0 || sink == NULL || sink->broken) return r;

@@ -9,7 +9,7 @@
 #define REST_NS (200 * NS_PER_MS)
 
 static bool is_plain(const struct ir_worker *worker, int k) {
-    return (worker->output[k] & IR_TO_CONSOLE) && (worker->output[k] & IR_PLAIN);
+    return (worker->output[k] & IR_TO_CONSOLE) && (worker->output[k] & IR_UNLABELLED);
 }
 
 int rest_open(struct ir_group *g, const struct ir_worker *workers, uint32_t n) {

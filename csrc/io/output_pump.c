@@ -229,7 +229,7 @@ static uint32_t stream_read(struct ir_group *g, uint32_t index, int which) {
         stream_end(g, index, which);
         return 0;
     }
-    w->said_ns = clock_ns();
+    w->active_ns = clock_ns();
     w->wrote = which;
     s->bytes += (uint64_t)n;
     if (which == 1) tail_keep(w, s->buffer + s->end, (uint32_t)n);

@@ -66,7 +66,7 @@ static void take_line(struct ir_group *g, uint32_t index, const char *line, size
         if (!w->ready) event_push(g, IR_READY, (int)index, w->pid);
         w->ready = true;
     } else if (line_is(line, size, "WATCHDOG=1")) {
-        w->ping_ns = w->said_ns;
+        w->ping_ns = w->active_ns;
         w->triggered = false;
     } else if (line_is(line, size, "WATCHDOG=trigger")) {
         if (!w->triggered && event_room(g)) {
@@ -79,7 +79,7 @@ static void take_line(struct ir_group *g, uint32_t index, const char *line, size
 }
 
 static void take_message(struct ir_group *g, uint32_t index, const char *bytes, size_t size) {
-    g->workers[index].said_ns = clock_ns();
+    g->workers[index].active_ns = clock_ns();
     for (const char *end = bytes + size; bytes < end;) {
         const char *newline = memchr(bytes, '\n', (size_t)(end - bytes));
         size_t length = (size_t)((newline != NULL ? newline : end) - bytes);
@@ -90,21 +90,21 @@ static void take_message(struct ir_group *g, uint32_t index, const char *bytes, 
 
 /* ---- datagrams */
 
-static bool is_heard(const struct ucred *sender) {
+static bool is_trusted(const struct ucred *sender) {
     return sender->uid == geteuid() || sender->uid == 0;
 }
 
 /* Descriptors that come along (BARRIER=1, FDSTORE=1) are closed: that is all a barrier waits for.
  * Those that find no room here the kernel closes itself. */
 static bool take_control(struct msghdr *header) {
-    bool heard = false;
+    bool may_read = false;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c != NULL; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET) continue;
         const unsigned char *data = CMSG_DATA(c);
         if (c->cmsg_type == SCM_CREDENTIALS && c->cmsg_len >= CMSG_LEN(sizeof(struct ucred))) {
             struct ucred sender;
             memcpy(&sender, data, sizeof sender);
-            heard = is_heard(&sender);
+            may_read = is_trusted(&sender);
         }
         if (c->cmsg_type != SCM_RIGHTS) continue;
         for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= c->cmsg_len; at += sizeof(int)) {
@@ -113,7 +113,7 @@ static bool take_control(struct msghdr *header) {
             (void)close(fd);
         }
     }
-    return heard;
+    return may_read;
 }
 
 /* False: there is nothing more. */
@@ -161,10 +161,10 @@ int ir_group_status(const struct ir_group *g, int worker, char *ret_bytes, uint3
 int ir_group_activity(const struct ir_group *g, int worker, struct ir_activity *ret_activity) {
     if (worker < 0 || (uint32_t)worker >= g->n) return -EINVAL;
     const struct worker *w = &g->workers[worker];
-    *ret_activity = (struct ir_activity){.said_ns = w->said_ns, .ping_ns = w->ping_ns};
+    *ret_activity = (struct ir_activity){.active_ns = w->active_ns, .ping_ns = w->ping_ns};
     for (int which = 0; which < 2; which++) ret_activity->bytes[which] = w->streams[which].bytes;
     /* a full console: it is not the worker who keeps silent, it waits for us */
-    if (w->streams[0].paused || w->streams[1].paused) ret_activity->said_ns = clock_ns();
+    if (w->streams[0].paused || w->streams[1].paused) ret_activity->active_ns = clock_ns();
     return 0;
 }
 

@@ -7,8 +7,9 @@
 
 /* What must never be dropped has its room before the first worker, even if nobody collects. */
 #define WORKER_EVENTS 7 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD */
-#define GROUP_EVENTS (2 * STRAYS_TOLD + 16) /* STRAY and STUCK; TOLD, OUTPUT_LOST, ENDED, ... */
-#define SIGNAL_EVENTS 128                   /* these may be dropped: event_room */
+#define GROUP_EVENTS                                                                               \
+    (2 * STRAYS_NAMED + 16) /* LEFTOVER and STUCK; SIGNALLED, OUTPUT_LOST, ENDED, ... */
+#define SIGNAL_EVENTS 128   /* these may be dropped: event_room */
 
 int events_open(struct ir_group *g, uint32_t n) {
     g->event_capacity = WORKER_EVENTS * n + GROUP_EVENTS + SIGNAL_EVENTS;

@@ -182,7 +182,7 @@ static void strays_note(struct ir_group *g, const struct processes *all, int sig
         if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
         if (process_is_ending(all->at[i].pid, sig)) continue;
         if (!stray_is_new(g, all->at[i].pid, known)) continue;
-        if (g->strays_seen++ < STRAYS_TOLD) stray_tell(g, &all->at[i], IR_STRAY);
+        if (g->strays_seen++ < STRAYS_NAMED) stray_tell(g, &all->at[i], IR_LEFTOVER);
     }
     if (g->strays_known > known)
         qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
@@ -250,11 +250,11 @@ void stray_signal_groups(struct ir_group *g, int sig) {
 void stray_name_stuck(struct ir_group *g) {
     struct processes all;
     (void)strays_find(g, &all);
-    uint32_t told = 0;
+    uint32_t named = 0;
     for (size_t i = 0; i < all.n; i++) {
         if (!all.at[i].ours) continue;
         stray_send(g, &all.at[i], SIGKILL);
-        if (told++ < STRAYS_TOLD) stray_tell(g, &all.at[i], IR_STUCK);
+        if (named++ < STRAYS_NAMED) stray_tell(g, &all.at[i], IR_STUCK);
     }
     free(all.at);
 }

@@ -25,7 +25,7 @@ INHERIT = int(lib.IR_FD_INHERIT)
 PIPE = int(lib.IR_FD_PIPE)
 TO_CONSOLE = int(lib.IR_TO_CONSOLE)
 TO_LOG = int(lib.IR_TO_LOG)
-PLAIN = int(lib.IR_PLAIN)
+UNLABELLED = int(lib.IR_UNLABELLED)
 
 NO_CGROUP = int(lib.IR_NO_CGROUP)
 
@@ -35,9 +35,9 @@ KINDS = {
     lib.IR_STARTED: "started",
     lib.IR_EXITED: "exited",
     lib.IR_START_FAILED: "start_failed",
-    lib.IR_TOLD: "told",
-    lib.IR_PASSED: "passed",
-    lib.IR_STRAY: "stray",
+    lib.IR_SIGNALLED: "signalled",
+    lib.IR_FORWARDED: "forwarded",
+    lib.IR_LEFTOVER: "leftover",
     lib.IR_STUCK: "stuck",
     lib.IR_OUTPUT_LOST: "output_lost",
     lib.IR_OUTPUT_HELD: "output_held",
@@ -79,14 +79,14 @@ STEPS = {
 
 @record
 class ProcessAtEntry:
-    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n. asks_fd: of a
+    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n. suspend_write_fd: of a
     process 1 that is stopped from outside: where it asks for that."""
 
     blocked: int
     ignored: int
     nofile_soft: int
     nofile_hard: int
-    asks_fd: int = -1
+    suspend_write_fd: int = -1
 
 
 @record
@@ -124,7 +124,7 @@ class Event:
         return self.kind == "exited" and bad and not self.after_stop
 
     @property
-    def is_plain(self) -> bool:
+    def is_routine(self) -> bool:
         """Part of every launch that goes well."""
         return self.kind in ("started", "ready", "ended") or (
             self.kind == "exited" and self.code == self.signal == 0 and not self.status_lost and not self.after_stop
@@ -251,15 +251,29 @@ os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_chil
 
 
 class Group:
-    """A handle on live workers. Spawn once, then step and wait until an `ended` event, then close.
+    """Live workers of one node. Spawn once, then run_once and wait until an `ended` event, then close.
 
-    Usable from several threads. With an `entry` the process is ours: signals are taken, orphans reaped. `beside`
-    another group of the same process it is not: only the workers get their signal mask from the entry. is_last: with
-    this group the process ends, so that as process 1 it may end whatever else there is. tells_tstp: Ctrl-Z is an
-    event, `suspend`, and whoever steps calls `suspend` then.
-    mark: in every worker's environment, how strays are known; empty: what leaves a worker's group is not looked for.
-    told_grace_s: the grace of a stop that a signal from outside began; None: grace_s.
-    guard: the executable irun-guard, which ends what is left and removes `folder` when we are SIGKILLed.
+    Usable from several threads.
+
+    Args:
+        size: How many workers there will be.
+        mark: `NAME=value` in every worker's environment, by which strays are found. Empty: what leaves a worker's
+            process group is not looked for.
+        grace_s: Seconds from the stop signal to SIGKILL.
+        signal_grace_s: The same for a stop that a signal from outside began. None: grace_s.
+        stop_signal: The number of the signal that asks workers to end.
+        stop_scope: Which processes of a rank get it: group, leader or mixed.
+        console: Descriptors of the labelled stdout and stderr. -1: nowhere.
+        message_fd: Where `print_line` writes if there is no labelled stderr. -1: nowhere.
+        stdin_fd: The descriptor that is copied to every worker whose stdin is a pipe. -1: none.
+        suspend_read_fd: Where a command inside a PID namespace asks to be suspended. -1: nowhere.
+        entry: Given if the process is the launcher's own: then signals are taken and orphans reaped.
+        guard: The path of irun-guard, which ends what is left if this process is killed by SIGKILL. None: no guard.
+        folder: The directory that the guard then removes.
+        beside: Another group of this process has it: of the entry, only the signal mask is used, for the workers.
+        is_last: The process ends with this group, so as process 1 it may end whatever else there is.
+        suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
+        debug: Flags of ir_config, as `debug_flags` returns them.
     """
 
     def __init__(
@@ -268,19 +282,19 @@ class Group:
         *,
         mark: bytes,
         grace_s: float,
-        told_grace_s: float | None = None,
+        signal_grace_s: float | None = None,
         stop_signal: int,
         stop_scope: str,
         console: tuple[int, int] = (-1, -1),
-        say_fd: int = -1,
+        message_fd: int = -1,
         stdin_fd: int = -1,
-        asked_fd: int = -1,
+        suspend_read_fd: int = -1,
         entry: ProcessAtEntry | None = None,
         guard: bytes | None = None,
         folder: bytes | None = None,
         beside: bool = False,
         is_last: bool = False,
-        tells_tstp: bool = False,
+        suspend_as_event: bool = False,
         debug: int = 0,
     ) -> None:
         self._lock = RLock()
@@ -288,7 +302,7 @@ class Group:
         self._closed = False
         self._ranks: list[int] = []
         self.ended = False
-        self.unsaid = 0
+        self.dropped_lines = 0
         self._events = ffi.new("struct ir_event[64]")
         kept: list[Any] = []
         config = ffi.new("struct ir_config *")
@@ -296,19 +310,19 @@ class Group:
         config.guard = _string(guard, kept) if guard else ffi.NULL
         config.folder = _string(folder, kept) if folder else ffi.NULL
         config.grace_ms = max(0, round(grace_s * 1000))
-        config.told_grace_ms = max(0, round((grace_s if told_grace_s is None else told_grace_s) * 1000))
+        config.signal_grace_ms = max(0, round((grace_s if signal_grace_s is None else signal_grace_s) * 1000))
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
         config.console_fd = console
-        config.say_fd = say_fd
+        config.message_fd = message_fd
         config.stdin_fd = stdin_fd
-        config.asked_fd = asked_fd
-        config.asks_fd = -1 if entry is None else entry.asks_fd
+        config.suspend_read_fd = suspend_read_fd
+        config.suspend_write_fd = -1 if entry is None else entry.suspend_write_fd
         config.flags = debug
         if entry is not None:
             config.flags |= lib.IR_GIVEN_MASK if beside else lib.IR_OWN_PROCESS
             config.flags |= lib.IR_LAST if is_last else 0
-            config.flags |= lib.IR_TELL_TSTP if tells_tstp else 0
+            config.flags |= lib.IR_REPORT_TSTP if suspend_as_event else 0
             config.blocked = entry.blocked
             config.entry.ignored = entry.ignored
             config.entry.nofile_soft = entry.nofile_soft
@@ -343,7 +357,7 @@ class Group:
         return int(started)
 
     def wait(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
-        """Block until `step` has something to do, or a descriptor of `also` can be read; False when the time is
+        """Block until `run_once` has something to do, or a descriptor of `also` can be read; False when the time is
         up. May return early."""
         with self._lock:
             if self._closed or self.ended:
@@ -363,18 +377,18 @@ class Group:
         assert not self._closed or self._waiting
         return int(lib.ir_group_fd(self._handle))
 
-    def step(self) -> list[Event]:
+    def run_once(self) -> list[Event]:
         """Do what is to be done now; never blocks. The events come once, in order."""
         with self._lock:
-            events = self._take()
+            events = self._pop_events()
             while not self._closed:
-                count = lib.ir_group_step(self._handle, self._events, 64)
-                events += self._take()
+                count = lib.ir_group_run_once(self._handle, self._events, 64)
+                events += self._pop_events()
                 if count < 64:
                     break
         return events
 
-    def _take(self) -> list[Event]:
+    def _pop_events(self) -> list[Event]:
         """The events in the buffer, also those that an interrupt (Ctrl-C in a host) has left there, which may come at
         any line: who waits for an end that was lost would wait for ever."""
         count = 0
@@ -409,12 +423,16 @@ class Group:
             if not self._closed:
                 lib.ir_group_suspend(self._handle)
 
-    def stop(self, number: int = 0, *, is_told: bool = False) -> None:
-        """Begin to stop with this signal (0: the stop signal); nothing where that was begun before. is_told: a signal
-        from outside asked for it, so the grace is told_grace_s."""
+    def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
+        """Begin to stop the workers. Does nothing if that was begun before.
+
+        Args:
+            number: The signal to send. 0: the stop signal.
+            by_signal: A signal from outside asked for it, so the grace is signal_grace_s.
+        """
         with self._lock:
             if not self._closed:
-                lib.ir_group_stop(self._handle, number, is_told)
+                lib.ir_group_stop(self._handle, number, by_signal)
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""
@@ -442,7 +460,7 @@ class Group:
         with self._lock:
             if not self._closed:
                 lib.ir_group_activity(self._handle, worker, activity)
-        return activity.said_ns, activity.ping_ns
+        return activity.active_ns, activity.ping_ns
 
     def volume(self, worker: int) -> tuple[int, int]:
         """How many bytes a worker has written so far to stdout and to stderr, where we carry them."""
@@ -465,15 +483,20 @@ class Group:
             if not self._closed and lib.ir_group_spare(self._handle, pid, spared) < 0:
                 raise StartError("no memory is left", "sparing a helper", _ENOMEM)
 
-    def say(self, text: str) -> None:
-        """A line of ours on the labelled stderr, between the workers' lines, or on say_fd. What finds no room there,
-        because nobody reads, is counted in `unsaid`, and told with the next line that does."""
+    def print_line(self, text: str) -> None:
+        """Write a line of the launcher's own between the lines of the workers.
+
+        It goes to the labelled stderr, or to message_fd. If nobody reads there, the line is dropped and counted in
+        `dropped_lines`; the next line that finds room says how many were.
+        """
         with self._lock:
             if self._closed:
                 return
-            before = f"... {self.unsaid} lines were dropped here: nobody read\n" if self.unsaid else ""
+            before = f"... {self.dropped_lines} lines were dropped here: nobody read\n" if self.dropped_lines else ""
             line = os.fsencode(f"{before}{text}\n")
-            self.unsaid = 0 if lib.ir_group_say(self._handle, 1, line, len(line)) == 0 else self.unsaid + 1
+            self.dropped_lines = (
+                0 if lib.ir_group_print(self._handle, 1, line, len(line)) == 0 else self.dropped_lines + 1
+            )
 
     def close(self) -> None:
         """Kill and reap what is left, free everything. Safe twice."""

@@ -78,7 +78,7 @@ class ExecSpawner:
         if flags.keys().isdisjoint(MEETING):
             flags["standalone"] = True  # a free port: several crews may be up at once
         request = read_flags(flags, words, {})
-        if request.roster is not None:
+        if request.node_list is not None:
             raise UsageError("these workers are of one machine")
         assert request.options is not None
         self.options = replace(request.options, standalone=False)  # one run has several launches

@@ -84,13 +84,13 @@ def resolve_hosts_and_engine(
     if "grace" in flags:
         reach["grace"] = flags["grace"]
     request = read_flags(reach, tuple(words), os.environ)
-    if request.roster is None:
+    if request.node_list is None:
         raise UsageError(f"engine={reach['engine']!r}: functions are run on hosts by {', '.join(ENGINES)}")
     assert request.options is not None
     asked = request.options
-    graces = {"grace_s": asked.grace_s + _SPARE_S, "told_grace_s": asked.told_grace_s + _SPARE_S}
+    graces = {"grace_s": asked.grace_s + _SPARE_S, "signal_grace_s": asked.signal_grace_s + _SPARE_S}
     options = replace(asked, nproc_per_node=1, **graces)
-    return options, request.roster
+    return options, request.node_list
 
 
 def _engine(reach: Mapping[str, Any]) -> str:

@@ -61,8 +61,8 @@ def _reason(worker: FailedWorker, exit_: Exit) -> str:
         return f"could not start: {failure.kind}: {failure.text}"
     if problem is not None:
         return f"is gone: {problem}"
-    if exit_.verdict:
-        return exit_.verdict
+    if exit_.watchdog_reason:
+        return exit_.watchdog_reason
     if exit_.end_s is not None:
         before = "" if exit_.shell_code else ", without having been told to"
         return f"died: {describe_end(exit_)}{before}"

@@ -21,8 +21,8 @@ from infini_run.crews.payload import import_for_worker
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
-from infini_run.plan.model import MARK
 from infini_run.system.poller import READ, WRITE, Poller
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Zygote:
     def __init__(self, control: socket.socket) -> None:
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
-        self.mark: int = libc.getenv(MARK.encode())
+        self.mark: int = libc.getenv(MARKER_VARIABLE.encode())
         self._control = control
         self._poller = Poller()
         self._runs: list[_Run] = []
@@ -156,7 +156,7 @@ class _Run:
     def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...]]]:
         """The last words of those that ended badly."""
         workers, group = self._run.plan.workers, self._run.group
-        ended = [e.worker for e in events if e.kind == "exited" and not e.is_plain]
+        ended = [e.worker for e in events if e.kind == "exited" and not e.is_routine]
         return {workers[index].rank: last_output(group, index, workers[index]) for index in ended}
 
     def _hear(self) -> None:

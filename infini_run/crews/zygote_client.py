@@ -224,17 +224,17 @@ class ZygoteLaunch:
         return events + new
 
     def _note(self, event: Event) -> None:
-        self.outcome.note(event)
+        self.outcome.record_event(event)
         if event.kind == "ended":
             self._ended = True
             first = self.outcome.first
             if first in self._last_output:
-                self.outcome.add_words(*self._last_output[first])
+                self.outcome.set_last_output(*self._last_output[first])
 
     def _all_lost(self) -> list[Event]:
         """The zygote has died, and its forks with it: how they ended is not known."""
         now_ns = time.monotonic_ns()
-        self.outcome.notice("the process that had forked the workers was killed")
+        self.outcome.add_notice("the process that had forked the workers was killed")
         alive = self.outcome.running()
         return [
             *(replace(event, kind="exited", status_lost=True, time_ns=now_ns) for event in alive),

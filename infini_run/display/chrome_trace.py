@@ -1,4 +1,4 @@
-"""The life of all ranks as a Chrome trace: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
+"""The span of all ranks as a Chrome trace: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
 
 Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chrome://tracing and torch.profiler share:
 slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
@@ -100,9 +100,9 @@ class ChromeTrace:
         self._plan: Plan | None = None
         self._group: Volumes | None = None
         self._live: dict[int, _RankSpan] = {}  # by index
-        self._lives: list[_RankSpan] = []  # of all attempts
+        self._spans: list[_RankSpan] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
-        self._told = 0  # instants
+        self._instant_count = 0  # instants
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
         self._written = False
@@ -119,9 +119,9 @@ class ChromeTrace:
         self._spawn_ns = self._spawned_ns = now_ns
         self._stop_ns = self._last_exit_ns = 0
 
-    def follow(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take one event of the group in."""
-        getattr(self, f"_note_{event.kind}", self._note_other)(event)
+        getattr(self, f"_on_{event.kind}", self._on_other)(event)
 
     def renew(self, attempt: int) -> None:
         """What begins next is that restart."""
@@ -135,10 +135,10 @@ class ChromeTrace:
         if self._stop_ns:
             return
         self._stop_ns = time_ns
-        for life in self._live.values():
-            life.stop_ns = max(time_ns, life.start_ns)
+        for span in self._live.values():
+            span.stop_ns = max(time_ns, span.start_ns)
 
-    def act(self, *, at_once: bool = False) -> None:
+    def run_due(self, *, at_once: bool = False) -> None:
         """See what ranks have written, if the last look was long enough ago."""
         now_ns = time.monotonic_ns()
         if self._group is None or not self._carries:
@@ -146,15 +146,15 @@ class ChromeTrace:
         self._is_behind = now_ns < self._next_ns and not at_once
         if self._is_behind:
             return
-        self.look(now_ns)
+        self.sample(now_ns)
 
-    def look(self, now_ns: int) -> None:
+    def sample(self, now_ns: int) -> None:
         """See what ranks have written, unless the last look was too short ago for a long job's trace."""
         if now_ns < self._next_ns - _GAP_NS:
             return
         self._next_ns = now_ns + self._gap_ns
-        for life in self._live.values():
-            self._sample(life, now_ns)
+        for span in self._live.values():
+            self._sample(span, now_ns)
         if self._count > self._most_samples:
             self._thin()
 
@@ -165,16 +165,16 @@ class ChromeTrace:
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
-    def lose(self, now_ns: int) -> None:
+    def on_disconnect(self, now_ns: int) -> None:
         """Its node has gone: nobody knows what became of its ranks after that."""
-        for life in self._live.values():
-            life.lost_ns = max(now_ns, life.start_ns)
+        for span in self._live.values():
+            span.lost_ns = max(now_ns, span.start_ns)
         self.end(now_ns)
 
     def end(self, now_ns: int = 0) -> None:
         """The group is about to be closed."""
         if self._live and not now_ns:
-            self.act(at_once=True)
+            self.run_due(at_once=True)
         now_ns = now_ns or time.monotonic_ns()
         self._live.clear()
         self._group, self._is_behind = None, False
@@ -183,61 +183,61 @@ class ChromeTrace:
 
     # ---- events
 
-    def _note_started(self, event: Event) -> None:
+    def _on_started(self, event: Event) -> None:
         assert self._plan is not None
-        life = _RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
-        self._live[event.worker] = life
-        self._lives.append(life)
+        span = _RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
+        self._live[event.worker] = span
+        self._spans.append(span)
         self._spawned_ns = max(self._spawned_ns, event.time_ns)
 
-    def _note_ready(self, event: Event) -> None:
+    def _on_ready(self, event: Event) -> None:
         if event.worker in self._live:
             self._live[event.worker].ready_ns = event.time_ns
 
-    def _note_exited(self, event: Event) -> None:
-        life = self._live.pop(event.worker, None)
-        if life is None:
+    def _on_exited(self, event: Event) -> None:
+        span = self._live.pop(event.worker, None)
+        if span is None:
             return
-        life.end = event
-        life.stop_ns = life.stop_ns if event.after_stop else 0  # else it is why the others were stopped
-        self._sample(life, event.time_ns)
+        span.end = event
+        span.stop_ns = span.stop_ns if event.after_stop else 0  # else it is why the others were stopped
+        self._sample(span, event.time_ns)
         self._last_exit_ns = max(self._last_exit_ns, event.time_ns)
 
-    def _note_told(self, event: Event) -> None:
+    def _on_signalled(self, event: Event) -> None:
         self._stop(event.time_ns)
-        self._instant(f"told {signal_name(event.signal)}", event)
+        self._instant(f"signalled {signal_name(event.signal)}", event)
 
-    def _note_passed(self, event: Event) -> None:
+    def _on_forwarded(self, event: Event) -> None:
         self._instant(f"passed {signal_name(event.signal)} on", event)
 
-    def _note_restarting(self, event: Event) -> None:
+    def _on_restarting(self, event: Event) -> None:
         self._attempt = event.code
         self._instant(f"restart {event.code}", event)
 
-    def _note_stray(self, event: Event) -> None:
+    def _on_leftover(self, event: Event) -> None:
         self._instant(f"left behind: {printable(event.name)}", event, {"pid": event.pid})
 
-    def _note_stuck(self, event: Event) -> None:
+    def _on_stuck(self, event: Event) -> None:
         self._instant(f"stuck: {printable(event.name)}", event, {"pid": event.pid, "state": chr(event.code)})
 
-    def _note_ended(self, event: Event) -> None:
+    def _on_ended(self, event: Event) -> None:
         self._close_attempt(event.time_ns)
 
-    def _note_other(self, event: Event) -> None:
+    def _on_other(self, event: Event) -> None:
         self._instant(event.kind.replace("_", " "), event)
 
     # ---- output
 
-    def _sample(self, life: _RankSpan, time_ns: int) -> None:
-        if self._group is not None and (life.worker.stdout.piped or life.worker.stderr.piped):
-            self._count += life.add(time_ns, self._group.volume(life.index))
+    def _sample(self, span: _RankSpan, time_ns: int) -> None:
+        if self._group is not None and (span.worker.stdout.piped or span.worker.stderr.piped):
+            self._count += span.add(time_ns, self._group.volume(span.index))
 
     def _thin(self) -> None:
         """A job may run for weeks: the trace of it is to stay one that can be opened."""
         self._gap_ns *= 2
-        for life in self._lives:
-            life.samples[:-1] = life.samples[:-1:2]
-        self._count = sum(len(life.samples) for life in self._lives)
+        for span in self._spans:
+            span.samples[:-1] = span.samples[:-1:2]
+        self._count = sum(len(span.samples) for span in self._spans)
 
     # ---- the trace
 
@@ -266,12 +266,12 @@ class ChromeTrace:
         )
 
     def _instant(self, name: str, event: Event, args: dict[str, Any] | None = None) -> None:
-        self._told += 1
-        if self._told > _INSTANTS:
+        self._instant_count += 1
+        if self._instant_count > _INSTANTS:
             return
-        life = self._live.get(event.worker)
-        pid = self._pid if life is None else life.pid
-        where = {"pid": pid, "tid": pid, "s": "g" if life is None else "p", "ts": self._us(event.time_ns)}
+        span = self._live.get(event.worker)
+        pid = self._pid if span is None else span.pid
+        where = {"pid": pid, "tid": pid, "s": "g" if span is None else "p", "ts": self._us(event.time_ns)}
         self._events.append({"name": name, "ph": "i", "cat": "event", **where, "args": args or {}})
 
     def content(self) -> dict[str, Any]:
@@ -288,29 +288,29 @@ class ChromeTrace:
             self._pid, f"infini-run on {home.host}" if home else _own_name(), home.order if home else -1
         )
         events = list(self._events)
-        for life in self._lives:
-            names += process_names(life.pid, life.name, life.worker.rank)
-            events += self._life_events(life, now_ns)
+        for span in self._spans:
+            names += process_names(span.pid, span.name, span.worker.rank)
+            events += self._rank_events(span, now_ns)
         return names, events
 
-    def _life_events(self, life: _RankSpan, now_ns: int) -> list[dict[str, Any]]:
-        end_ns = life.end.time_ns if life.end else life.lost_ns or now_ns
-        whole = self._span(life.name, life.pid, life.start_ns, end_ns)
-        colour = _BAD if life.lost_ns else _colour(life.end)
-        events = [{**whole, "cat": "rank", "cname": colour, "args": _args(life)}]
-        stop_ns = min(life.stop_ns or end_ns, end_ns)
-        if life.stop_ns:
-            events.append({**self._span("stopping", life.pid, stop_ns, end_ns), "cat": "rank"})
-        if life.ready_ns:
-            ready_ns = min(life.ready_ns, stop_ns)
-            events.append({**self._span("starting", life.pid, life.start_ns, ready_ns), "cat": "rank"})
-            at = {"ph": "i", "s": "t", "ts": self._us(min(life.ready_ns, end_ns)), "pid": life.pid, "tid": life.pid}
+    def _rank_events(self, span: _RankSpan, now_ns: int) -> list[dict[str, Any]]:
+        end_ns = span.end.time_ns if span.end else span.lost_ns or now_ns
+        whole = self._span(span.name, span.pid, span.start_ns, end_ns)
+        colour = _BAD if span.lost_ns else _colour(span.end)
+        events = [{**whole, "cat": "rank", "cname": colour, "args": _args(span)}]
+        stop_ns = min(span.stop_ns or end_ns, end_ns)
+        if span.stop_ns:
+            events.append({**self._span("stopping", span.pid, stop_ns, end_ns), "cat": "rank"})
+        if span.ready_ns:
+            ready_ns = min(span.ready_ns, stop_ns)
+            events.append({**self._span("starting", span.pid, span.start_ns, ready_ns), "cat": "rank"})
+            at = {"ph": "i", "s": "t", "ts": self._us(min(span.ready_ns, end_ns)), "pid": span.pid, "tid": span.pid}
             events.append({"name": "ready", "cat": "rank", **at})
-        if life.end is not None:
-            at = {"ph": "i", "s": "t", "ts": self._us(end_ns), "pid": life.pid, "tid": life.pid}
-            events.append({"name": f"exit: {_end_text(life.end)}", "cat": "rank", **at})
-        for time_ns, out, err in life.samples:
-            at = {"ph": "C", "ts": self._us(min(time_ns, end_ns)), "pid": life.pid, "tid": life.pid}
+        if span.end is not None:
+            at = {"ph": "i", "s": "t", "ts": self._us(end_ns), "pid": span.pid, "tid": span.pid}
+            events.append({"name": f"exit: {_end_text(span.end)}", "cat": "rank", **at})
+        for time_ns, out, err in span.samples:
+            at = {"ph": "C", "ts": self._us(min(time_ns, end_ns)), "pid": span.pid, "tid": span.pid}
             events.append({"name": "output (bytes)", "cat": "output", **at, "args": {"stdout": out, "stderr": err}})
         return events
 
@@ -367,24 +367,24 @@ def _end_text(end: Event) -> str:
     return signal_name(end.signal) if end.signal else f"code {end.code}"
 
 
-def _args(life: _RankSpan) -> dict[str, Any]:
+def _args(span: _RankSpan) -> dict[str, Any]:
     args: dict[str, Any] = {
-        "rank": life.worker.rank,
-        "local_rank": life.worker.local_rank,
-        "attempt": life.attempt,
-        **life.facts,
+        "rank": span.worker.rank,
+        "local_rank": span.worker.local_rank,
+        "attempt": span.attempt,
+        **span.facts,
     }
-    if life.worker.devices:
-        args["devices"] = ",".join(life.worker.devices)
-    if life.lost_ns:
+    if span.worker.devices:
+        args["devices"] = ",".join(span.worker.devices)
+    if span.lost_ns:
         args["exit"] = "its node was lost"
-    if life.end is not None:
+    if span.end is not None:
         args |= {
-            "exit": _end_text(life.end),
-            "failed": life.end.is_failure,
-            "stopped": life.end.after_stop,
-            "user_s": life.end.user_us / 1e6,
-            "system_s": life.end.system_us / 1e6,
-            "max_rss_kib": life.end.max_rss_kib,
+            "exit": _end_text(span.end),
+            "failed": span.end.is_failure,
+            "stopped": span.end.after_stop,
+            "user_s": span.end.user_us / 1e6,
+            "system_s": span.end.system_us / 1e6,
+            "max_rss_kib": span.end.max_rss_kib,
         }
     return args

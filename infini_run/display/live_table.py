@@ -69,24 +69,24 @@ class LaunchView:
         self._sampled_s = 0.0
         self._indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         self._lines: dict[int, str] = {}
-        self._blamed: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
+        self._findings: dict[int, tuple[str, int]] = {}  # by rank: hung or late, since when
         self._is_stopping = False
         self._lost_s = 0.0
         self.pids: set[int] = set()
 
-    def follow(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take one event of the group in."""
         if event.kind == "started":
             self.pids.add(event.pid)
         elif event.kind in ("hung", "late"):
-            self._blamed[event.rank] = (event.kind, event.time_ns)
-        elif event.kind == "told":
+            self._findings[event.rank] = (event.kind, event.time_ns)
+        elif event.kind == "signalled":
             self.stop()
 
     def stop(self) -> None:
         self._is_stopping = True
 
-    def lose(self) -> None:
+    def on_disconnect(self) -> None:
         """The node has gone: nobody knows what becomes of its ranks."""
         self._lost_s = time.time()
 
@@ -96,10 +96,10 @@ class LaunchView:
     def rows(self, now_s: float) -> list[Row]:
         """Of all its ranks. now_s: monotonic."""
         exits = self._outcome().exits()
-        self._take_samples(exits, now_s)
+        self._refresh(exits, now_s)
         return [self._row(exit_) for exit_ in exits]
 
-    def _take_samples(self, exits: tuple[Exit, ...], now_s: float) -> None:
+    def _refresh(self, exits: tuple[Exit, ...], now_s: float) -> None:
         if now_s - self._sampled_s < TICK_S * 0.9:
             return
         self._sampled_s = now_s
@@ -132,7 +132,7 @@ class LaunchView:
 
     def _state(self, exit_: Exit, sample: Usage) -> tuple[str, int]:
         """Of one that lives. A rank that was silent too long hangs until it says something."""
-        kind, since_ns = self._blamed.get(exit_.rank, ("", 0))
+        kind, since_ns = self._findings.get(exit_.rank, ("", 0))
         if exit_.start_s is None:
             return "waiting", LIVE
         if exit_.stuck:
@@ -171,76 +171,76 @@ class LiveTable:
         self._screen = screen
         self._painter = TableRenderer(environ)
         self._footer = footer
-        self._scenes: dict[int, LaunchView] = {}  # by node
+        self._launches: dict[int, LaunchView] = {}  # by node
         self._begin_s = time.time()
         self._drawn_s = self._due_s = self._looked_s = 0.0
         self.shown: set[int] = set()  # ranks that have a line now
 
     # ---- what happens
 
-    def begin(self, scene: LaunchView, node: int = 0) -> None:
-        self._scenes[node] = scene
+    def begin(self, launch_view: LaunchView, node: int = 0) -> None:
+        self._launches[node] = launch_view
         self._due_s = 0.0
 
-    def follow(self, event: Event, node: int = 0) -> None:
+    def on_event(self, event: Event, node: int = 0) -> None:
         """Take one event of a node in."""
-        if node in self._scenes:
-            self._scenes[node].follow(event)
-        if event.kind == "passed":
+        if node in self._launches:
+            self._launches[node].on_event(event)
+        if event.kind == "forwarded":
             self.note_signal(event.signal)
 
     def note_signal(self, number: int) -> None:
         """We were told this one."""
         if number == _CONT:
-            self._screen.leave_in_place()  # the shell wrote below it meanwhile
+            self._screen.leave_in_target()  # the shell wrote below it meanwhile
         if number in (_CONT, _WINCH):  # what is on the screen is not what we drew
             self._due_s = 0.0
 
     def stop(self, node: int | None = None) -> None:
         """Ranks are being stopped: a node's, or all."""
-        for at, scene in self._scenes.items():
+        for at, launch_view in self._launches.items():
             if node in (None, at):
-                scene.stop()
+                launch_view.stop()
 
-    def lose(self, node: int) -> None:
+    def on_disconnect(self, node: int) -> None:
         """That node has gone."""
-        if node in self._scenes:
-            self._scenes[node].lose()
+        if node in self._launches:
+            self._launches[node].on_disconnect()
 
-    def say(self, text: str) -> bool:
+    def print_above(self, text: str) -> bool:
         """Above the table. False: there is none, or nobody sees it."""
         if not self.is_seen:
             return False
-        self._screen.say(text)
+        self._screen.print_above(text)
         self._due_s = 0.0
         return True
 
     @property
     def is_seen(self) -> bool:
         """There is a table, and a screen for it that is ours now."""
-        return bool(self._scenes) and not self._screen.is_gone and self._screen.is_ours(self._pids())
+        return bool(self._launches) and not self._screen.is_gone and self._screen.is_ours(self._pids())
 
     def _pids(self) -> set[int]:
         """Ranks may have the foreground; those of other nodes are others here."""
-        return self._scenes[0].pids if len(self._scenes) == 1 and 0 in self._scenes else set()
+        return self._launches[0].pids if len(self._launches) == 1 and 0 in self._launches else set()
 
     # ---- when
 
     def timeout_s(self, asked_s: float | None) -> float | None:
         """Until the next frame, or what was asked for; None: for ever."""
-        if not self._scenes or self._screen.is_gone:
+        if not self._launches or self._screen.is_gone:
             return asked_s
         wait_s = max(0.0, self._due_s - time.monotonic())
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
-    def act(self) -> None:
+    def run_due(self) -> None:
         """Something has happened, or the time is up."""
         now_s = time.monotonic()
         self._due_s = min(self._due_s, self._drawn_s + _GAP_S)
-        if self._scenes and not self._screen.is_gone and now_s >= self._due_s:
+        if self._launches and not self._screen.is_gone and now_s >= self._due_s:
             self._draw(now_s)
 
-    def take_look(self) -> bool:
+    def is_usage_due(self) -> bool:
         """Whether it is time to ask other nodes what their ranks use: once a second, while the table is seen."""
         now_s = time.monotonic()
         is_due = now_s - self._looked_s >= TICK_S * 0.9 and self.is_seen
@@ -249,10 +249,10 @@ class LiveTable:
 
     def end(self) -> None:
         """The group is about to be closed, or all of them: the last frame stays."""
-        if any(scene.pids for scene in self._scenes.values()) and not self._screen.is_gone:
+        if any(launch_view.pids for launch_view in self._launches.values()) and not self._screen.is_gone:
             self._draw(time.monotonic())
-        self._scenes.clear()
-        self._screen.leave_in_place()
+        self._launches.clear()
+        self._screen.leave_in_target()
 
     def close(self) -> None:
         self._screen.close()
@@ -265,8 +265,8 @@ class LiveTable:
             return
         columns, lines = self._screen.size()
         width = columns - 1  # in the last column a terminal may wrap already
-        rows = [row for scene in self._scenes.values() for row in scene.rows(now_s)]
-        where = f" on {len(self._scenes)} nodes" if len(self._scenes) > 1 else ""
+        rows = [row for launch_view in self._launches.values() for row in launch_view.rows(now_s)]
+        where = f" on {len(self._launches)} nodes" if len(self._launches) > 1 else ""
         title = f"infini-run, {len(rows)} rank{'s' if len(rows) != 1 else ''}{where}, "
         title += up_text(time.time() - self._begin_s)
         self.shown.clear()
@@ -276,7 +276,7 @@ class LiveTable:
 
     def _last_line(self, rank: int) -> str:
         self.shown.add(rank)
-        return next(scene for scene in self._scenes.values() if scene.has(rank)).last_line(rank)
+        return next(launch_view for launch_view in self._launches.values() if launch_view.has(rank)).last_line(rank)
 
 
 def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:
@@ -285,8 +285,8 @@ def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:
         return "interrupted", OVER
     if exit_.start_failure:
         return "not started", FAILED
-    if exit_.verdict:
-        return "was " + ("hung" if exit_.verdict.startswith("hung") else "late"), FAILED
+    if exit_.watchdog_reason:
+        return "was " + ("hung" if exit_.watchdog_reason.startswith("hung") else "late"), FAILED
     if exit_.is_failure:
         return (signal_name(exit_.signal) if exit_.signal else f"exit {exit_.code}"), FAILED
     return ("stopped" if exit_.stopped else "done"), OVER

@@ -38,20 +38,20 @@ class Observers:
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
-            self._display.begin(self._scene(plan, group, outcome))
+            self._display.begin(self._launch_view(plan, group, outcome))
 
-    def _scene(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> LaunchView:
+    def _launch_view(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> LaunchView:
         from infini_run.display.live_table import LaunchView
         from infini_run.display.resource_usage import Sampler
 
         self._sampler = self._sampler or Sampler()
-        return LaunchView(plan, group, outcome, self._sampler.take)
+        return LaunchView(plan, group, outcome, self._sampler.sample)
 
-    def follow(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if self._trace is not None:
-            self._trace.follow(event)
+            self._trace.on_event(event)
         if self._display is not None:
-            self._display.follow(event)
+            self._display.on_event(event)
 
     def stop(self) -> None:
         """The ranks are being stopped."""
@@ -66,16 +66,16 @@ class Observers:
             asked_s = self._trace.timeout_s(asked_s)
         return asked_s if self._display is None else self._display.timeout_s(asked_s)
 
-    def act(self) -> None:
+    def run_due(self) -> None:
         """Something has happened, or the time is up."""
         if self._trace is not None:
-            self._trace.act()
+            self._trace.run_due()
         if self._display is not None:
-            self._display.act()
+            self._display.run_due()
 
-    def say(self, text: str) -> bool:
+    def print_above(self, text: str) -> bool:
         """A line for the user above the table; False: there is none."""
-        return self._display is not None and self._display.say(text)
+        return self._display is not None and self._display.print_above(text)
 
     def end(self) -> None:
         """The group is about to be closed. Another attempt may follow."""
@@ -94,12 +94,20 @@ class Observers:
 
 
 def open_observers(
-    options: Options, environ: Mapping[str, str], *, say: Callable[[str], None] | None
+    options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None] | None
 ) -> tuple[Observers | None, Options]:
-    """What was asked for, and the options as they are then: live is "on" or "off". say: where a sentence goes when
-    there is no terminal for the table.
+    """Open the table and the trace that were asked for.
 
-    Raises UsageError: rich is missing, or the trace cannot be written.
+    Args:
+        options: What the user asked for.
+        environ: The launcher's environment.
+        print_line: Gets a sentence if there is no terminal for the table. None: nothing is said.
+
+    Returns:
+        The observers, None if there are none; and the options with `live` "on" or "off".
+
+    Raises:
+        UsageError: rich is missing, or the trace cannot be written.
     """
     check_names(options)
     trace = None
@@ -110,18 +118,18 @@ def open_observers(
 
         trace = ChromeTrace(absolute("trace", options.trace))
         check_writable("trace", options.trace, options.log_dir)
-    display = open_display(options, environ, say)
+    display = open_display(options, environ, print_line)
     options = replace(options, live="off" if display is None else "on")
     return (None if trace is None and display is None else Observers(trace, display)), options
 
 
 def check_names(options: Options) -> None:
     """Raises UsageError: trace and report are one file."""
-    if options.trace and options.report and _place("trace", options.trace) == _place("report", options.report):
+    if options.trace and options.report and _target("trace", options.trace) == _target("report", options.report):
         raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
 
 
-def _place(flag: str, path: str) -> tuple[str, str]:
+def _target(flag: str, path: str) -> tuple[str, str]:
     """The folder and the name that a file is renamed to: links lead to a folder, a link itself is replaced."""
     from infini_run.plan.program import absolute
 
@@ -132,7 +140,7 @@ def _place(flag: str, path: str) -> tuple[str, str]:
 def open_display(
     options: Options,
     environ: Mapping[str, str],
-    say: Callable[[str], None] | None,
+    print_line: Callable[[str], None] | None,
     footer: Callable[[], str] = str,
 ) -> LiveTable | None:
     """`auto` is silent about what it does without."""
@@ -140,8 +148,8 @@ def open_display(
         return None
     is_asked = options.live == "on"
     if not _is_screen(environ):
-        if is_asked and say is not None:
-            say(f"infini-run: {_NO_TERMINAL}")
+        if is_asked and print_line is not None:
+            print_line(f"infini-run: {_NO_TERMINAL}")
         return None
     try:
         import rich  # noqa: F401  light by itself; its parts are imported when the ranks run

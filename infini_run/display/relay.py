@@ -34,7 +34,7 @@ class ObserverRelay:
         self._has_room = has_room
         self._counts = counts
         self._begin_ns = time.monotonic_ns()
-        self._untold: list[Any] = []
+        self._pending: list[Any] = []
         self._plan: Plan | None = None
         self._group: Group | None = None
         self._outcome: Callable[[], Outcome] | None = None
@@ -55,10 +55,10 @@ class ObserverRelay:
             [worker.rank, worker.local_rank, list(worker.devices), worker.stdout.piped or worker.stderr.piped]
             for worker in plan.workers
         ]
-        self._tell("begin", self._begin_ns, time.monotonic_ns(), plan.file, ranks)
+        self._queue("begin", self._begin_ns, time.monotonic_ns(), plan.file, ranks)
         self._flush()
 
-    def follow(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take one event of the group in."""
         if event.kind == "started":
             self._live.add(event.worker)
@@ -67,11 +67,11 @@ class ObserverRelay:
             self._live.discard(event.worker)
         flags = event.dumped_core | event.after_stop << 1 | event.status_lost << 2
         numbers = [event.worker, event.pid, event.code, event.signal, flags, event.time_ns]
-        self._tell("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
+        self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
 
     def stop(self) -> None:
         """The ranks are being stopped."""
-        self._tell("stop", time.monotonic_ns())
+        self._queue("stop", time.monotonic_ns())
 
     def timeout_s(self, asked_s: float | None) -> float | None:
         """Until the count that is still to come, or what was asked for; None: for ever."""
@@ -80,7 +80,7 @@ class ObserverRelay:
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
-    def act(self) -> None:
+    def run_due(self) -> None:
         """Something has happened, or the time is up."""
         now_ns = time.monotonic_ns()
         self._is_behind = self._counts and self._group is not None and now_ns < self._next_ns
@@ -89,7 +89,7 @@ class ObserverRelay:
             self._count(now_ns, self._live)
         self._flush()
 
-    def say(self, text: str) -> bool:
+    def print_above(self, text: str) -> bool:
         """Lines for the user go to the head as any output."""
         return False
 
@@ -99,7 +99,7 @@ class ObserverRelay:
             return
         now_ns = time.monotonic_ns()
         self._count(now_ns, self._live)
-        self._tell("end", now_ns)
+        self._queue("end", now_ns)
         self._flush()
         self._group, self._is_behind = None, False
 
@@ -112,11 +112,11 @@ class ObserverRelay:
 
     # ---- what the head asks
 
-    def look(self, asked: list[int]) -> None:
+    def sample(self, asked: list[int]) -> None:
         """What ranks use now, and what those of `asked` that are here wrote last."""
         plan, group, outcome = self._plan, self._group, self._outcome
         if plan is None or group is None or outcome is None:
-            self._tell("look", [], [])
+            self._queue("usage", [], [])
             self._flush()
             return
         from infini_run.display.live_table import living
@@ -127,12 +127,12 @@ class ObserverRelay:
         ranks = living(plan, outcome().exits(), now_s)
         indexes = {worker.rank: index for index, worker in enumerate(plan.workers)}
         rows = []
-        for pid, s in self._sampler.take(ranks, now_s).items():
+        for pid, s in self._sampler.sample(ranks, now_s).items():
             at = indexes[ranks[pid][0].rank]
             said_ns = group.activity(at)[0]
             rows.append([at, pid, s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended, said_ns])
         here = [indexes[rank] for rank in asked[:MOST_LINES] if rank in indexes]
-        self._tell("look", rows, [[at, _text(group.line(at)), _text(group.status(at))] for at in here])
+        self._queue("usage", rows, [[at, _text(group.line(at)), _text(group.status(at))] for at in here])
         self._flush()
 
     # ---- telling
@@ -145,15 +145,15 @@ class ObserverRelay:
         changed = {index: volume for index, volume in volumes.items() if volume != self._volumes.get(index, (0, 0))}
         if changed:
             self._volumes |= changed
-            self._tell("written", now_ns, [[index, *volume] for index, volume in changed.items()])
+            self._queue("written", now_ns, [[index, *volume] for index, volume in changed.items()])
 
-    def _tell(self, *what: Any) -> None:
-        self._untold.append(what)
+    def _queue(self, *what: Any) -> None:
+        self._pending.append(what)
 
     def _flush(self) -> None:
-        untold, self._untold = self._untold, []
-        if untold:
-            self._send(untold)
+        pending, self._pending = self._pending, []
+        if pending:
+            self._send(pending)
 
 
 def _text(line: bytes) -> str:

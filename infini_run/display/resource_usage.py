@@ -47,7 +47,7 @@ class Sampler:
         self._meter: NvmlMeter | None = None
         self._opened = False
 
-    def take(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
+    def sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
         """By pid. ranks: of each pid its worker, and when it started (the clock of now_s)."""
         if not self._opened:
             self._opened, self._meter = True, open_meter()

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-_HELD = 1 << 16  # of lines for a terminal that takes none
+BACKLOG_LIMIT = 1 << 16  # of lines for a terminal that takes none
 _READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: how long for who does not read, at the end
 
 
@@ -23,7 +23,7 @@ class TerminalArea:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._outlet = NonblockingWriter(fd)
+        self._writer = NonblockingWriter(fd)
         self._height = self._width = 0  # of what is drawn
         self.is_gone = False  # hung up: nothing more is drawn
 
@@ -57,21 +57,21 @@ class TerminalArea:
         self._height, self._width = len(lines), width
         return True
 
-    def say(self, text: str) -> None:
+    def print_above(self, text: str) -> None:
         """Lines that stay, where the drawn ones were; those are drawn anew below."""
-        if self._outlet.waiting < _HELD:
+        if self._writer.waiting < BACKLOG_LIMIT:
             self._put(f"{self._above()}\x1b[J{text.rstrip()}\n".replace("\n", "\r\n"))
-            self.leave_in_place()
+            self.leave_in_target()
 
-    def leave_in_place(self) -> None:
+    def leave_in_target(self) -> None:
         """What is drawn stays, and the next frame comes below it."""
         self._height = self._width = 0
 
     def close(self) -> None:
         """Wait a little for a terminal that has not taken everything."""
-        if not self._outlet.finish():
-            wait(self._outlet, _READER_S)
-        self._outlet.close()
+        if not self._writer.finish():
+            wait(self._writer, _READER_S)
+        self._writer.close()
         self.is_gone = True
 
     def _above(self) -> str:
@@ -79,11 +79,11 @@ class TerminalArea:
 
     def _put(self, text: str) -> None:
         if not self.is_gone:
-            self._outlet.write(text.encode("utf-8", "replace"))
+            self._writer.write(text.encode("utf-8", "replace"))
         self._flush()
 
     def _flush(self) -> bool:
         """Whether everything is written, as much as the terminal takes now."""
-        self._outlet.flush()
-        self.is_gone = self.is_gone or self._outlet.problem is not None  # EIO: it hung up
-        return not self.is_gone and not self._outlet.waiting
+        self._writer.flush()
+        self.is_gone = self.is_gone or self._writer.problem is not None  # EIO: it hung up
+        return not self.is_gone and not self._writer.waiting

@@ -92,8 +92,8 @@ def _load(path: str) -> dict[str, Any]:
         raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}") from None
     if not isinstance(content, dict) or not isinstance(content.get("ranks"), list):
         raise UsageError(f"--plot: {name} is no report of infini-run; {_HOW}")
-    if content.get("format") != 1:
-        raise UsageError(f"--plot: {name} is of format {content.get('format')!r}; this infini-run knows format 1")
+    if content.get("format") != 2:
+        raise UsageError(f"--plot: {name} is of format {content.get('format')!r}; this infini-run knows format 2")
     return content
 
 
@@ -148,8 +148,8 @@ def _seconds(value: Any) -> float:
 
 
 def _end(rank: Mapping[str, Any]) -> object:
-    if rank.get("verdict"):
-        return str(rank["verdict"]).partition(":")[0]
+    if rank.get("watchdog_reason"):
+        return str(rank["watchdog_reason"]).partition(":")[0]
     return rank.get("signal") or f"exit {rank['exit_code']}"
 
 

@@ -133,7 +133,7 @@ class JobRun:
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
-        roster = asked.roster or NodeList(engine="here", hosts=(Host(name=os.uname().nodename),))
+        roster = asked.node_list or NodeList(engine="here", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
 
     def _hosts(self) -> list[str]:
@@ -210,13 +210,13 @@ class JobRun:
 
         write_report(self._folder.file(f"{self._number}/report.json"), content)
         is_termed = first is not None and first.signal == signal.SIGTERM
-        outside = alarm.outside() if report.told or head.blames_node or is_termed else Outside()
+        outside = alarm.outside() if report.received_signal or head.blames_node or is_termed else Outside()
         return classify(
             report,
             head.error,
             blames_node=head.blames_node,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
-            is_late=self._is_over or (report.told != 0 and outside.is_late),
+            is_late=self._is_over or (report.received_signal != 0 and outside.is_late),
             is_preempted=outside.is_preempted,
             attempt=self._number,
         )

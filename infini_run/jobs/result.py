@@ -36,7 +36,7 @@ def classify(
     # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
     may_ask = (is_late or is_preempted) and not is_cancelled
     # what was cancelled is ended by TERM, and we may be the last to be told
-    told = report.told or (_TERM if is_known and (first is not None or error is not None) else 0)
+    told = report.received_signal or (_TERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and blames_node:
         end = _of_error(error, end)
         if not told or end.state != NODE_FAIL:

@@ -302,10 +302,10 @@ class Agent:
             environ=environ,
             entry=self._entry,
             cwd=self._cwd,
-            say=self._say,
+            print_line=self._say,
             has_head=True,
             heading=go["heading"],
-            seeing=self._open_relay(),
+            observers=self._open_relay(),
             stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.theirs.fileno()},
         )
         run.start()
@@ -381,7 +381,7 @@ class Agent:
             master_port=options.master_port,
             environ=environ,
             error_dir=error_folder(options, launch_id, environ),
-            lends_terminal=False,
+            may_use_terminal=False,
             span=RankRange(first=go["first"], world_size=go["world_size"], most=go["most"]),
         )
         if go["restarts"]:
@@ -393,7 +393,7 @@ class Agent:
         return plan, options
 
     def _follow(self, event: Event) -> None:
-        if event.kind == "told":
+        if event.kind == "signalled":
             self._wire.send(pack_json(protocol.EVENT, {"told": event.signal}))
         if event.is_failure:
             self._tell_failure(event.rank, event.time_ns)
@@ -491,7 +491,7 @@ class Agent:
         elif kind == protocol.STREAM_DOWN and self._stream is not None:
             self._stream.feed(payload)
         elif kind == protocol.LOOK and self._relay is not None:
-            self._relay.look(message_schema.read(payload, message_schema.LOOK)["ranks"])
+            self._relay.sample(message_schema.read(payload, message_schema.LOOK)["ranks"])
         elif kind == protocol.STOP:
             self._stop = message_schema.read(payload, message_schema.STOP)
             if run is not None:
@@ -604,7 +604,7 @@ class Agent:
 
 
 def _stop(run: NodeLaunch, how: dict[str, Any]) -> None:
-    run.stop(int(how["signal"]), is_told=bool(how["is_told"]))
+    run.stop(int(how["signal"]), by_signal=bool(how["is_told"]))
 
 
 def _take_process() -> ProcessAtEntry:

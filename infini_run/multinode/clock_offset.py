@@ -86,7 +86,7 @@ class ClockOffset:
             end_s=ours(report.end_s),
             exits=tuple(exits.values()),
             first_failure=None if first is None else exits.get(first.rank, first),
-            looks=tuple(replace(look, time_s=ours(look.time_s)) for look in report.looks),
+            snapshots=tuple(replace(look, time_s=ours(look.time_s)) for look in report.snapshots),
             clocks=(Clock(host=report.host, offset_s=self.offset_s, bound_s=self.bound_s),),
         )
 

@@ -67,7 +67,7 @@ def run_on_hosts(
     text = report.text()
     if text:
         data = os.fsencode(f"{text}\n")
-        write_all(2, data, _READER_S if report.told else None, lambda: signals.fd)
+        write_all(2, data, _READER_S if report.received_signal else None, lambda: signals.fd)
     return report.exit_code
 
 

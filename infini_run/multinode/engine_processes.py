@@ -13,11 +13,11 @@ from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_t
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand
-from infini_run.plan.model import MARK
 from infini_run.record import record
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
 from infini_run.system.shell import find_program
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class EngineProcesses:
         spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
         spec.dies_with_us = is_main_thread()
         own = dict(client.env)
-        rest = {name: value for name, value in self._environ.items() if name not in own and name != MARK}
+        rest = {name: value for name, value in self._environ.items() if name not in own and name != MARKER_VARIABLE}
         # ours first: Hydra 4.0 does not pass on the last variable that there is
         base = [os.fsencode(f"{name}={value}") for name, value in (own | rest).items()]
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -202,7 +202,7 @@ class EngineProcesses:
         return ended
 
     def _step(self, running: _Running) -> None:
-        for event in running.group.step():
+        for event in running.group.run_once():
             if event.kind == "started":
                 running.pid = event.pid
             elif event.kind == "exited":

@@ -37,7 +37,7 @@ from infini_run.multinode.stdin_forwarder import StdinForwarder
 from infini_run.options.nodes import HEADS_OWN, MANUAL, NodeList
 from infini_run.plan.model import spans_of
 from infini_run.plan.program import new_launch_id
-from infini_run.plan.restart_state import RestartState
+from infini_run.plan.restart_policy import RestartState
 from infini_run.record import replace
 from infini_run.report.merge import lost_report, merge_reports
 from infini_run.report.report import Report, duration_text, signal_name
@@ -397,7 +397,7 @@ class Head:
 
     def _lose(self, peer: RemoteAgent, reason: str) -> None:
         """It has gone: its ranks are lost, and so is the job."""
-        if peer.state == "done" and not self._repeats.is_resting:  # it has said all that matters
+        if peer.state == "done" and not self._repeats.is_waiting:  # it has said all that matters
             self._fleet.part(peer)
             return
         was_running = peer.state in ("running", "done") or peer.was_running
@@ -452,7 +452,7 @@ class Head:
         if self._stopping:
             return
         self._stopping = True
-        grace_s = self._options.told_grace_s if is_told else self._options.grace_s
+        grace_s = self._options.signal_grace_s if is_told else self._options.grace_s
         graces = 1 if is_told else 2  # of who was told, ranks and strays share one
         self._stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S
         self._fleet.send_all(pack_json(protocol.STOP, {"signal": number, "is_told": is_told}), "running")
@@ -494,7 +494,7 @@ class Head:
             self._told, self._told_s = number, time.monotonic()
             if self._overview is not None:
                 self._overview.note(f"told {name}{where}")
-            grace_s = self._options.grace_s if self._stopping else self._options.told_grace_s
+            grace_s = self._options.grace_s if self._stopping else self._options.signal_grace_s
             self._say(f"{name}{where}: stopping; SIGKILL in {grace_s:g} s, or at once when told again")
             self.stop(number if number in (_INT, _QUIT) else 0, is_told=True)
             self.limit_reader()
@@ -619,7 +619,7 @@ class Head:
         if self._lobby is not None:
             self._lobby.rest()
         address, port = rendezvous_address(self._options, self.peers)
-        self._repeats.end_rest()
+        self._repeats.end_wait()
         restarts = self._repeats.total
         difference = "" if restarts or self._roster.counts or self._hear is not None else unlike(self.peers, counts)
         if difference:
@@ -653,10 +653,10 @@ class Head:
 
     def _rests(self) -> bool:
         """All nodes have ended: whether all ranks are to be started again, which a signal or a lost node ends."""
-        if self._repeats.is_resting:
+        if self._repeats.is_waiting:
             if not self._stopping and not self._told and self.error is None:
                 return True
-            self._repeats.cut()
+            self._repeats.cancel()
         if self._told or self.error is not None or not self._options.max_restarts:
             return False
         line = self._repeats.decide(self._joint_report()) if self._fleet.census.count("lost") == 0 else ""
@@ -732,7 +732,9 @@ class Head:
             if peer.loss and peer.ranks:
                 heard_s = peer.heard_s + time.time() - time.monotonic()
                 is_blamed = isinstance(blamed, NodeLost) and blamed.node == peer.index and not self._told
-                report = lost_report(peer.name, peer.ranks, peer.pids, heard_s=heard_s, is_blamed=is_blamed)
+                report = lost_report(
+                    peer.name, peer.ranks, peer.pids, last_received_s=heard_s, is_first_failure=is_blamed
+                )
                 told_by.append((report, peer.heard_s))
             elif peer.report is not None:
                 told_by.append((peer.report, peer.failed_s))
@@ -744,7 +746,7 @@ class Head:
             world_size=self._world_size or self._planned_size(),
             start_s=self._start_s,
             end_s=time.time(),
-            told=self._told,
+            received_signal=self._told,
             silent=len(self.peers) - len(told_by),
             notices=(*self._notices, *([str(self.error)] if self.error is not None else [])),
             error=blamed,

@@ -140,9 +140,9 @@ class HeadObservers:
         if node is None:
             return
         if node.trace is not None:
-            node.trace.lose(time.monotonic_ns())
+            node.trace.on_disconnect(time.monotonic_ns())
         if self._display is not None:
-            self._display.lose(peer.index)
+            self._display.on_disconnect(peer.index)
 
     def note_signal(self, number: int) -> None:
         """We were told this one, and pass it on."""
@@ -161,7 +161,7 @@ class HeadObservers:
 
     def say(self, text: str) -> bool:
         """Lines for the user above the table; False: there is none."""
-        return self._display is not None and self._display.say(text)
+        return self._display is not None and self._display.print_above(text)
 
     # ---- when
 
@@ -173,12 +173,12 @@ class HeadObservers:
     def act(self) -> None:
         """Something has happened, or the time is up."""
         if self._display is not None:
-            self._display.act()
+            self._display.run_due()
 
     def questions(self) -> list[tuple[RemoteAgent, list[int]]]:
         """Whom to ask what its ranks use, and of which ranks the last line is wanted: once a second, while the
         table is seen, and nobody who has not answered."""
-        if self._display is None or not self._display.take_look():
+        if self._display is None or not self._display.is_usage_due():
             return []
         shown = sorted(self._display.shown)
         asked = []
@@ -205,7 +205,7 @@ class HeadObservers:
     def _take_one(self, node: _Node, kind: str, *words: Any) -> None:
         if kind == "begin":
             self._begin_node(node, *words)
-        elif kind == "look":
+        elif kind == "usage":
             node.awaited = False
             self._take_look(node, *words)
         elif node.plan is None:
@@ -215,7 +215,7 @@ class HeadObservers:
         elif kind == "written":
             node.far.volumes |= {_index(node, at): (_whole(out), _whole(err)) for at, out, err in words[1]}
             if node.trace is not None:
-                node.trace.look(node.ours_ns(words[0]))
+                node.trace.sample(node.ours_ns(words[0]))
         elif kind == "stop":
             if node.trace is not None:
                 node.trace.stop(node.ours_ns(words[0]))
@@ -263,11 +263,11 @@ class HeadObservers:
 
     def _follow(self, node: _Node, event: Event) -> None:
         if node.outcome is not None and event.kind not in ("hung", "late"):
-            node.outcome.note(event)
+            node.outcome.record_event(event)
         if node.trace is not None:
-            node.trace.follow(event)
+            node.trace.on_event(event)
         if self._display is not None:
-            self._display.follow(event, node.peer.index)
+            self._display.on_event(event, node.peer.index)
 
     def _take_look(self, node: _Node, rows: Any, lines: Any) -> None:
         far = node.far
@@ -432,8 +432,8 @@ def _plan(peer: RemoteAgent, launch_id: str, file: str, ranks: list[Any]) -> Pla
         workers.append(
             Worker(
                 rank=_whole(rank), local_rank=_whole(local_rank), node=peer.index, argv=(file,), env=(),
-                devices=tuple(str(name) for name in devices), place=None, stdin="null", stdout=output, stderr=output,
-                label="", log="", error_log="", error_file="", notify="",
+                devices=tuple(str(name) for name in devices), cpu_binding=None, stdin="null", stdout=output,
+                stderr=output, label="", log="", error_log="", error_file="", notify="",
             )
         )  # fmt: skip
     return Plan(

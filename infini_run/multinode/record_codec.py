@@ -6,7 +6,7 @@ from infini_run.errors import LinkError
 from infini_run.options.options import Options
 from infini_run.record import fields
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import Clock, Exit, Report, Stray
+from infini_run.report.report import Clock, Exit, LeftoverProcess, Report
 from infini_run.system.procfs import ProcessSnapshot, Thread
 from infini_run.value_types import RankStreams
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 _BOUNDS = {  # what goes into an exit code, or is looked up
     "Exit": (("code", 255), ("signal", 64), ("start_errno", 4095)),
-    "Report": (("told", 64), ("taken_port", 65535), ("error_code", 255)),
+    "Report": (("received_signal", 64), ("port_in_use", 65535), ("error_code", 255)),
 }
 _MOST = 2**63  # of a number: what is counted, or timed, is less
 _RECORDS = {
     cls.__name__: cls
-    for cls in (Clock, Exit, HangSnapshot, Options, ProcessSnapshot, Report, Stray, RankStreams, Thread)
+    for cls in (Clock, Exit, HangSnapshot, Options, ProcessSnapshot, Report, LeftoverProcess, RankStreams, Thread)
 }
 
 

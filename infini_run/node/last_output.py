@@ -20,16 +20,16 @@ _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 def record_last_output(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
     """What is gone with the group, into the outcome: what every rank said last, and the first failure's words."""
-    note_statuses(outcome, group, workers)
+    record_statuses(outcome, group, workers)
     for index, worker in enumerate(workers):
         if worker.rank == outcome.first:
-            outcome.add_words(*last_output(group, index, worker))
+            outcome.set_last_output(*last_output(group, index, worker))
 
 
-def note_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
+def record_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
     """The last STATUS= of each rank that told one."""
     found = {worker.rank: group.status(index).decode("utf-8", "replace") for index, worker in enumerate(workers)}
-    outcome.add_statuses({rank: text for rank, text in found.items() if text})
+    outcome.record_statuses({rank: text for rank, text in found.items() if text})
 
 
 def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:

@@ -14,9 +14,9 @@ from infini_run.core.group import (
     GUARD,
     INHERIT,
     PIPE,
-    PLAIN,
     TO_CONSOLE,
     TO_LOG,
+    UNLABELLED,
     Group,
     SpawnSpec,
     debug_flags,
@@ -25,7 +25,8 @@ from infini_run.core.group import (
 )
 from infini_run.errors import StartError, UsageError, printable
 from infini_run.node.resources import LaunchResources, has_descriptors
-from infini_run.plan.model import MARK, inheriting
+from infini_run.plan.model import inheriting
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class NodeLaunch:
         environ: Mapping[str, str],
         entry: ProcessAtEntry | None = None,
         cwd: str | None = None,
-        say: Callable[[str], None] | None = None,
+        print_line: Callable[[str], None] | None = None,
         heading: str = "",
-        seeing: Observers | ObserverRelay | None = None,
+        observers: Observers | ObserverRelay | None = None,
         has_head: bool = False,
         is_last: bool = False,
         stdins: Mapping[int, int] | None = None,
@@ -75,20 +76,20 @@ class NodeLaunch:
         self._environ = environ
         self._entry = entry
         self._cwd = cwd
-        self._say = say
+        self._print_line = print_line
         self._heading = heading
-        self._seeing = seeing
+        self._observers = observers
         self._has_head = has_head
         self._is_last = is_last
         self._stdins = stdins or {}
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
-        self._scratch = LaunchResources()
+        self._resources = LaunchResources()
         self._argvs: dict[tuple[str, ...], list[bytes]] = {}
         self._has_terminal = False
         self._history: list[Event] = []  # until there is an outcome that knows them
         self._outcome: Outcome | None = None
-        self._watch: Watchdog | None = None  # where a deadline was asked for
+        self._watchdog: Watchdog | None = None  # where a deadline was asked for
         self._ready = 0  # ranks that said so
         self._oom_kills = -1  # not counted yet
         self._ended = False
@@ -100,14 +101,14 @@ class NodeLaunch:
         could not be created: then none is left."""
         try:
             if self.options.console == "auto":
-                self._settle_console()
+                self._settle_console_mode()
             self._open()
             specs = [self._spec(worker) for worker in self.plan.workers]
             base = self.plan.base(self._environ) | dict(self.plan.env)
             if self.options.ready_timeout_s or self.options.hang_timeout_s:
-                self._watch = self._make_watch()
-            if self._seeing is not None:
-                self._seeing.begin(self.plan, self.group, lambda: self.outcome)
+                self._watchdog = self._make_watchdog()
+            if self._observers is not None:
+                self._observers.begin(self.plan, self.group, lambda: self.outcome)
             started = self.group.spawn(specs, [os.fsencode(f"{name}={value}") for name, value in base.items()])
         except StartError as error:
             self.close()
@@ -116,19 +117,23 @@ class NodeLaunch:
             self.close()
             raise
         finally:
-            self._scratch.close_null()
+            self._resources.close_null()
         if self.options.verbose:
-            bound = [f"  rank {worker.rank}: {worker.place}" for worker in self.plan.workers if worker.place]
-            self._tell(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
+            bound = [
+                f"  rank {worker.rank}: {worker.cpu_binding}" for worker in self.plan.workers if worker.cpu_binding
+            ]
+            self._print(f"started {started} of {len(specs)} workers of {self.plan.launch_id}", *bound)
 
-    def _settle_console(self) -> None:
+    def _settle_console_mode(self) -> None:
         """Whole lines need a pipe for each rank and stream: without enough descriptors ranks write themselves."""
-        if not any(output.plain for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
+        if not any(output.unlabelled for worker in self.plan.workers for output in (worker.stdout, worker.stderr)):
             return
         if not has_descriptors(self.plan.workers):
             self.plan = inheriting(self.plan)
-            if self.options.verbose and self._say is not None:
-                self._say("infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves")
+            if self.options.verbose and self._print_line is not None:
+                self._print_line(
+                    "infini-run: too few descriptors (ulimit -n) for --console=lines: ranks write themselves"
+                )
 
     def _explained(self, error: StartError) -> StartError:
         from infini_run.system.resource_limits import with_limit_hint
@@ -147,24 +152,24 @@ class NodeLaunch:
 
     def _open(self) -> None:
         """Everything that can fail, before the first worker."""
-        self._scratch.make(self.plan, self.options, self._heading)
+        self._resources.open(self.plan, self.options, self._heading)
         has_console = any(o.piped and o.console for w in self.plan.workers for o in (w.stdout, w.stderr))
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             self._group = Group(
                 len(self.plan.workers),
-                mark=os.fsencode(f"{MARK}={self.plan.launch_id}"),
+                mark=os.fsencode(f"{MARKER_VARIABLE}={self.plan.launch_id}"),
                 grace_s=self.options.grace_s,
-                told_grace_s=self.options.told_grace_s,
+                signal_grace_s=self.options.signal_grace_s,
                 stop_signal=self.options.stop_signal,
                 stop_scope=self.options.stop_scope,
                 console=self._console if has_console else (-1, -1),
-                say_fd=self._console[1],
+                message_fd=self._console[1],
                 stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
                 guard=GUARD,
-                folder=os.fsencode(self._scratch.error_folder),
+                folder=os.fsencode(self._resources.error_folder),
                 entry=self._entry,
                 is_last=self._is_last,
-                tells_tstp=self._has_head,
+                suspend_as_event=self._has_head,
                 debug=debug_flags(self._environ) | self._debug,
             )
 
@@ -173,21 +178,21 @@ class NodeLaunch:
         spec = SpawnSpec(worker.rank, os.fsencode(self.plan.file), self._argv(worker.argv), env)
         spec.cwd = os.fsencode(self._cwd) if self._cwd else None
         spec.notify = os.fsencode(worker.notify)
-        if worker.place is not None:
-            spec.cpus, spec.nodes = worker.place.cpus, worker.place.nodes
+        if worker.cpu_binding is not None:
+            spec.cpus, spec.nodes = worker.cpu_binding.cpus, worker.cpu_binding.nodes
         spec.dies_with_us = self._entry is not None or is_main_thread()
-        ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._scratch.null}
+        ways = {"inherit": INHERIT, "pipe": PIPE, "null": self._resources.null}
         spec.stdio[0] = self._stdins.get(worker.rank, ways[worker.stdin])
         if worker.stdin == "inherit" and len(self.plan.workers) == 1 and self._entry is not None:
             spec.foreground = self._has_terminal = os.isatty(0)
         for i, output in enumerate((worker.stdout, worker.stderr)):
             spec.stdio[i + 1] = self._target(output)
             spec.output[i] = (TO_CONSOLE if output.console else 0) | (TO_LOG if output.log else 0)
-            spec.output[i] |= PLAIN if output.plain else 0
+            spec.output[i] |= UNLABELLED if output.unlabelled else 0
         if self.options.console == "prefix":
             spec.label = (_labels(worker.label), _labels(f"{worker.label} ERROR"))
-        spec.log_fd = self._scratch.logs.get(worker.rank, -1)
-        spec.error_log_fd = self._scratch.error_logs.get(worker.rank, -1)
+        spec.log_fd = self._resources.logs.get(worker.rank, -1)
+        spec.error_log_fd = self._resources.error_logs.get(worker.rank, -1)
         return spec
 
     def _argv(self, argv: tuple[str, ...]) -> list[bytes]:
@@ -199,44 +204,47 @@ class NodeLaunch:
     def _target(self, output: Output) -> int:
         if output.piped:
             return PIPE
-        return INHERIT if output.console else self._scratch.null
+        return INHERIT if output.console else self._resources.null
 
     # ---- following
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
         """The events that have come up, waiting for the first one, or for a descriptor of `also`, at most
         `timeout_s` (None: for ever)."""
-        group, events = self._group, self._step()  # another thread may close us meanwhile; a closed group is safe
+        group, events = (
+            self._group,
+            self._read_events(),
+        )  # another thread may close us meanwhile; a closed group is safe
         if not events and group is not None and not self.ended:
-            if self._watch is not None:
+            if self._watchdog is not None:
                 with self._lock:
-                    timeout_s, also = self._watch.timeout_s(timeout_s), [*self._watch.fds(), *also]
-            if self._seeing is not None:
+                    timeout_s, also = self._watchdog.timeout_s(timeout_s), [*self._watchdog.fds(), *also]
+            if self._observers is not None:
                 with self._lock:
-                    timeout_s = self._seeing.timeout_s(timeout_s)
+                    timeout_s = self._observers.timeout_s(timeout_s)
             if self._wait(group, timeout_s, also):
-                events = self._step()
-        if self._watch is not None:
+                events = self._read_events()
+        if self._watchdog is not None:
             with self._lock:
-                events += self._act(self._watch)
-        if self._seeing is not None:
+                events += self._check_watchdog(self._watchdog)
+        if self._observers is not None:
             with self._lock:
-                self._seeing.act()
+                self._observers.run_due()
         return events
 
-    def _act(self, watch: Watchdog) -> list[Event]:
+    def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
         """What is due at a deadline; the events that tell of it."""
-        finding = None if self.ended else watch.act()
+        finding = None if self.ended else watchdog.act()
         if finding is None:
             return []
-        self._tell(*self.outcome.note_looks(finding.looks, finding.blamed))
+        self._print(*self.outcome.record_snapshots(finding.looks, finding.blamed))
         if finding.problem:
-            self._tell(self.outcome.notice(finding.problem))
+            self._print(self.outcome.add_notice(finding.problem))
         if finding.blamed:
             self.stop()
-        if self._seeing is not None:
+        if self._observers is not None:
             for event in finding.events:
-                self._seeing.follow(event)
+                self._observers.on_event(event)
         return finding.events
 
     def _wait(self, group: Group, timeout_s: float | None, also: Sequence[int]) -> bool:
@@ -260,12 +268,12 @@ class NodeLaunch:
                 return []
             if self._oom_kills < 0 and self._outcome is None:
                 self._count_oom_kills()
-            return [self._group.fileno(), *(self._watch.fds() if self._watch is not None else ())]
+            return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
 
     def due_s(self) -> float | None:
         """And when it has (monotonic), whatever can be read; None: never."""
         with self._lock:
-            wait_s = None if self._watch is None or self.ended else self._watch.timeout_s(None)
+            wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
         return None if wait_s is None else time.monotonic() + wait_s
 
     def pinged_s(self, rank: int) -> float:
@@ -273,17 +281,17 @@ class NodeLaunch:
         group = self._group
         return 0.0 if group is None else group.activity(self._index(rank))[1] / 1e9
 
-    def _step(self) -> list[Event]:
+    def _read_events(self) -> list[Event]:
         with self._lock:
             if self._group is None:
                 return []
-            events = self._group.step()
+            events = self._group.run_once()
             for event in events:
-                self._follow(event)
+                self._handle_event(event)
             self._ended = self._ended or self._group.ended  # an interrupt may have lost the event that says so
         return events
 
-    def _follow(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         if event.kind == "suspend":  # for who steps: it is about us, and no news of a rank
             return
         self._ended = self._ended or event.kind == "ended"
@@ -291,22 +299,22 @@ class NodeLaunch:
             self.stop()
         if event.kind == "ready":
             self._count_ready()
-        elif event.kind == "triggered" and self._watch is None:
-            self._watch = self._make_watch()
-        if self._watch is not None:
-            self._watch.follow(event)
-        if self._seeing is not None:
-            self._seeing.follow(event)
-        if self._outcome is None and event.is_plain and not self.options.verbose:
+        elif event.kind == "triggered" and self._watchdog is None:
+            self._watchdog = self._make_watchdog()
+        if self._watchdog is not None:
+            self._watchdog.follow(event)
+        if self._observers is not None:
+            self._observers.on_event(event)
+        if self._outcome is None and event.is_routine and not self.options.verbose:
             self._history.append(event)
             return
-        text = self.outcome.note(event)
-        if self._has_head and event.kind == "told":
+        text = self.outcome.record_event(event)
+        if self._has_head and event.kind == "signalled":
             return
         if text or self.options.verbose:
-            self._tell(text or self._described(event))
-        if event.kind == "ended" and self.group.unsaid:
-            self.outcome.note_unsaid(self.group.unsaid)
+            self._print(text or self._described(event))
+        if event.kind == "ended" and self.group.dropped_lines:
+            self.outcome.record_dropped_lines(self.group.dropped_lines)
 
     @property
     def outcome(self) -> Outcome:
@@ -319,17 +327,17 @@ class NodeLaunch:
                     self.plan, self.options, has_terminal=self._has_terminal, oom_kills=self._oom_kills
                 )
                 for event in self._history:
-                    self._outcome.note(event)
+                    self._outcome.record_event(event)
             return self._outcome
 
-    def _make_watch(self) -> Watchdog:
+    def _make_watchdog(self) -> Watchdog:
         """Late, for a rank that says itself that it hangs, it hears of those that run already."""
         from infini_run.watchdog.watchdog import Watchdog
 
-        watch = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
+        watchdog = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
         for event in self.outcome.running() if self._outcome or self._history else ():
-            watch.follow(event)
-        return watch
+            watchdog.follow(event)
+        return watchdog
 
     def _count_ready(self) -> None:
         """When all ranks are, whoever started us is told, where it asked for that."""
@@ -340,7 +348,7 @@ class NodeLaunch:
 
             problem = notify_ready(address)
             if problem:
-                self._tell(self.outcome.notice(problem))
+                self._print(self.outcome.add_notice(problem))
 
     @property
     def first(self) -> int | None:
@@ -357,18 +365,18 @@ class NodeLaunch:
 
         return describe_event(event)
 
-    def _tell(self, *lines: str) -> None:
+    def _print(self, *lines: str) -> None:
         """Printable, whatever is in them: a process that was left behind chose its own name."""
-        if self._say is None or not any(lines):
+        if self._print_line is None or not any(lines):
             return
         where = f"{self.plan.nodes[0].host}: " if self._has_head else ""  # beside those of other nodes
         text = "infini-run: " + "\n".join(printable(where + line) for line in lines)
-        if self._seeing is not None and self._seeing.say(text):
+        if self._observers is not None and self._observers.print_above(text):
             return
         if not self.ended:
-            self.group.say(text)
+            self.group.print_line(text)
         else:
-            self._say(text)
+            self._print_line(text)
 
     # ---- acting
 
@@ -377,17 +385,21 @@ class NodeLaunch:
         group, index = self._group, -1 if rank is None else self._index(rank)
         return 0 if group is None else group.signal(index, number)
 
-    def stop(self, number: int = 0, *, is_told: bool = False) -> None:
-        """Begin to stop, where something still runs, with this signal (0: the stop signal). is_told: because a signal
-        from outside asked for it."""
+    def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
+        """Begin to stop the ranks, if any still runs.
+
+        Args:
+            number: The signal to send. 0: the stop signal.
+            by_signal: A signal from outside asked for it, so its grace holds.
+        """
         with self._lock:
-            if self._watch is not None:
-                self._watch.stop()
-            if self._seeing is not None and not self.ended:
-                self._seeing.stop()
+            if self._watchdog is not None:
+                self._watchdog.stop()
+            if self._observers is not None and not self.ended:
+                self._observers.stop()
         group = self._group
         if group is not None:
-            group.stop(number, is_told=is_told)
+            group.stop(number, by_signal=by_signal)
 
     def signal_groups(self, number: int) -> None:
         """Send a signal to the process group of every rank."""
@@ -418,33 +430,33 @@ class NodeLaunch:
     def close(self) -> None:
         """Kill and reap what is left, close and remove what is ours. Safe twice, and on a half-made run."""
         with self._lock:
-            if self._watch is not None:
-                self._watch.close()
+            if self._watchdog is not None:
+                self._watchdog.close()
             if self._group is not None:
-                if self._seeing is not None:
-                    self._seeing.end()
-                self._note_words()
+                if self._observers is not None:
+                    self._observers.end()
+                self._record_last_output()
                 self._group.close()
                 self._group = None
-            self._scratch.clear()
+            self._resources.close()
 
     def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's; only our copies of descriptors are closed."""
-        self._lock, self._watch, self._seeing = RLock(), None, None
-        self._scratch.after_fork_in_child()
+        self._lock, self._watchdog, self._observers = RLock(), None, None
+        self._resources.after_fork_in_child()
         if self._group is not None:
             self._group.after_fork_in_child()
         self.close()
 
-    def note_statuses(self) -> None:
+    def record_statuses(self) -> None:
         """What each rank last said in STATUS=, into the outcome."""
-        from infini_run.node.last_output import note_statuses
+        from infini_run.node.last_output import record_statuses
 
         with self._lock:
             if self._group is not None:
-                note_statuses(self.outcome, self._group, self.plan.workers)
+                record_statuses(self.outcome, self._group, self.plan.workers)
 
-    def _note_words(self) -> None:
+    def _record_last_output(self) -> None:
         """What is gone with the group, where there is, or will be, something to tell."""
         if self._outcome is not None or self.options.report:
             from infini_run.node.last_output import record_last_output

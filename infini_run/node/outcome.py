@@ -10,7 +10,7 @@ import time
 
 from infini_run.core.group import STEPS, Event
 from infini_run.record import replace
-from infini_run.report.report import Exit, Report, Stray, signal_name
+from infini_run.report.report import Exit, LeftoverProcess, Report, signal_name
 from infini_run.system.cgroup import oom_kills
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ _UNPLACED = {  # why a kernel takes no memory policy
     38: ": a kernel without NUMA",
 }
 _LATE = 110  # ETIMEDOUT: the core's word for a console that nobody read
-_LOOKS = 256  # kept: of a job that hangs again and again the first ones
+_SNAPSHOTS = 256  # kept: of a job that hangs again and again the first ones
 
 
 class Outcome:
@@ -52,38 +52,38 @@ class Outcome:
             for worker in plan.workers
         }
         self.first: int | None = None  # rank of the first failure
-        self.told = 0  # the signal from outside that ended the job
-        self._passed: set[int] = set()  # signals
-        self._strays: list[Stray] = []
-        self._stray_count = 0
-        self._stuck: list[Stray] = []
+        self.received_signal = 0  # the signal from outside that ended the job
+        self._forwarded: set[int] = set()  # signals
+        self._leftovers: list[LeftoverProcess] = []
+        self._leftover_count = 0
+        self._stuck: list[LeftoverProcess] = []
         self._notices: list[str] = []
-        self._looks: list[HangSnapshot] = []
+        self._snapshots: list[HangSnapshot] = []
         self._oom_kills = oom_kills
         self._epoch_s = time.time() - time.monotonic()
         self._start_s = self._end_s = time.time()  # until the first worker tells better
 
     # ---- events in
 
-    def note(self, event: Event) -> str:
+    def record_event(self, event: Event) -> str:
         """Take one event in; return what there is to tell the user about it now, or ""."""
         if event.kind == "triggered":
             return ""
-        text: str = getattr(self, f"_note_{event.kind}")(event) or ""
+        text: str = getattr(self, f"_record_{event.kind}")(event) or ""
         return text
 
-    def _note_started(self, event: Event) -> None:
+    def _record_started(self, event: Event) -> None:
         start_s = self._epoch_s + event.time_ns / 1e9
         self._start_s = min(self._start_s, start_s)
         self._change(event.rank, pid=event.pid, start_s=start_s)
 
-    def _note_ready(self, event: Event) -> None:
+    def _record_ready(self, event: Event) -> None:
         self._change(event.rank, ready_s=self._epoch_s + event.time_ns / 1e9)
 
-    def _note_start_failed(self, event: Event) -> None:
+    def _record_start_failed(self, event: Event) -> None:
         self._change(event.rank, start_failure=STEPS[event.code], start_errno=event.signal)
 
-    def _note_exited(self, event: Event) -> None:
+    def _record_exited(self, event: Event) -> None:
         unknown = event.status_lost or event.signal != 0
         self._change(
             event.rank,
@@ -102,82 +102,82 @@ class Outcome:
             by_kernel = event.signal == _KILL and 0 <= self._oom_kills < oom_kills()
             self._change(event.rank, out_of_memory=by_kernel)
 
-    def _note_told(self, event: Event) -> str:
+    def _record_signalled(self, event: Event) -> str:
         name = signal_name(event.signal)
-        if self.told:
+        if self.received_signal:
             return f"{name} again: killing what is left"
-        self.told = event.signal
+        self.received_signal = event.signal
         is_stopping = self.first is not None and not self._options.keep_going
-        grace_s = self._options.grace_s if is_stopping else self._options.told_grace_s
+        grace_s = self._options.grace_s if is_stopping else self._options.signal_grace_s
         return f"{name}: stopping; SIGKILL in {grace_s:g} s, or at once when told again"
 
-    def _note_passed(self, event: Event) -> None:
-        self._passed.add(event.signal)
+    def _record_forwarded(self, event: Event) -> None:
+        self._forwarded.add(event.signal)
 
-    def _note_stray(self, event: Event) -> None:
-        self._strays.append(Stray(pid=event.pid, name=event.name))
+    def _record_leftover(self, event: Event) -> None:
+        self._leftovers.append(LeftoverProcess(pid=event.pid, name=event.name))
 
-    def _note_stuck(self, event: Event) -> None:
-        self._stuck.append(Stray(pid=event.pid, name=event.name, state=chr(event.code)))
+    def _record_stuck(self, event: Event) -> None:
+        self._stuck.append(LeftoverProcess(pid=event.pid, name=event.name, state=chr(event.code)))
         if event.rank >= 0:
             self._change(event.rank, stuck=True, stopped=True)
 
-    def _note_output_lost(self, event: Event) -> str:
+    def _record_output_lost(self, event: Event) -> str:
         if event.signal == _LATE:
-            return self.notice("the console was not read in time: its last output is lost")
+            return self.add_notice("the console was not read in time: its last output is lost")
         reason = os.strerror(event.signal)
         what = (
             "the console takes no more output"
             if event.rank < 0
             else f"the log of rank {event.rank} cannot be written"
         )
-        return self.notice(f"{what} ({reason}); the job goes on")
+        return self.add_notice(f"{what} ({reason}); the job goes on")
 
-    def _note_output_held(self, event: Event) -> str:
+    def _record_output_held(self, event: Event) -> str:
         stream = ("stdout", "stderr")[event.code]
-        return self.notice(
+        return self.add_notice(
             f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go"
         )
 
-    def _note_console_stuck(self, event: Event) -> str:
-        return self.notice("every worker has ended; waiting for the reader of our output to read on")
+    def _record_console_stuck(self, event: Event) -> str:
+        return self.add_notice("every worker has ended; waiting for the reader of our output to read on")
 
-    def _note_unguarded(self, event: Event) -> str:
+    def _record_unguarded(self, event: Event) -> str:
         how = f"{STEPS[event.code]}: {os.strerror(event.signal)}" if event.code else "it was killed"
-        return self.notice(
+        return self.add_notice(
             f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
         )
 
-    def _note_unplaced(self, event: Event) -> str:
-        return self.notice(
+    def _record_unplaced(self, event: Event) -> str:
+        return self.add_notice(
             f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"
             f"{_UNPLACED.get(event.signal, '')}); the kernel takes memory beside those while there is some"
         )
 
-    def _note_ended(self, event: Event) -> None:
+    def _record_ended(self, event: Event) -> None:
         self._end_s = self._epoch_s + event.time_ns / 1e9
-        self._stray_count = event.code
+        self._leftover_count = event.code
 
-    def note_unsaid(self, count: int) -> None:
+    def record_dropped_lines(self, count: int) -> None:
         """So many lines of ours were dropped, because nobody read the console."""
-        self.notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
+        self.add_notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
 
-    def note_looks(self, looks: Sequence[HangSnapshot], blamed: Sequence[int]) -> list[str]:
+    def record_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> list[str]:
         """Take in what was seen when ranks hung or were late, and for whom the job is stopped; the lines that there
         are to tell the user now."""
-        self._looks += looks[: _LOOKS - len(self._looks)]
-        for look in looks:
-            if look.rank in blamed:
-                self._change(look.rank, verdict=look.sentence)
-                self.first = look.rank if self.first is None else self.first
-        reasons = [look for look in looks if look.kind]
+        self._snapshots += snapshots[: _SNAPSHOTS - len(self._snapshots)]
+        for snapshot in snapshots:
+            if snapshot.rank in ranks_to_stop:
+                self._change(snapshot.rank, watchdog_reason=snapshot.sentence)
+                self.first = snapshot.rank if self.first is None else self.first
+        reasons = [snapshot for snapshot in snapshots if snapshot.kind]
         more = f", and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         head = f"rank {reasons[0].rank} on {self._host} {reasons[0].sentence} (pid {reasons[0].pid}{more})"
-        if blamed:
+        if ranks_to_stop:
             return [f"{head}: stopping"]
         return [head, *reasons[0].lines(), *([f"  all of it: {reasons[0].file}"] if reasons[0].file else [])]
 
-    def notice(self, text: str) -> str:
+    def add_notice(self, text: str) -> str:
         """Something to tell now, that belongs into the report too."""
         self._notices.append(text)
         return text
@@ -200,7 +200,7 @@ class Outcome:
     def first_failure(self) -> Exit | None:
         return None if self.first is None else self._exits[self.first]
 
-    def add_words(self, error_message: str, last_lines: tuple[str, ...]) -> None:
+    def set_last_output(self, error_message: str, last_lines: tuple[str, ...]) -> None:
         """What the first failure said: in its error file, and last on stderr."""
         if self.first is not None:
             self._change(self.first, error_message=error_message, last_lines=last_lines)
@@ -213,7 +213,7 @@ class Outcome:
             if e.start_s is not None and e.end_s is None
         ]
 
-    def add_statuses(self, statuses: Mapping[int, str]) -> None:
+    def record_statuses(self, statuses: Mapping[int, str]) -> None:
         """The last STATUS= of each rank that told one."""
         for rank, status in statuses.items():
             self._change(rank, status=status)
@@ -230,21 +230,21 @@ class Outcome:
             end_s=self._end_s,
             exits=self.exits(),
             first_failure=first,
-            told=self.told,
-            passed=tuple(sorted(self._passed)),
-            quiet=self.is_interrupted,
-            strays=tuple(self._strays),
-            stray_count=self._stray_count,
+            received_signal=self.received_signal,
+            forwarded_signals=tuple(sorted(self._forwarded)),
+            user_interrupted=self.is_interrupted,
+            leftover_processes=tuple(self._leftovers),
+            leftover_count=self._leftover_count,
             stuck=tuple(self._stuck),
             notices=tuple(self._notices),
-            looks=tuple(self._looks),
-            taken_port=self._taken_port(),
+            snapshots=tuple(self._snapshots),
+            port_in_use=self._port_in_use(),
         )
 
-    def _taken_port(self) -> int:
+    def _port_in_use(self) -> int:
         """The rendezvous port, where rank 0 failed and somebody else listens there, now that all of ours are gone."""
         first, port = self.first_failure(), self._plan.master_port
-        if first is None or first.rank != 0 or not first.code or first.verdict:
+        if first is None or first.rank != 0 or not first.code or first.watchdog_reason:
             return 0
         from infini_run.plan.program import is_port_in_use
 
@@ -258,8 +258,8 @@ def describe_event(event: Event) -> str:
         return f"rank {event.rank} ended, {how}"
     if event.kind == "ready":
         return f"rank {event.rank} is ready"
-    if event.kind == "passed":
+    if event.kind == "forwarded":
         return f"{signal_name(event.signal)} passed on"
-    if event.kind == "stray":
+    if event.kind == "leftover":
         return f"stopping {event.name} ({event.pid}), which was left behind"
     return ""

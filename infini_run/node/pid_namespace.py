@@ -10,8 +10,8 @@ import os
 
 from infini_run.core.group import GUARD, STEPS, Group, SpawnSpec, debug_flags, release_caller_descriptors
 from infini_run.errors import StartError
-from infini_run.plan.model import MARK
 from infini_run.record import replace
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,14 +41,23 @@ def run_isolated(
     entry: ProcessAtEntry,
     *,
     grace_s: float,
-    asked_fd: int,
+    suspend_read_fd: int,
     folder: str,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
 ) -> int:
-    """Run `command` so, and return what it exits with. asked_fd: where it asks to be stopped, and we with it. folder:
-    its error files', which nobody in it can remove when we are SIGKILLed ("": none).
+    """Run `command` as process 1 of a new PID namespace, and return its exit code.
 
-    Raises StartError: not permitted here.
+    Args:
+        command: The program and its arguments.
+        environ: Its environment.
+        entry: The state of this process at its start.
+        grace_s: Seconds that the inner command has for its ranks.
+        suspend_read_fd: Where the inner command asks that it, and this process with it, be suspended.
+        folder: The directory of its error files, which the guard removes if all are killed by SIGKILL. Empty: none.
+        print_line: Gets a line for the user.
+
+    Raises:
+        StartError: A PID namespace is not permitted here.
     """
     argv = [os.fsencode(word) for word in command]
     spec = SpawnSpec(0, argv[0], argv, [])
@@ -56,11 +65,11 @@ def run_isolated(
     spec.foreground = os.isatty(0)
     group = Group(
         1,
-        mark=os.fsencode(f"{MARK}={os.urandom(6).hex()}"),
+        mark=os.fsencode(f"{MARKER_VARIABLE}={os.urandom(6).hex()}"),
         grace_s=grace_s + _SPARE_S,
         stop_signal=_TERM,
         stop_scope="leader",
-        asked_fd=asked_fd,
+        suspend_read_fd=suspend_read_fd,
         guard=GUARD if folder else None,
         folder=os.fsencode(folder),
         entry=replace(entry, blocked=_ALL_SIGNALS),
@@ -70,36 +79,36 @@ def run_isolated(
     try:
         group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in environ.items()])
         release_caller_descriptors()
-        return _follow(group, say)
+        return _follow(group, print_line)
     except StartError as error:
         raise _refused(error.step, error.errno) from None
     finally:
         group.close()
 
 
-def _follow(group: Group, say: Callable[[str], None]) -> int:
-    code, told = -1, 0
+def _follow(group: Group, print_line: Callable[[str], None]) -> int:
+    code, received = -1, 0
     while not group.ended:
-        for event in group.step():
+        for event in group.run_once():
             if event.kind == "start_failed":
                 raise _refused(STEPS[event.code], event.signal)
-            if event.kind == "told" and not told:
-                told = event.signal
+            if event.kind == "signalled" and not received:
+                received = event.signal
             if event.kind == "exited":
-                code = _code(event, told)
+                code = _code(event, received)
             if event.kind == "stuck":
-                say(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
+                print_line(f"infini-run: process {event.pid} did not end by SIGKILL, state {chr(event.code)}; left")
         group.wait()
     if code < 0:  # it was not started, or did not end
-        return 128 + told if told else 1
+        return 128 + received if received else 1
     return code
 
 
-def _code(event: Event, told: int) -> int:
+def _code(event: Event, received: int) -> int:
     """The inner command's; of what we were told (SEGV, or TERM twice) it saw only TERM, or its SIGKILL."""
-    sent = told if told in (_INT, _QUIT) else _TERM
-    if told and (event.signal == _KILL or event.code == 128 + sent):
-        return 128 + told
+    sent = received if received in (_INT, _QUIT) else _TERM
+    if received and (event.signal == _KILL or event.code == 128 + sent):
+        return 128 + received
     return 128 + event.signal if event.signal else event.code
 
 

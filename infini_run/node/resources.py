@@ -43,7 +43,7 @@ class LaunchResources:
         self.null = -1
         self.error_folder = ""
 
-    def make(self, plan: Plan, options: Options, heading: str) -> None:
+    def open(self, plan: Plan, options: Options, heading: str) -> None:
         """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
         if options.report or options.log_dir:
             from infini_run.system.secure_files import check_writable, open_logs
@@ -80,7 +80,7 @@ class LaunchResources:
         if null >= 0:
             os.close(null)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         """All of it, with what ranks made in the folder. Safe twice."""
         self.close_null()
         for logs in (self.logs, self.error_logs):
@@ -99,7 +99,7 @@ class LaunchResources:
     def after_fork_in_child(self) -> None:
         """In a forked child: the folder is our parent's, the descriptors are copies."""
         self.error_folder = ""
-        self.clear()
+        self.close()
 
 
 def _remove_abandoned() -> None:

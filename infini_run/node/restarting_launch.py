@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
-    from infini_run.plan.restart_policy import Decision, RestartCount
-    from infini_run.report.report import Exit, Report
-
-_KEPT = 100  # first failures, the last of them: a window may allow restarts without end
+    from infini_run.plan.restart_policy import RestartState
+    from infini_run.report.report import Report
 
 
 class RestartingLaunch:
@@ -45,28 +43,23 @@ class RestartingLaunch:
         environ: Mapping[str, str],
         entry: ProcessAtEntry | None = None,
         cwd: str | None = None,
-        say: Callable[[str], None] | None = None,
-        seeing: Observers | None = None,
+        print_line: Callable[[str], None] | None = None,
+        observers: Observers | None = None,
     ) -> None:
         log_dir = absolute("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)
         self._environ = environ
         self._entry = entry
         self._cwd = cwd if cwd or entry is not None else _here()
-        self._say = say
-        self._seeing = seeing
+        self._print_line = print_line
+        self._observers = observers
         self._launch_id = plan.launch_id
         self._stdin_at = _stdin_offset(plan)
         self._lock = RLock()
         self._run = self._attempt(plan)
-        self._pause: Group | None = None
-        self._due_s = 0.0
-        self._heading = ""
+        self._delay_group: Group | None = None
         self._stopped = self._over = False
-        self._told = 0  # the signal that ended a pause
-        self._tally: RestartCount | None = None  # no restart so far
-        self._earlier: list[Exit] = []
-        self._why_not = ""
+        self._restarts: RestartState | None = None  # no attempt has failed so far
 
     def _attempt(self, plan: Plan, heading: str = "") -> NodeLaunch:
         return NodeLaunch(
@@ -75,9 +68,9 @@ class RestartingLaunch:
             environ=self._environ,
             entry=self._entry,
             cwd=self._cwd,
-            say=self._say,
+            print_line=self._print_line,
             heading=heading,
-            seeing=self._seeing,
+            observers=self._observers,
         )
 
     # ---- as a NodeLaunch
@@ -104,8 +97,8 @@ class RestartingLaunch:
     def outcome(self) -> Outcome:
         return self._run.outcome
 
-    def note_statuses(self) -> None:
-        self._run.note_statuses()
+    def record_statuses(self) -> None:
+        self._run.record_statuses()
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """As NodeLaunch.signal; between two attempts it reaches nobody."""
@@ -116,95 +109,82 @@ class RestartingLaunch:
         with self._lock:
             self._stopped = True
             self._run.stop()
-            self._wake()
+            self._end_wait()
 
     def kill(self) -> None:
         """The same with SIGKILL, at once."""
         with self._lock:
             self._stopped = True
             self._run.kill()
-            self._wake()
+            self._end_wait()
 
-    def _wake(self) -> None:
+    def _end_wait(self) -> None:
         """Whoever waits for the delay to pass."""
-        if self._pause is not None:
-            self._pause.close()
+        if self._delay_group is not None:
+            self._delay_group.close()
 
     def close(self) -> None:
         """Kill and reap what is left. Safe twice."""
         with self._lock:
             self._stopped = self._over = True
-            self._end_pause()
+            self._close_delay_group()
             self._run.close()
 
     def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         self._lock, self._over = RLock(), True
         self._run.after_fork_in_child()
-        if self._pause is not None:
-            self._pause.after_fork_in_child()
-            self._pause = None
+        if self._delay_group is not None:
+            self._delay_group.after_fork_in_child()
+            self._delay_group = None
 
     def report(self) -> Report:
         """How the last attempt ended, and what became of those before it."""
         with self._lock:
-            report = replace(
-                self._run.report(),
-                restarts=0 if self._tally is None else self._tally.total,
-                earlier_failures=tuple(self._earlier),
-                not_restarted=self._why_not,
-            )
-            return replace(report, told=self._told, first_failure=None) if self._told else report
+            report = self._run.report()
+            return report if self._restarts is None else self._restarts.add_to(report)
 
     # ---- from one attempt to the next
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
         """As NodeLaunch.poll. An attempt that is not the last one ends with `restarting` in place of `ended`."""
         with self._lock:
-            run, pause = self._run, self._pause
-        if pause is not None:
-            return self._rest(pause, timeout_s, also)
+            run, delay_group = self._run, self._delay_group
+        if delay_group is not None:
+            return self._wait_delay(delay_group, timeout_s, also)
         events = run.poll(timeout_s, also)
         with self._lock:
-            more = self._settle() if run is self._run and run.ended and self._pause is None else []
+            more = self._after_attempt() if run is self._run and run.ended and self._delay_group is None else []
             is_last = run is self._run and self._over
         return [event for event in events if event.kind != "ended" or is_last] + more
 
-    def _settle(self) -> list[Event]:
-        """An attempt has ended: is there another one?"""
+    def _after_attempt(self) -> list[Event]:
+        """An attempt has ended: wait for the next one, or end."""
         if self._over or self._stopped or self._run.went_well:
             self._over = True
             return []
         self._run.close()
-        from infini_run.plan.restart_policy import RestartCount, decide
+        if self._restarts is None:
+            from infini_run.plan.restart_policy import RestartState
 
-        report = self._run.report()
-        decision = decide(report, self._options, self._tally or RestartCount(), _chance())
-        what = "; ".join(filter(None, (report.headline(), report.left_behind())))
-        return self._take(decision, report.first_failure, what)
+            self._restarts = RestartState(self._options)
+        return self._wait_or_end(self._restarts, self._restarts.decide(self._run.report()))
 
-    def _take(self, decision: Decision, first: Exit | None, what: str) -> list[Event]:
-        """Do as was decided. what: the failure in a sentence; first: the rank's, where there was one."""
-        if not decision.again:
-            self._over, self._why_not = True, decision.why or ("" if first else what)
+    def _wait_or_end(self, restarts: RestartState, line: str) -> list[Event]:
+        """Begin the delay before a restart that `line` announces; empty: end."""
+        if line:
+            try:
+                self._delay_group = self._open_delay_group()
+            except StartError as error:
+                restarts.revoke(str(error))
+                line = ""
+        if not line:
+            self._over = True
             return []
-        try:
-            self._pause = self._open_pause()
-        except StartError as error:
-            self._over, self._why_not = True, str(error)
-            return []
-        from infini_run.plan.restart_policy import describe
-        from infini_run.report.report import duration_text
+        self._print(line)
+        return [self._observed(Event(kind="restarting", code=restarts.total, time_ns=time.monotonic_ns()))]
 
-        self._due_s = time.monotonic() + decision.delay_s
-        self._tally = decision.tally
-        self._earlier = [*self._earlier, *([] if first is None else [first])][-_KEPT:]
-        count = describe(decision.tally, self._options)
-        self._heading = f"{count}: {what}"
-        self._tell(f"{count} in {duration_text(decision.delay_s)}: {what}")
-        return [self._shown(Event(kind="restarting", code=decision.tally.total, time_ns=time.monotonic_ns()))]
-
-    def _open_pause(self) -> Group:
+    def _open_delay_group(self) -> Group:
         return Group(
             0,
             mark=os.fsencode(self._launch_id),
@@ -215,55 +195,59 @@ class RestartingLaunch:
             debug=debug_flags(self._environ),
         )
 
-    def _rest(self, pause: Group, timeout_s: float | None, also: Sequence[int]) -> list[Event]:
-        """Wait for the delay to pass, at most `timeout_s`; a signal that stops, or who calls stop, ends it."""
-        left_s = max(0.0, self._due_s - time.monotonic())
-        pause.wait(left_s if timeout_s is None else min(left_s, timeout_s), also)
+    def _wait_delay(self, delay_group: Group, timeout_s: float | None, also: Sequence[int]) -> list[Event]:
+        """Wait for the delay to pass, at most `timeout_s`. A stopping signal, and a call of `stop`, end it."""
+        restarts = self._restarts
+        assert restarts is not None
+        left_s = max(0.0, restarts.due_s - time.monotonic())
+        delay_group.wait(left_s if timeout_s is None else min(left_s, timeout_s), also)
         with self._lock:
-            if pause is not self._pause:
+            if delay_group is not self._delay_group:
                 return []  # another thread was here
-            told = [event for event in pause.step() if event.kind == "told"]
-            if not told and not self._stopped:
-                return self._begin() if time.monotonic() >= self._due_s else []
-            self._end_pause()
+            signalled = [event for event in delay_group.run_once() if event.kind == "signalled"]
+            if not signalled and not self._stopped:
+                return self._begin(restarts) if time.monotonic() >= restarts.due_s else []
+            self._close_delay_group()
             self._over = True
-            if told:
-                self._note_told(self._shown(told[0]).signal)
-            return [*told[:1], Event(kind="ended", time_ns=time.monotonic_ns())]
+            if signalled:
+                self._cancel(restarts, self._observed(signalled[0]).signal)
+            return [*signalled[:1], Event(kind="ended", time_ns=time.monotonic_ns())]
 
-    def _shown(self, event: Event) -> Event:
-        """One that no NodeLaunch has seen."""
-        if self._seeing is not None:
-            self._seeing.follow(event)
+    def _observed(self, event: Event) -> Event:
+        """Tell observers of an event that no NodeLaunch has seen."""
+        if self._observers is not None:
+            self._observers.on_event(event)
         return event
 
-    def _note_told(self, number: int) -> None:
+    def _cancel(self, restarts: RestartState, number: int) -> None:
         from infini_run.report.report import signal_name
 
-        self._told = number
-        self._tell(f"{signal_name(number)}: no restart")
+        restarts.cancel(number)
+        self._print(f"{signal_name(number)}: no restart")
 
-    def _begin(self) -> list[Event]:
-        """The next attempt. One that cannot be started for want of something counts as one that failed."""
-        from infini_run.plan.restart_policy import RestartCount, spend, with_new_launch_id
+    def _begin(self, restarts: RestartState) -> list[Event]:
+        """Start the next attempt. One whose ranks cannot be created counts as one that failed."""
+        from infini_run.plan.restart_policy import with_new_launch_id
 
-        self._end_pause()
-        tally, before = self._tally or RestartCount(), self._run
+        self._close_delay_group()
+        restarts.end_wait()
+        before = self._run
         _rewind(self._stdin_at)
         plan = with_new_launch_id(
             before.plan,
-            launch_id=f"{self._launch_id}.{tally.total}",
+            launch_id=f"{self._launch_id}.{restarts.total}",
             master_port=self._options.master_port or self._next_port(),
-            restarts=tally.total,
+            restarts=restarts.total,
         )
         try:
-            self._run = self._attempt(plan, self._heading)  # ours before its ranks are: an interrupt may come
+            self._run = self._attempt(plan, restarts.heading)  # ours before its ranks are: an interrupt may come
             self._run.start()
         except InfiniRunError as error:
             self._run = before  # what is reported is the last failure of a rank
             if isinstance(error, StartError) and not self._stopped:
-                return self._take(spend(self._options, tally, 0.0, _chance()), None, str(error))
-            self._over, self._why_not = True, str(error)
+                return self._wait_or_end(restarts, restarts.start_failed(str(error)))
+            restarts.give_up(str(error))
+            self._over = True
         except BaseException:  # KeyboardInterrupt may come between any two steps
             self._run.close()
             raise
@@ -278,14 +262,14 @@ class RestartingLaunch:
         let_go(self._run.plan.master_port)
         return free_port()
 
-    def _end_pause(self) -> None:
-        pause, self._pause = self._pause, None
-        if pause is not None:
-            pause.close()
+    def _close_delay_group(self) -> None:
+        delay_group, self._delay_group = self._delay_group, None
+        if delay_group is not None:
+            delay_group.close()
 
-    def _tell(self, text: str) -> None:
-        if self._say is not None:
-            self._say(f"infini-run: {printable(text)}")
+    def _print(self, text: str) -> None:
+        if self._print_line is not None:
+            self._print_line(f"infini-run: {printable(text)}")
 
 
 def _here() -> str | None:
@@ -310,7 +294,3 @@ def _rewind(stdin_at: int) -> None:
             os.lseek(0, stdin_at, os.SEEK_SET)
     except OSError:
         return  # a host may have closed it meanwhile
-
-
-def _chance() -> float:
-    return int.from_bytes(os.urandom(4), "big") / 2**32

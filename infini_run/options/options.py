@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Values: TypeAlias = dict[str, Any]
 
 USAGE = "infini-run [flags] [--] program [args...]"
-_MEETING = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
+_RENDEZVOUS = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for flags of ours
 TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
@@ -83,7 +83,7 @@ class Options:
     redirects: RankStreams
     tee: RankStreams
     grace_s: float  # after a failure, and where the host program stops the ranks
-    told_grace_s: float  # where a signal from outside stops them
+    signal_grace_s: float  # where a signal from outside stops them
     stop_signal: int
     stop_scope: str
     isolate: bool
@@ -104,26 +104,30 @@ class Options:
 
 @record
 class Request:
-    """What to do: run `options`, or answer `question` (help, helpfull, version, plot, completion) about `words`
-    where there are none.
+    """What to do: run `options`, or, without them, answer a question.
 
-    site: what --engine=auto found; None without it. roster: the nodes that are to be reached from here; None: we are
-    one of them. idle: a sentence about flags that have no effect here; empty: all have.
+    Attributes:
+        question: help, helpfull, version, plot or completion; empty: none.
+        options: What to run. None: there is a question.
+        arguments: What the question is about.
+        cluster: The cluster environment that --engine=auto found. None: without it.
+        node_list: The nodes to reach from here. None: this process is the launcher of one node.
+        without_effect: A sentence about flags that have no effect here. Empty: all have.
     """
 
     question: str
     options: Options | None
-    words: tuple[str, ...] = ()
-    site: ClusterEnvironment | None = None
-    roster: NodeList | None = None
-    idle: str = ""
+    arguments: tuple[str, ...] = ()
+    cluster: ClusterEnvironment | None = None
+    node_list: NodeList | None = None
+    without_effect: str = ""
 
 
 def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Read the command line (without our own name) and the environment.
 
     Order of authority: command line and flag files in order, INFINI_RUN_<NAME>, PET_<NAME> (and torchrun's
-    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the Site with --engine=auto, the default.
+    TORCH_ELASTIC_SHUTDOWN_TIMEOUT), the ClusterEnvironment with --engine=auto, the default.
     Raises UsageError: one line saying what was given and what is allowed.
     """
     parsed = parse(argv, environ, TABLE, PREFIXES, _hint_of_flag)
@@ -133,46 +137,50 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     for question in _QUESTIONS:
         asked = given.pop(question, None)
         if asked is not None and asked.value and asked.level == COMMAND_LINE:
-            return Request(question=question, options=None, words=(asked.value, *parsed.program))
+            return Request(question=question, options=None, arguments=(asked.value, *parsed.program))
     if not given.keys().isdisjoint(_TORCHRUN):
         from infini_run.options.torchrun import translate
 
         translate(given)
-    _settle_endpoint(given)
-    _settle_standalone(given)
-    site = _find_site(given, environ)
-    roster = _find_roster(given, environ)
+    _apply_endpoint(given)
+    _apply_standalone(given)
+    cluster = _find_cluster(given, environ)
+    node_list = _find_nodes(given, environ)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
     values["program"] = parsed.program
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
-    values["master_addr"] = _meeting(given, "master_addr", 0)
-    values["master_port"] = 0 if _wants_free_port(given, values) else _meeting(given, "master_port", 1)
-    values["grace_s"], values["told_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
+    values["master_addr"] = _rendezvous_part(given, "master_addr", 0)
+    values["master_port"] = 0 if _wants_free_port(given, values) else _rendezvous_part(given, "master_port", 1)
+    values["grace_s"], values["signal_grace_s"] = GRACES_S if values["grace"] is None else (values["grace"],) * 2
     for name in _SECONDS:
         values[f"{name}_s"] = values[name]
     if values["console"] == "auto" and (values["log_dir"] not in ("", _NO_FILES) or values["tee"] != DEFAULTS["tee"]):
         values["console"] = "prefix"
-    _settle_live(given, values)
-    counts = roster.counts if roster is not None else site.counts if site is not None else ()
-    _check_job(given, values, counts, is_ours=roster is not None)
+    _apply_live(given, values)
+    counts = node_list.counts if node_list is not None else cluster.counts if cluster is not None else ()
+    _check_job(given, values, counts, is_ours=node_list is not None)
     _check_program(given, values)
     _check_output(given, values)
-    if not _is_open(values, roster, environ):
-        _check_world(given, values, site, counts)
+    if not _is_open(values, node_list, environ):
+        _check_world(given, values, cluster, counts)
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
-    idle = "" if given.keys().isdisjoint(_ABOUT_NODES) else _idle_flags(given, values, roster, environ)
-    return Request(question="", options=options, site=site, roster=roster, idle=idle)
+    without_effect = (
+        "" if given.keys().isdisjoint(_ABOUT_NODES) else _flags_without_effect(given, values, node_list, environ)
+    )
+    return Request(question="", options=options, cluster=cluster, node_list=node_list, without_effect=without_effect)
 
 
-def _idle_flags(given: Given, values: Values, roster: NodeList | None, environ: Mapping[str, str]) -> str:
+def _flags_without_effect(
+    given: Given, values: Values, node_list: NodeList | None, environ: Mapping[str, str]
+) -> str:
     """What there is to say of flags that do nothing here."""
     from infini_run.options.ineffective_flags import HAND, HERE, ineffective_flags
 
     is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
     place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
-    return ineffective_flags(given, roster.engine if roster else place, is_one_of_several=values["nnodes"] > 1)
+    return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=values["nnodes"] > 1)
 
 
 def _hint_of_flag(name: str) -> str:
@@ -181,12 +189,12 @@ def _hint_of_flag(name: str) -> str:
     return of_flag(name)
 
 
-def _said(given: Given, name: str) -> str:
+def _quoted_setting(given: Given, name: str) -> str:
     """A flag as somebody gave it, or its default."""
     return given[name].origin if name in given else f"--{name}={DEFAULTS[name]} (the default)"
 
 
-def _find_site(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment | None:
+def _find_cluster(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment | None:
     if "engine" not in given or given["engine"].value != "auto":
         return None
     from infini_run.options.from_environment import merge_environment
@@ -194,7 +202,7 @@ def _find_site(given: Given, environ: Mapping[str, str]) -> ClusterEnvironment |
     return merge_environment(given, environ)
 
 
-def _find_roster(given: Given, environ: Mapping[str, str]) -> NodeList | None:
+def _find_nodes(given: Given, environ: Mapping[str, str]) -> NodeList | None:
     asked = [
         name for name in ("engine", "hosts", "hostfile") if name in given and given[name].value != DEFAULTS[name]
     ]
@@ -206,7 +214,7 @@ def _find_roster(given: Given, environ: Mapping[str, str]) -> NodeList | None:
     return resolve_nodes(given, environ, read_file)
 
 
-def _settle_endpoint(given: Given) -> None:
+def _apply_endpoint(given: Given) -> None:
     """An endpoint without a port: torchrun's c10d has one of its own for that."""
     endpoint, backend = given.get("rdzv_endpoint"), given.get("rdzv_backend")
     if endpoint is None or endpoint.value[1] >= 0:
@@ -216,25 +224,25 @@ def _settle_endpoint(given: Given) -> None:
     given["rdzv_endpoint"] = replace(endpoint, value=(endpoint.value[0], _C10D_PORT))
 
 
-def _settle_standalone(given: Given) -> None:
+def _apply_standalone(given: Given) -> None:
     """One node and a free port, over everything that a lower authority says of nodes and ports."""
     ours = given.get("standalone")
     if ours is None or not ours.value:
         return
-    theirs = [given[name] for name in _MEETING if name in given and not _is_alone(name, given[name].value)]
+    theirs = [given[name] for name in _RENDEZVOUS if name in given and not _is_one_node(name, given[name].value)]
     for setting in theirs:
         if setting.level == ours.level:
             raise UsageError(f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them")
     if any(setting.level < ours.level for setting in theirs):
         del given["standalone"]
         return
-    for name in _MEETING:
+    for name in _RENDEZVOUS:
         if name in given and given[name].level > ours.level:
             del given[name]
     given["nnodes"] = replace(ours, value=1)
 
 
-def _is_alone(name: str, value: Any) -> bool:
+def _is_one_node(name: str, value: Any) -> bool:
     """Whether a value agrees with one node and a free port."""
     if name == "nnodes":
         return bool(value == 1)
@@ -249,7 +257,7 @@ def _wants_free_port(given: Given, values: Values) -> bool:
     return is_alone and "rdzv_endpoint" not in given and "master_port" not in given
 
 
-def _meeting(given: Given, name: str, part: int) -> Any:
+def _rendezvous_part(given: Given, name: str, part: int) -> Any:
     """The address or the port: its own flag or its part of the endpoint, by authority."""
     own, whole = given.get(name), given.get("rdzv_endpoint")
     if whole is None:
@@ -261,7 +269,7 @@ def _meeting(given: Given, name: str, part: int) -> Any:
     return own.value
 
 
-def _settle_live(given: Given, values: Values) -> None:
+def _apply_live(given: Given, values: Values) -> None:
     """A table and lines cannot share a screen: the higher authority has it. `auto` takes one that nobody uses.
 
     Whether there is a screen is not known here: where there is none, the console is what it would be without."""
@@ -278,27 +286,29 @@ def _settle_live(given: Given, values: Values) -> None:
         values["live"] = "off"
 
 
-def _is_open(values: Values, roster: NodeList | None, environ: Mapping[str, str]) -> bool:
+def _is_open(values: Values, node_list: NodeList | None, environ: Mapping[str, str]) -> bool:
     """Whether only all nodes together know how many ranks there are: each has its own, and a token joins them."""
-    by_hand = roster is None and values["nnodes"] > 1 and any(environ.get(name) for name in TOKENS)
+    by_hand = node_list is None and values["nnodes"] > 1 and any(environ.get(name) for name in TOKENS)
     return by_hand or not isinstance(values["nproc_per_node"], int)
 
 
 def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: bool) -> None:
     """is_ours: all nodes are started from here. counts: their ranks, where they differ."""
-    nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _said(given, "nnodes")
+    nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _quoted_setting(given, "nnodes")
     if values["node_rank"] >= nnodes:
-        raise UsageError(f"{_said(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed")
+        raise UsageError(
+            f"{_quoted_setting(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed"
+        )
     if nnodes > 1 and not is_ours and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
         raise UsageError(
-            f"{_said(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give --node_rank, or "
-            "--engine=auto: then Slurm, PBS, MPI or Kubernetes says which node this is"
+            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give "
+            "--node_rank, or --engine=auto: then Slurm, PBS, MPI or Kubernetes says which node this is"
         )
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
-        port = _said(given, "master_port" if "master_port" in given else "rdzv_endpoint")
+        port = _quoted_setting(given, "master_port" if "master_port" in given else "rdzv_endpoint")
         raise UsageError(f"{port}: a free port is for one node; with {nodes} a port from 1 to 65535 is allowed")
     if isinstance(nproc, int) and not counts and nnodes * nproc > MAX_INT:
-        each = _said(given, "nproc_per_node")
+        each = _quoted_setting(given, "nproc_per_node")
         raise UsageError(f"{nodes} and {each} make {nnodes * nproc} ranks: at most {MAX_INT} are allowed")
 
 
@@ -320,23 +330,23 @@ def _check_program(given: Given, values: Values) -> None:
 def _check_output(given: Given, values: Values) -> None:
     if values["redirects"] != DEFAULTS["redirects"] and not values["log_dir"]:
         raise UsageError(
-            f"{_said(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
+            f"{_quoted_setting(given, 'redirects')} needs --log_dir=DIR: there is no file to write to without it "
             "(--log_dir=/dev/null drops that output)"
         )
     if values["log_layout"] != DEFAULTS["log_layout"] and not values["log_dir"]:
         raise UsageError(
-            f"{_said(given, 'log_layout')} needs --log_dir=DIR: there are no files to lay out without it"
+            f"{_quoted_setting(given, 'log_layout')} needs --log_dir=DIR: there are no files to lay out without it"
         )
     if values["log_layout"] == "torchrun" and "/" in values["run_id"]:
         raise UsageError(
-            f"{_said(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
+            f"{_quoted_setting(given, 'run_id')}: with --log_layout=torchrun it names a folder, so a / is not allowed"
         )
 
 
-def _check_world(given: Given, values: Values, site: ClusterEnvironment | None, counts: Sequence[int]) -> None:
+def _check_world(given: Given, values: Values, cluster: ClusterEnvironment | None, counts: Sequence[int]) -> None:
     """The ranks that flags name are there. counts: of each node, where they differ."""
     nproc, stdin = values["nproc_per_node"], values["stdin"]
-    world = site.world_size if site is not None and site.is_task else sum(counts) or values["nnodes"] * nproc
+    world = cluster.world_size if cluster is not None and cluster.is_task else sum(counts) or values["nnodes"] * nproc
     _check_ranks(given, "ranks_on_console", values["ranks_on_console"] or (), world, "ranks")
     _check_ranks(given, "stdin", (stdin,) if isinstance(stdin, int) else (), world, "ranks")
     _check_ranks(given, "local_ranks_filter", values["local_ranks_filter"] or (), nproc, "local ranks")
@@ -347,5 +357,5 @@ def _check_world(given: Given, values: Values, site: ClusterEnvironment | None, 
 def _check_ranks(given: Given, name: str, ranks: Sequence[int], count: int, what: str) -> None:
     if ranks and max(ranks) >= count:
         raise UsageError(
-            f"{_said(given, name)}: there is no rank {max(ranks)}, {what} from 0 to {count - 1} are allowed"
+            f"{_quoted_setting(given, name)}: there is no rank {max(ranks)}, {what} from 0 to {count - 1} are allowed"
         )

@@ -10,9 +10,14 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Worker
 
 
-def render_text(plan: Plan, site: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
-    """Ready for a shell: every rank's variables and its command. `site`: what --engine=auto found. `later`: variables
-    that are known only when the nodes have come, and what they will be."""
+def render_text(plan: Plan, cluster: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
+    """Render a plan for people: every rank's variables and its command, ready for a shell.
+
+    Args:
+        plan: The plan.
+        cluster: The cluster environment that --engine=auto found. None: without it.
+        later: Variables that are known only when all nodes have connected, with what they will be. None: none.
+    """
     later = later or {}
     env = tuple((name, f"<{later[name]}>" if name in later else value) for name, value in plan.env)
     nodes = "1 node" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
@@ -20,10 +25,10 @@ def render_text(plan: Plan, site: ClusterEnvironment | None = None, later: Mappi
         f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan, later)}",
         f"every rank: {_assignments(env)}",
     ]
-    if site is not None:
+    if cluster is not None:
         from infini_run.options.from_environment import describe
 
-        found, *values = describe(site)
+        found, *values = describe(cluster)
         lines += [f"found: {found}", *values]
     for node in plan.nodes:
         lines.append(f"node {node.index} ({node.host}):")
@@ -43,7 +48,7 @@ def _worker_text(plan: Plan, worker: Worker) -> str:
     import shlex
 
     words = worker.argv if plan.file == worker.argv[0] else (plan.file, *worker.argv[1:])
-    bound = f"  # {worker.place}" if worker.place else ""  # a comment to a shell, too
+    bound = f"  # {worker.cpu_binding}" if worker.cpu_binding else ""  # a comment to a shell, too
     return f"  rank {worker.rank}: {_assignments(worker.env)} {shlex.join(words)}{bound}"
 
 
@@ -53,17 +58,22 @@ def _assignments(env: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
 
 
-def render_json(plan: Plan, site: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
-    """One object. `env` of a rank is complete but for what it inherits. `site`: what --engine=auto found. `later`:
-    variables that are known only when the nodes have come: null."""
+def render_json(plan: Plan, cluster: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
+    """Render a plan as one JSON object. The `env` of a rank is complete except for inherited variables.
+
+    Args:
+        plan: The plan.
+        cluster: The cluster environment that --engine=auto found. None: without it.
+        later: Variables that are known only when all nodes have connected: null in the object. None: none.
+    """
     import json
 
     later = later or {}
     common = {name: None if name in later else value for name, value in plan.env}
     return json.dumps(
         {
-            **_found(site),
-            "format": 1,
+            **_found(cluster),
+            "format": 2,
             "launch_id": plan.launch_id,
             "nnodes": plan.nnodes,
             "world_size": plan.world_size,
@@ -79,8 +89,8 @@ def render_json(plan: Plan, site: ClusterEnvironment | None = None, later: Mappi
                     "argv": list(worker.argv),
                     "env": common | dict(worker.env),
                     "devices": list(worker.devices),
-                    "cpus": list(worker.place.cpus) if worker.place else None,
-                    "memory_nodes": list(worker.place.nodes) if worker.place else None,
+                    "cpus": list(worker.cpu_binding.cpus) if worker.cpu_binding else None,
+                    "memory_nodes": list(worker.cpu_binding.nodes) if worker.cpu_binding else None,
                     "stdin": worker.stdin,
                     "stdout": worker.stdout.way,
                     "stderr": worker.stderr.way,
@@ -95,10 +105,17 @@ def render_json(plan: Plan, site: ClusterEnvironment | None = None, later: Mappi
     )
 
 
-def _found(site: ClusterEnvironment | None) -> dict[str, object]:
-    if site is None:
+def _found(cluster: ClusterEnvironment | None) -> dict[str, object]:
+    if cluster is None:
         return {}
     from infini_run.options.from_environment import facts
 
-    values = [{"name": name, "value": value, "from": source or None} for name, value, source in facts(site)]
-    return {"site": {"engine": site.engine, "form": site.form, "job_id": site.job_id or None, "values": values}}
+    values = [{"name": name, "value": value, "from": source or None} for name, value, source in facts(cluster)]
+    return {
+        "cluster": {
+            "engine": cluster.engine,
+            "form": cluster.form,
+            "job_id": cluster.job_id or None,
+            "values": values,
+        }
+    }

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from infini_run.errors import NO_MEMORY, StartError, UsageError
 from infini_run.record import record, replace
-from infini_run.value_types import STDERR, STDOUT, streams_of
+from infini_run.value_types import MARKER_VARIABLE, STDERR, STDOUT, streams_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from infini_run.devices.cpu_binding import CpuBinding
     from infini_run.options.options import Options
 
-MARK = "INFINI_RUN_ID"
 _WORLD_LIMIT = 2**31 - 1
 _ENOMEM = 12
 
@@ -37,10 +36,16 @@ class Command:
 class Node:
     """One machine of the launch, as it was found.
 
-    index: its node rank. nproc: workers on it. cpus: CPUs that they share. devices: the GPU names of each
-    local rank, for the variable `shown_by`; empty where --gpus_per_proc leaves them alone. uuids: of the same GPUs,
-    empty for a rank where one of them is not known. places: what each
-    local rank is bound to; empty without --bind. notices: what the user is to be told of it.
+    Attributes:
+        index: Its node rank.
+        host: Its name.
+        nproc: How many workers run on it.
+        cpus: The CPUs that they share; 0: not known.
+        devices: The GPU names of each local rank. Empty: --gpus_per_proc leaves the variable alone.
+        uuids: The UUIDs of the same GPUs; empty for a rank if one of them is not known.
+        visible_devices_variable: The variable that gets the names.
+        cpu_bindings: What each local rank is bound to. Empty: without --bind.
+        notices: Sentences for the user.
     """
 
     index: int
@@ -49,8 +54,8 @@ class Node:
     cpus: int = 0
     devices: tuple[tuple[str, ...], ...] = ()
     uuids: tuple[tuple[str, ...], ...] = ()
-    shown_by: str = "CUDA_VISIBLE_DEVICES"
-    places: tuple[CpuBinding, ...] = ()
+    visible_devices_variable: str = "CUDA_VISIBLE_DEVICES"
+    cpu_bindings: tuple[CpuBinding, ...] = ()
     notices: tuple[str, ...] = ()
 
 
@@ -76,19 +81,19 @@ class RankRange:
 @record
 class Output:
     """Where one stream of a worker goes. Neither: nowhere. `piped`: through the launcher, so that it can be labelled,
-    logged, or its last words kept. `plain`: piped to the console, in whole lines without a label."""
+    logged, or its last words kept. `unlabelled`: piped to the console, in whole lines without a label."""
 
     console: bool
     log: bool
     piped: bool
-    plain: bool = False
+    unlabelled: bool = False
 
     @property
     def way(self) -> str:
         """To the console: inherit, lines, prefix or none."""
         if not self.console:
             return "none"
-        return "inherit" if not self.piped else "lines" if self.plain else "prefix"
+        return "inherit" if not self.piped else "lines" if self.unlabelled else "prefix"
 
 
 @record
@@ -102,7 +107,7 @@ class Worker:
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
-    place: CpuBinding | None
+    cpu_binding: CpuBinding | None
     stdin: str
     stdout: Output
     stderr: Output
@@ -138,6 +143,22 @@ class Plan:
         return {name: value for name, value in base.items() if name not in ours}
 
 
+@record
+class _Shared:
+    """What all workers of a plan have in common. has_launcher: no engine starts each rank by itself."""
+
+    options: Options
+    command: Command
+    world_size: int
+    launch_id: str
+    error_dir: str
+    threads: tuple[int, ...]
+    copies_terminal: bool
+    consoles: tuple[str, ...]
+    is_even: bool
+    has_launcher: bool
+
+
 def make_plan(
     options: Options,
     command: Command,
@@ -148,53 +169,49 @@ def make_plan(
     environ: Mapping[str, str],
     error_dir: str = "",
     stdin_is_terminal: bool = False,
-    lends_terminal: bool = True,
+    may_use_terminal: bool = True,
     unshared: tuple[bool, bool] = (False, False),
     task: SingleRank | None = None,
     span: RankRange | None = None,
 ) -> Plan:
-    """Decide everything. `master_port`: the real one, where 0 was asked for. `error_dir`: where workers may
-    leave error files; empty: nowhere. `lends_terminal`: a lone worker may have it. `unshared`: stdout and stderr, if
-    it is a terminal or /dev/null, where the launcher does not stand between unasked.
-    `task`: the plan is for this one alone. `span`: of the one node that there is, where that does not follow from its
-    node rank; without it all nodes have as many ranks as this one. Several nodes are all that there are.
+    """Decide everything about the ranks of some nodes.
 
-    Raises UsageError: ranks that cannot be; StartError: no memory for so many."""
-    nproc = nodes[0].nproc
+    Args:
+        options: What the user asked for.
+        command: The program and its arguments.
+        nodes: The one node that this process starts, or all nodes of the launch.
+        launch_id: The launch's id.
+        master_port: The rendezvous port; never 0.
+        environ: The launcher's environment.
+        error_dir: Where workers may leave error files. Empty: nowhere.
+        stdin_is_terminal: The launcher's stdin is one.
+        may_use_terminal: A rank that is alone may have the terminal itself.
+        unshared: Whether stdout, and stderr, are a terminal or /dev/null: there ranks write without the launcher
+            in between, unless the user asked for it.
+        task: The one rank that an engine starts by itself. None: the launcher starts ranks.
+        span: The ranks of the one node that there is. None: all nodes have as many as this one.
+
+    Raises:
+        UsageError: Ranks that cannot be.
+        StartError: There is no memory for so many.
+    """
     spans = [span] if span else _spans(options, nodes)
-    world_size = task.world_size if task else spans[0].world_size
-    _check_world(options, nproc, world_size, most=spans[0].most)
-    threads = _omp_threads(options, nodes[0], environ)
-    common = _common_env(options, world_size, master_port, launch_id, threads)
-    is_even = all(node.nproc == nproc for node in nodes)
-    if is_even:
-        common += _local_env(nodes[0])
-    lone = len(nodes) == 1 and nproc == 1
-    copies_terminal = stdin_is_terminal and not (lone and lends_terminal)
-    places: Iterable[tuple[Node, int, int]] = (
-        (node, each.first + local_rank, local_rank)
-        for node, each in zip(nodes, spans, strict=True)
-        for local_rank in range(node.nproc)
+    first, world_size = nodes[0], task.world_size if task else spans[0].world_size
+    _check_world(options, first.nproc, world_size, most=spans[0].most)
+    ranks = 1 if task else sum(node.nproc for node in nodes)
+    is_single = len(nodes) == 1 and first.nproc == 1
+    shared = _Shared(
+        options=options,
+        command=command,
+        world_size=world_size,
+        launch_id=launch_id,
+        error_dir=error_dir,
+        threads=_omp_threads(options, first, environ),
+        copies_terminal=stdin_is_terminal and not (is_single and may_use_terminal),
+        consoles=tuple(_console(options, ranks, is_unshared) for is_unshared in unshared),
+        is_even=all(node.nproc == first.nproc for node in nodes),
+        has_launcher=task is None,
     )
-    if task:
-        places = [(nodes[0], task.rank, task.local_rank)]
-    try:
-        places = list(places)
-        consoles = tuple(_console(options, len(places), alone) for alone in unshared)
-        workers = tuple(
-            _worker(options, command, *place, world_size, launch_id, error_dir, copies_terminal, threads, consoles)
-            for place in places
-        )
-    except (MemoryError, SystemError):  # SystemError: CPython 3.11 forgets what it raises for a frame without memory
-        places = []  # what follows needs some, too
-        count = sum(node.nproc for node in nodes)
-        text = f"{count} ranks: no memory is left for their plan; {NO_MEMORY}"
-        raise StartError(text, "the plan", _ENOMEM) from None
-    if not is_even:
-        local = {node.index: _local_env(node) for node in nodes}
-        workers = tuple(replace(worker, env=(*worker.env, *local[worker.node])) for worker in workers)
-    if task:
-        workers = tuple(_unwatched(worker) for worker in workers)
     return Plan(
         launch_id=launch_id,
         nodes=tuple(nodes),
@@ -203,9 +220,22 @@ def make_plan(
         master_addr=options.master_addr,
         master_port=master_port,
         file=command.file,
-        env=common,
-        workers=workers,
+        env=_common_env(shared, first, master_port),
+        workers=(_worker(shared, first, task.rank, task.local_rank),) if task else _workers(shared, nodes, spans),
     )
+
+
+def _workers(shared: _Shared, nodes: Sequence[Node], spans: Sequence[RankRange]) -> tuple[Worker, ...]:
+    try:
+        return tuple(
+            _worker(shared, node, span.first + local_rank, local_rank)
+            for node, span in zip(nodes, spans, strict=True)
+            for local_rank in range(node.nproc)
+        )
+    except (MemoryError, SystemError):  # SystemError: CPython 3.11's, if there is no memory for a frame
+        count = sum(node.nproc for node in nodes)
+        text = f"{count} ranks: no memory is left for their plan; {NO_MEMORY}"
+        raise StartError(text, "the plan", _ENOMEM) from None
 
 
 def _spans(options: Options, nodes: Sequence[Node]) -> list[RankRange]:
@@ -241,17 +271,13 @@ def _check_world(options: Options, nproc: int, world_size: int, *, most: int) ->
                 raise UsageError(f"{flag} names {rank}, but the {what} here are 0 to {count - 1}")
 
 
-def _common_env(
-    options: Options,
-    world_size: int,
-    master_port: int,
-    launch_id: str,
-    threads: Sequence[int],
-) -> tuple[tuple[str, str], ...]:
+def _common_env(shared: _Shared, node: Node, master_port: int) -> tuple[tuple[str, str], ...]:
+    """Return the variables that all workers see. node: any of the nodes, if they are alike."""
+    options, launch_id = shared.options, shared.launch_id
     nnodes = str(options.nnodes)
-    world, port = str(world_size), str(master_port)
+    world, port = str(shared.world_size), str(master_port)
     env = [
-        (MARK, launch_id),
+        (MARKER_VARIABLE, launch_id),
         # infini_run
         ("NNODES", nnodes),
         ("MASTER_ADDR", options.master_addr),
@@ -267,11 +293,11 @@ def _common_env(
         ("TORCHELASTIC_RESTART_COUNT", "0"),
         ("TORCHELASTIC_MAX_RESTARTS", str(options.max_restarts)),
     ]
-    if len(threads) == 1:
-        env.append(("OMP_NUM_THREADS", str(threads[0])))
+    if len(shared.threads) == 1:
+        env.append(("OMP_NUM_THREADS", str(shared.threads[0])))
     if options.hang_timeout_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the rank may ping
         env.append(("WATCHDOG_USEC", str(max(1, round(options.hang_timeout_s * 1e6)))))
-    return tuple(env)
+    return (*env, *_local_env(node)) if shared.is_even else tuple(env)
 
 
 def _run_id(options: Options, launch_id: str) -> str:
@@ -291,27 +317,16 @@ def _omp_threads(options: Options, node: Node, environ: Mapping[str, str]) -> tu
         return (options.omp_num_threads,)
     if node.nproc == 1 or "OMP_NUM_THREADS" in environ:
         return ()
-    if node.places:
-        each = tuple(place.threads for place in node.places)
+    if node.cpu_bindings:
+        each = tuple(binding.threads for binding in node.cpu_bindings)
         return each if len(set(each)) > 1 else each[:1]
     return (max(1, node.cpus // node.nproc),) if node.cpus else ()  # else nobody has looked: another machine
 
 
-def _worker(
-    options: Options,
-    command: Command,
-    node: Node,
-    rank: int,
-    local_rank: int,
-    world_size: int,
-    launch_id: str,
-    error_dir: str,
-    copies_terminal: bool,
-    threads: Sequence[int],
-    consoles: Sequence[str],
-) -> Worker:
+def _worker(shared: _Shared, node: Node, rank: int, local_rank: int) -> Worker:
+    options, command, threads = shared.options, shared.command, shared.threads
     text, local = str(rank), str(local_rank)
-    notify = notify_address(launch_id, rank)
+    notify = notify_address(shared.launch_id, rank) if shared.has_launcher else ""  # else nobody listens
     env = [
         ("GLOBAL_PROC_RANK", text),
         ("LOCAL_PROC_RANK", local),
@@ -319,19 +334,22 @@ def _worker(
         ("LOCAL_RANK", "0" if options.virtual_local_rank else local),
         ("ROLE_RANK", text),
         ("GROUP_RANK", str(node.index)),
-        ("NOTIFY_SOCKET", notify),
     ]
-    log, error_log, error_file = _files(options, launch_id, error_dir, node.index, rank, local_rank)
+    if notify:
+        env.append(("NOTIFY_SOCKET", notify))
+    log, error_log, error_file = _files(shared, node.index, rank, local_rank)
     if error_file:
         env.append(("TORCHELASTIC_ERROR_FILE", error_file))
     devices = node.devices[local_rank] if node.devices else ()
     if devices:
-        env.append((node.shown_by, ",".join(devices)))
+        env.append((node.visible_devices_variable, ",".join(devices)))
     if len(threads) > 1:
         env.append(("OMP_NUM_THREADS", str(threads[local_rank])))
+    if not shared.is_even:
+        env += _local_env(node)
     extra: tuple[str, ...] = ()
     if options.distributed_args:
-        extra = (f"--distributed-rank={rank}", f"--distributed-world-size={world_size}")
+        extra = (f"--distributed-rank={rank}", f"--distributed-world-size={shared.world_size}")
     return Worker(
         rank=rank,
         local_rank=local_rank,
@@ -339,10 +357,10 @@ def _worker(
         argv=command.argv + extra if extra else command.argv,
         env=tuple(env),
         devices=devices,
-        place=node.places[local_rank] if node.places else None,
-        stdin=_stdin(options, rank, node.nproc, copies_terminal),
-        stdout=_output(options, rank, local_rank, STDOUT, consoles[0]),
-        stderr=_output(options, rank, local_rank, STDERR, consoles[1]),
+        cpu_binding=node.cpu_bindings[local_rank] if node.cpu_bindings else None,
+        stdin=_stdin(options, rank, node.nproc, shared.copies_terminal),
+        stdout=_output(options, rank, local_rank, STDOUT, shared.consoles[0]),
+        stderr=_output(options, rank, local_rank, STDERR, shared.consoles[1]),
         label=f"{node.host}:{rank}" if options.nnodes > 1 else f"rank {rank}",
         log=log,
         error_log=error_log,
@@ -352,22 +370,18 @@ def _worker(
     )
 
 
-def _unwatched(worker: Worker) -> Worker:
-    """A worker without a launcher: nobody listens to it."""
-    env = tuple((name, value) for name, value in worker.env if name != "NOTIFY_SOCKET")
-    return replace(worker, env=env, notify="")
+def _files(shared: _Shared, node: int, rank: int, local_rank: int) -> tuple[str, str, str]:
+    """Return the log, the log of stderr alone and the error file; empty: none.
 
-
-def _files(
-    options: Options, launch_id: str, error_dir: str, node: int, rank: int, local_rank: int
-) -> tuple[str, str, str]:
-    """The log, stderr's own log, the error file; empty: none. Only the error file's path must be absolute: its
-    program may go elsewhere."""
+    Only the path of the error file must be absolute: the program may change its working directory.
+    """
+    options, error_dir = shared.options, shared.error_dir
     if options.log_dir and options.log_layout == "torchrun":
         from infini_run.options.torchrun import log_folder
 
         of_node = node if options.nnodes > 1 else None
-        folder = log_folder(_run_id(options, launch_id), launch_id, of_node, 0, local_rank)
+        run_id = _run_id(options, shared.launch_id)
+        folder = log_folder(run_id, shared.launch_id, of_node, 0, local_rank)
         names = f"{options.log_dir}/{folder}/stdout.log", f"{options.log_dir}/{folder}/stderr.log"
         return *names, f"{error_dir}/{folder}/error.json" if error_dir else ""
     log = f"{options.log_dir}/rank_{rank}.log" if options.log_dir else ""
@@ -401,7 +415,7 @@ def inheriting(plan: Plan) -> Plan:
     direct = Output(console=True, log=False, piped=False)
 
     def of(output: Output) -> Output:
-        return direct if output.plain and not output.log else output
+        return direct if output.unlabelled and not output.log else output
 
     return replace(
         plan,
@@ -422,7 +436,7 @@ def _output(options: Options, rank: int, local_rank: int, stream: int, console: 
         shown = False
     logged = bool(options.log_dir)
     labelled = shown and console == "prefix"
-    plain = shown and not labelled and (console == "lines" or logged)
+    unlabelled = shown and not labelled and (console == "lines" or logged)
     last_words = stream == STDERR and not shown
-    piped = labelled or plain or logged or last_words or has_table
-    return Output(console=shown, log=logged, piped=piped, plain=plain)
+    piped = labelled or unlabelled or logged or last_words or has_table
+    return Output(console=shown, log=logged, piped=piped, unlabelled=unlabelled)

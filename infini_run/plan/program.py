@@ -220,7 +220,9 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
         if options.gpus_per_proc:
             shares = partition(found, node.nproc, options.gpus_per_proc)
             names = tuple(tuple(gpu.name for gpu in gpus) for gpus in shares)
-            node = replace(node, devices=names, uuids=tuple(map(_uuids, shares)), shown_by=found.variable)
+            node = replace(
+                node, devices=names, uuids=tuple(map(_uuids, shares)), visible_devices_variable=found.variable
+            )
         if options.check_gpus != "off":
             node = replace(node, notices=_notices(found, shares, options.check_gpus))
     elif options.bind != "none":
@@ -229,7 +231,7 @@ def _with_devices(node: Node, options: Options, environ: Mapping[str, str]) -> N
         from infini_run.devices.cpu_binding import plan_bindings
 
         buses = [[gpu.bus_id for gpu in gpus] for gpus in shares]
-        node = replace(node, places=plan_bindings(options.bind, node.nproc, buses))
+        node = replace(node, cpu_bindings=plan_bindings(options.bind, node.nproc, buses))
     return node
 
 
@@ -244,7 +246,7 @@ def _without_devices(node: Node, options: Options, error: DeviceError) -> Node:
         return replace(node, notices=(notice,))
     from infini_run.devices.cpu_binding import plan_bindings
 
-    return replace(node, notices=(notice,), places=plan_bindings(options.bind, node.nproc, ()))
+    return replace(node, notices=(notice,), cpu_bindings=plan_bindings(options.bind, node.nproc, ()))
 
 
 def _uuids(gpus: Sequence[Accelerator]) -> tuple[str, ...]:

@@ -1,29 +1,41 @@
-"""Whether a launch that failed is started again, when, and with what plan. Pure: a report in, a decision out.
+"""Whether a launch that failed is started again, when, and with what plan.
 
-The one rule: nothing here knows how ranks are started or stopped. `decide` is the same for one node and for whoever
-has the report of several.
+The functions are pure: a report in, a decision out. They know nothing of how ranks are started or stopped, and are
+the same for one node and for the head of many. RestartState is the memory between two attempts.
 """
 
 from __future__ import annotations
 
-from infini_run.plan.model import MARK, notify_address
+import os
+import time
+
+from infini_run.plan.model import notify_address
 from infini_run.record import record, replace
+from infini_run.report.report import duration_text, signal_name
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
-    from infini_run.report.report import Report
+    from infini_run.report.report import Exit, Report
 
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is
 JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, that not all come back in one moment
 _DOUBLINGS = 60  # more are beyond any delay
 _CANNOT_RUN = {126: "the program cannot be executed", 127: "the program is not there"}
+_MOST_EARLIER = 100  # first failures kept, the last of them: a window may allow restarts without end
+_NEVER = float("inf")
 
 
 @record
 class RestartCount:
-    """Restarts so far: `spent` of the budget since it was last whole, `total` of the launch."""
+    """Restarts so far.
+
+    Attributes:
+        spent: Restarts since the budget (`--max_restarts`) was last whole.
+        total: Restarts of the launch.
+    """
 
     spent: int = 0
     total: int = 0
@@ -31,49 +43,174 @@ class RestartCount:
 
 @record
 class Decision:
-    """`again`: all ranks are started once more, `delay_s` from now, and `tally` counts it. Else `why` it is not so,
-    or "" where that is plain: nothing failed, or the budget is used up."""
+    """Whether all ranks are started once more.
+
+    Attributes:
+        again: They are, `delay_s` seconds from now.
+        count: The restarts so far, with this one.
+        why: The reason if there is no restart. Empty if it is plain: nothing failed, or the budget is spent.
+    """
 
     again: bool
-    tally: RestartCount
+    count: RestartCount
     delay_s: float = 0.0
     why: str = ""
 
 
-def decide(report: Report, options: Options, tally: RestartCount, chance: float = 0.0) -> Decision:
-    """Whether the job whose end `report` tells is started again. chance: from 0 to 1, each node's own."""
+class RestartState:
+    """The restarts of one launch: how many there were, when the next one begins, and what failed before.
+
+    Attributes:
+        due_s: When the next attempt begins, by the monotonic clock; infinite: none is waited for.
+        heading: The line that the logs of the next attempt begin with.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._count = RestartCount()
+        self._earlier: tuple[Exit, ...] = ()
+        self._before_decision: tuple[RestartCount, tuple[Exit, ...]] = (self._count, self._earlier)
+        self._not_restarted = ""
+        self._is_cancelled = False
+        self._received_signal = 0
+        self.due_s = _NEVER
+        self.heading = ""
+
+    @property
+    def total(self) -> int:
+        """Restarts so far."""
+        return self._count.total
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the delay before the next attempt is running."""
+        return self.due_s != _NEVER
+
+    def decide(self, report: Report) -> str:
+        """Decide what follows the attempt that `report` describes.
+
+        Returns:
+            One line that announces the restart; empty if there is none.
+        """
+        decision = decide(report, self._options, self._count, _random_fraction())
+        failure = "; ".join(filter(None, (report.headline(), report.left_behind())))
+        return self._apply(decision, report.first_failure, failure)
+
+    def start_failed(self, reason: str) -> str:
+        """Count an attempt whose ranks could not be created as one that failed.
+
+        Args:
+            reason: Why they could not, in a sentence.
+
+        Returns:
+            As `decide`.
+        """
+        decision = spend(self._options, self._count, 0.0, _random_fraction())
+        if not decision.again:
+            self._not_restarted = reason
+            return ""
+        return self._apply(decision, None, reason)
+
+    def _apply(self, decision: Decision, first: Exit | None, failure: str) -> str:
+        if not decision.again:
+            self._not_restarted = decision.why
+            return ""
+        self._before_decision = self._count, self._earlier
+        self._count = decision.count
+        self._earlier = (*self._earlier, *([] if first is None else [first]))[-_MOST_EARLIER:]
+        self.due_s = time.monotonic() + decision.delay_s
+        count = describe(self._count, self._options)
+        self.heading = f"{count}: {failure}"
+        return f"{count} in {duration_text(decision.delay_s)}: {failure}"
+
+    def end_wait(self) -> None:
+        """The delay is over: the next attempt begins, or the launch was stopped."""
+        self.due_s = _NEVER
+
+    def cancel(self, received_signal: int = 0) -> None:
+        """End the delay without another attempt: then no failure ended the launch, but a request to stop.
+
+        Args:
+            received_signal: The signal from outside that asked for it; 0: the caller reports it.
+        """
+        self._is_cancelled, self._received_signal = True, received_signal
+        self.end_wait()
+
+    def revoke(self, reason: str) -> None:
+        """Take back the last decision to restart: its delay cannot begin, for this reason."""
+        self._count, self._earlier = self._before_decision
+        self.give_up(reason)
+
+    def give_up(self, reason: str) -> None:
+        """End the launch, though a restart was decided: it makes no sense any more, for this reason."""
+        self._not_restarted = reason
+        self.end_wait()
+
+    def add_to(self, report: Report) -> Report:
+        """Return the report of the last attempt with what became of those before it."""
+        return replace(
+            report,
+            first_failure=None if self._is_cancelled else report.first_failure,
+            received_signal=self._received_signal or report.received_signal,
+            restarts=self.total,
+            earlier_failures=self._earlier,
+            not_restarted=self._not_restarted,
+        )
+
+
+def _random_fraction() -> float:
+    return int.from_bytes(os.urandom(4), "big") / 2**32
+
+
+def decide(report: Report, options: Options, count: RestartCount, random_fraction: float = 0.0) -> Decision:
+    """Decide whether a job is started again.
+
+    Args:
+        report: How its last attempt ended.
+        options: What the user asked for.
+        count: The restarts so far.
+        random_fraction: From 0 to 1, each node's own: spreads the restarts of several nodes over a time.
+    """
     first = report.first_failure
-    if first is None or report.told or report.quiet:  # quiet: Ctrl-C was the lone rank's own
-        return Decision(again=False, tally=tally)
-    if first.shell_code - 128 in report.passed:  # killed by it, or says so
-        from infini_run.report.report import signal_name
-
-        return Decision(again=False, tally=tally, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
+    if first is None or report.received_signal or report.user_interrupted:
+        return Decision(again=False, count=count)
+    if first.shell_code - 128 in report.forwarded_signals:  # killed by it, or says so
+        return Decision(again=False, count=count, why=f"{signal_name(first.shell_code - 128)} was sent to the job")
     if first.shell_code in _CANNOT_RUN:
-        return Decision(again=False, tally=tally, why=_CANNOT_RUN[first.shell_code])
+        return Decision(again=False, count=count, why=_CANNOT_RUN[first.shell_code])
     if report.stuck:
-        return Decision(again=False, tally=tally, why="not all of it could be ended")
-    return spend(options, tally, good_s(report, options), chance)
+        return Decision(again=False, count=count, why="not all of it could be ended")
+    return spend(options, count, healthy_s(report, options), random_fraction)
 
 
-def spend(options: Options, tally: RestartCount, good_s: float, chance: float = 0.0) -> Decision:
-    """One restart of the budget, which is whole again after a good run that was long enough."""
-    spent = 0 if 0 < options.restart_window_s <= good_s else tally.spent
+def spend(options: Options, count: RestartCount, healthy_s: float, random_fraction: float = 0.0) -> Decision:
+    """Take one restart from the budget, if there is one left.
+
+    Args:
+        options: What the user asked for.
+        count: The restarts so far.
+        healthy_s: Seconds in which all ranks were well. After `--restart_window` of them the budget is whole again.
+        random_fraction: As for `decide`.
+    """
+    spent = 0 if 0 < options.restart_window_s <= healthy_s else count.spent
     if spent >= options.max_restarts:
-        return Decision(again=False, tally=tally)
-    jitter = JITTER * chance if options.nnodes > 1 else 0.0
+        return Decision(again=False, count=count)
+    jitter = JITTER * random_fraction if options.nnodes > 1 else 0.0
     delay_s = delay_of(options.restart_delay_s, spent + 1) * (1 - jitter)
-    return Decision(again=True, tally=RestartCount(spent=spent + 1, total=tally.total + 1), delay_s=delay_s)
+    return Decision(again=True, count=RestartCount(spent=spent + 1, total=count.total + 1), delay_s=delay_s)
 
 
 def delay_of(first_s: float, number: int) -> float:
-    """The delay before restart `number`, from 1: the first one, doubled each time."""
+    """Return the seconds before restart `number`, from 1: `first_s` before the first, doubled each time."""
     return min(first_s * 2.0 ** min(number - 1, _DOUBLINGS), max(first_s, MOST_DELAY_S))
 
 
-def good_s(report: Report, options: Options) -> float:
-    """How long all ranks were up and well before the first failure: from their start, or where they are asked for
-    it from the last READY=1, and without the time in which one hung before we saw it and stopped it."""
+def healthy_s(report: Report, options: Options) -> float:
+    """Return how many seconds all ranks were up and well before the first failure.
+
+    They count from the last start, or with `--ready_timeout` from the last READY=1; without the time for which a rank
+    hung before the watchdog saw it.
+    """
     first = report.first_failure
     if first is None:
         return report.end_s - report.start_s
@@ -83,19 +220,19 @@ def good_s(report: Report, options: Options) -> float:
         if len(ready) < len(report.exits):
             return 0.0
         begin_s = max(ready)
-    ill_s = 2 * options.hang_timeout_s + options.grace_s if first.verdict else 0.0
+    ill_s = 2 * options.hang_timeout_s + options.grace_s if first.watchdog_reason else 0.0
     return max(0.0, (first.end_s or report.end_s) - ill_s - begin_s)
 
 
-def describe(tally: RestartCount, options: Options) -> str:
-    """`restart 1 of 3`; in all there may have been more, before the budget was whole again."""
-    more = f" ({tally.total} in all)" if tally.total > tally.spent else ""
-    return f"restart {tally.spent} of {options.max_restarts}{more}"
+def describe(count: RestartCount, options: Options) -> str:
+    """Return `restart 1 of 3`. In all there may have been more, before the budget was whole again."""
+    more = f" ({count.total} in all)" if count.total > count.spent else ""
+    return f"restart {count.spent} of {options.max_restarts}{more}"
 
 
 def with_new_launch_id(plan: Plan, *, launch_id: str, master_port: int, restarts: int) -> Plan:
-    """The same plan for the next attempt: with a mark, and so with addresses, of its own."""
-    new = {MARK: launch_id, "MASTER_PORT": str(master_port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    """Return the plan of the next attempt: its launch id, and so its notify addresses, are new."""
+    new = {MARKER_VARIABLE: launch_id, "MASTER_PORT": str(master_port), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
     workers = []
     for worker in plan.workers:
         notify = notify_address(launch_id, worker.rank)
@@ -113,7 +250,7 @@ def with_new_launch_id(plan: Plan, *, launch_id: str, master_port: int, restarts
 
 
 def _files(worker: Worker, restarts: int) -> tuple[str, str, str]:
-    """Its log, stderr's own log, its error file: the same ones, but for torchrun's layout (--log_layout)."""
+    """Return its log, the log of stderr alone and its error file. Only in torchrun's layout they are new."""
     files = worker.log, worker.error_log, worker.error_file
     if not worker.error_log:
         return files

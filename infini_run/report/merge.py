@@ -1,4 +1,4 @@
-"""The report of many nodes out of one of each. Pure."""
+"""The report of many nodes, made of one report for each node. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def merge_reports(
-    told_by: Sequence[tuple[Report, float]],
+    node_reports: Sequence[tuple[Report, float]],
     *,
     launch_id: str,
     run_id: str,
@@ -20,17 +20,33 @@ def merge_reports(
     world_size: int,
     start_s: float,
     end_s: float,
-    told: int,
+    received_signal: int,
     notices: Sequence[str],
     silent: int = 0,
     error: InfiniRunError | None = None,
     lost: Sequence[str] = (),
 ) -> Report:
-    """told_by: the nodes' reports in the order of their ranks, each with the time of its first failure by one clock;
-    of a node that was lost one of our own making (lost_report). start_s, end_s: where none has told. silent: how many
-    nodes have not. error: why the job ended, where that was no rank; lost: nodes that were."""
-    reports = [report for report, _ in told_by]
-    failed = [(failed_s, at) for at, (report, failed_s) in enumerate(told_by) if report.first_failure is not None]
+    """Merge the reports of the nodes of one launch.
+
+    Args:
+        node_reports: The reports in the order of their ranks, each with the time of its first failure by one clock. A
+            node that was lost has the report that `lost_report` makes.
+        launch_id: The launch's id.
+        run_id: The id that the user gave (`--rdzv_id`); empty: none.
+        host: The name of the head's host.
+        world_size: How many ranks there were to be.
+        start_s: When the launch started, if no node has reported: seconds since the epoch.
+        end_s: When it ended, if no node has reported.
+        received_signal: The signal from outside that ended the launch; 0: none did.
+        notices: The head's own notices.
+        silent: How many nodes have sent no report.
+        error: Why the job ended, if no rank was the cause. None: a rank was, or nothing failed.
+        lost: The nodes that were lost, each in a sentence.
+    """
+    reports = [report for report, _ in node_reports]
+    failed = [
+        (failed_s, at) for at, (report, failed_s) in enumerate(node_reports) if report.first_failure is not None
+    ]
     first = reports[min(failed)[1]].first_failure if failed else None
     return Report(
         launch_id=launch_id,
@@ -41,13 +57,13 @@ def merge_reports(
         end_s=max((report.end_s for report in reports), default=end_s),
         exits=tuple(exit_ for report in reports for exit_ in report.exits),
         first_failure=first,
-        told=told,
+        received_signal=received_signal,
         silent=silent,
-        strays=tuple(stray for report in reports for stray in report.strays),
-        stray_count=sum(report.stray_count for report in reports),
+        leftover_processes=tuple(process for report in reports for process in report.leftover_processes),
+        leftover_count=sum(report.leftover_count for report in reports),
         stuck=tuple(stuck for report in reports for stuck in report.stuck),
         notices=(*notices, *(notice for report in reports for notice in report.notices)),
-        looks=tuple(look for report in reports for look in report.looks),
+        snapshots=tuple(snapshot for report in reports for snapshot in report.snapshots),
         clocks=tuple(clock for report in reports for clock in report.clocks),
         error="" if error is None else str(error),
         error_code=0 if error is None else error.exit_code,
@@ -55,17 +71,26 @@ def merge_reports(
     )
 
 
-def lost_report(host: str, ranks: range, pids: Mapping[int, int], *, heard_s: float, is_blamed: bool) -> Report:
-    """What there is to say of a node that cannot say it. pids: of ranks, as far as it has told; heard_s: when it was
-    last heard of; is_blamed: nothing had gone wrong before that."""
+def lost_report(
+    host: str, ranks: range, pids: Mapping[int, int], *, last_received_s: float, is_first_failure: bool
+) -> Report:
+    """Make the report of a node that can no longer send it.
+
+    Args:
+        host: The node's name.
+        ranks: Its ranks.
+        pids: The pids of the ranks that it had reported as started.
+        last_received_s: When the last frame came from it: seconds since the epoch.
+        is_first_failure: Nothing had failed before that.
+    """
     exits = tuple(
         Exit(
             rank=rank,
             local_rank=rank - ranks.start,
             host=host,
             pid=pids.get(rank),
-            end_s=heard_s,
-            stopped=not is_blamed,
+            end_s=last_received_s,
+            stopped=not is_first_failure,
             lost=True,
         )
         for rank in ranks
@@ -75,8 +100,8 @@ def lost_report(host: str, ranks: range, pids: Mapping[int, int], *, heard_s: fl
         run_id="",
         host=host,
         world_size=0,
-        start_s=heard_s,
-        end_s=heard_s,
+        start_s=last_received_s,
+        end_s=last_received_s,
         exits=exits,
-        first_failure=exits[0] if exits and is_blamed else None,
+        first_failure=exits[0] if exits and is_first_failure else None,
     )

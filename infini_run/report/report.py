@@ -54,7 +54,7 @@ class Exit:
     error_message: str = ""
     last_lines: tuple[str, ...] = ()
     status: str = ""
-    verdict: str = ""
+    watchdog_reason: str = ""
     lost: bool = False
 
     @property
@@ -62,7 +62,7 @@ class Exit:
         """It ended badly, and not because we stopped it; or it was what we stopped the job for."""
         if self.lost:
             return not self.stopped
-        if self.verdict:
+        if self.watchdog_reason:
             return True
         bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
         return self.end_s is not None and bad and not self.stopped
@@ -76,7 +76,7 @@ class Exit:
     def shell_code(self) -> int:
         """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal. 1 where the
         verdict was ours."""
-        if self.verdict or self.lost:
+        if self.watchdog_reason or self.lost:
             return 1
         if self.signal:
             return 128 + self.signal
@@ -84,7 +84,7 @@ class Exit:
 
 
 @record
-class Stray:
+class LeftoverProcess:
     """A process that outlived the workers. `state`: its letter in /proc when SIGKILL had not ended it."""
 
     pid: int
@@ -119,15 +119,15 @@ class Report:
     end_s: float
     exits: tuple[Exit, ...]
     first_failure: Exit | None = None
-    told: int = 0
-    passed: tuple[int, ...] = ()
-    quiet: bool = False
-    strays: tuple[Stray, ...] = ()
-    stray_count: int = 0
-    stuck: tuple[Stray, ...] = ()
+    received_signal: int = 0
+    forwarded_signals: tuple[int, ...] = ()
+    user_interrupted: bool = False
+    leftover_processes: tuple[LeftoverProcess, ...] = ()
+    leftover_count: int = 0
+    stuck: tuple[LeftoverProcess, ...] = ()
     notices: tuple[str, ...] = ()
-    looks: tuple[HangSnapshot, ...] = ()
-    taken_port: int = 0
+    snapshots: tuple[HangSnapshot, ...] = ()
+    port_in_use: int = 0
     silent: int = 0
     restarts: int = 0
     earlier_failures: tuple[Exit, ...] = ()
@@ -146,8 +146,8 @@ class Report:
             return self.error_code
         if self.first_failure is not None:
             return self.first_failure.shell_code
-        if self.told and (self.silent or not all(e.ended_well for e in self.exits)):
-            return 128 + self.told
+        if self.received_signal and (self.silent or not all(e.ended_well for e in self.exits)):
+            return 128 + self.received_signal
         stopped = next((e.shell_code for e in self.exits if e.end_s is not None and e.shell_code), 0)
         return stopped or (1 if self.stuck else 0)
 
@@ -155,8 +155,8 @@ class Report:
         """At most ten lines: who failed, how, its last words, where to look. Empty: nothing to say."""
         first = self._first_of_ranks()
         lines = [f"infini-run: {self.error}{self._restarted()}"] if self.error else []
-        others = [] if self.error or self.told else [f"infini-run: {text}" for text in self.lost[:1]]
-        if first is not None and not self.quiet:
+        others = [] if self.error or self.received_signal else [f"infini-run: {text}" for text in self.lost[:1]]
+        if first is not None and not self.user_interrupted:
             after = "" if self.error else self._restarted()
             lines.append(f"infini-run: {_headline(first)}{self._others(first)}{after}")
             lines += self._details(first, TEXT_LINES - len(lines) - len(others))
@@ -165,7 +165,7 @@ class Report:
             lines.append(
                 f"infini-run: process {stray.pid} ({stray.name}) did not end by SIGKILL, state {stray.state}; left"
             )
-        if self.strays and len(lines) < TEXT_LINES:
+        if self.leftover_processes and len(lines) < TEXT_LINES:
             lines.append(f"infini-run: {self.left_behind()}")
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
 
@@ -184,8 +184,8 @@ class Report:
 
     def left_behind(self) -> str:
         """What outlived the workers, in a sentence; empty: nothing did."""
-        count = _count(self.stray_count, self.strays)
-        return f"stopped {count} left behind: {_names(self.strays)}" if self.strays else ""
+        count = _count(self.leftover_count, self.leftover_processes)
+        return f"stopped {count} left behind: {_names(self.leftover_processes)}" if self.leftover_processes else ""
 
     def _restarted(self) -> str:
         after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""
@@ -193,12 +193,14 @@ class Report:
 
     def _details(self, first: Exit, most: int) -> list[str]:
         """What it said and was doing, as much as there is room for; where there is more to read, last."""
-        look = next((look for look in reversed(self.looks) if look.kind and look.rank == first.rank), None)
-        lines = look.lines() if look and first.verdict else [f"  status: {first.status}"] if first.status else []
+        look = next((look for look in reversed(self.snapshots) if look.kind and look.rank == first.rank), None)
+        lines = (
+            look.lines() if look and first.watchdog_reason else [f"  status: {first.status}"] if first.status else []
+        )
         if first.error_message:
             lines.append(f"  error: {first.error_message}")
         last = [f"  log: {first.log}"] if first.log else []
-        if look and look.file and first.verdict:
+        if look and look.file and first.watchdog_reason:
             last.append(f"  all of it: {look.file}")
         hint = _hint(first) or self._port_hint(first)
         if hint:
@@ -208,17 +210,17 @@ class Report:
         return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
 
     def _port_hint(self, first: Exit) -> str:
-        if not self.taken_port or first.start_failure:
+        if not self.port_in_use or first.start_failure:
             return ""
         way = (
             "--standalone takes a free one"
             if self.world_size == len(self.exits)
             else "give every node another --rdzv_endpoint=HOST:PORT"
         )
-        return f"next: port {self.taken_port} is in use by another program; {way}"
+        return f"next: port {self.port_in_use} is in use by another program; {way}"
 
     def _others(self, first: Exit) -> str:
-        stopped = sum(e.stopped and not e.verdict and not e.lost for e in self.exits)
+        stopped = sum(e.stopped and not e.watchdog_reason and not e.lost for e in self.exits)
         failed = sum(e.is_failure and not e.lost for e in self.exits if e.rank != first.rank)
         said = []
         if failed:
@@ -230,7 +232,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The same and more, of plain types. `format` changes when a field does."""
         return {
-            "format": 1,
+            "format": 2,
             "launch_id": self.launch_id,
             "run_id": self.run_id,
             "host": self.host,
@@ -238,7 +240,7 @@ class Report:
             "exit_code": self.exit_code,
             "start": self.start_s,
             "end": self.end_s,
-            "told": signal_name(self.told) if self.told else None,
+            "received_signal": signal_name(self.received_signal) if self.received_signal else None,
             "first_failure": self.first_failure.rank if self.first_failure else None,
             "error": self.error or None,
             "lost": list(self.lost),
@@ -246,11 +248,11 @@ class Report:
             "restarts": self.restarts,
             "earlier_failures": [_exit_json(e) for e in self.earlier_failures],
             "not_restarted": self.not_restarted or None,
-            "strays": [{"pid": stray.pid, "name": stray.name} for stray in self.strays],
-            "stray_count": max(self.stray_count, len(self.strays)),
+            "leftover_processes": [{"pid": stray.pid, "name": stray.name} for stray in self.leftover_processes],
+            "leftover_count": max(self.leftover_count, len(self.leftover_processes)),
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),
-            "looks": [look.to_json() for look in self.looks],
+            "snapshots": [look.to_json() for look in self.snapshots],
             "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
         }
 
@@ -275,7 +277,7 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "error_message": exit_.error_message or None,
         "last_lines": list(exit_.last_lines),
         "status": exit_.status or None,
-        "verdict": exit_.verdict or None,
+        "watchdog_reason": exit_.watchdog_reason or None,
         "lost": exit_.lost,
         "log": exit_.log or None,
         "rusage": {"user": exit_.user_s, "system": exit_.system_s, "max_rss_kib": exit_.max_rss_kib},
@@ -297,8 +299,8 @@ def _headline(first: Exit) -> str:
     if first.start_failure:
         reason = os.strerror(first.start_errno)
         return f"{who} could not be started: {first.start_failure}: {reason}"
-    if first.verdict:
-        return f"{who} {first.verdict} (pid {first.pid})"
+    if first.watchdog_reason:
+        return f"{who} {first.watchdog_reason} (pid {first.pid})"
     if first.lost:
         return f"{who} was lost with its node"
     after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
@@ -320,7 +322,7 @@ def describe_end(exit_: Exit) -> str:
 
 
 def _hint(first: Exit) -> str:
-    if first.verdict:
+    if first.watchdog_reason:
         return ""
     if first.start_failure and first.start_errno == 8:
         return (
@@ -348,12 +350,12 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _count(stray_count: int, named: tuple[Stray, ...]) -> str:
+def _count(count: int, named: tuple[LeftoverProcess, ...]) -> str:
     """Not all of many are named."""
-    count = max(stray_count, len(named))
+    count = max(count, len(named))
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _names(strays: tuple[Stray, ...]) -> str:
-    shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in strays[:4])
-    return shown + (", ..." if len(strays) > 4 else "")
+def _names(leftover_processes: tuple[LeftoverProcess, ...]) -> str:
+    shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in leftover_processes[:4])
+    return shown + (", ..." if len(leftover_processes) > 4 else "")

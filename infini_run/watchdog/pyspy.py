@@ -11,7 +11,7 @@ import sys
 
 from infini_run.core.group import STEPS, Group, SpawnSpec, debug_flags
 from infini_run.errors import StartError
-from infini_run.plan.model import MARK
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class _Run:
     def __init__(self, program: str, pid: int, entry: ProcessAtEntry | None, environ: Mapping[str, str]) -> None:
         self.pid = 0
         self.failure = ""
-        mark = f"{MARK}=look-{os.urandom(6).hex()}"
-        base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARK]
+        mark = f"{MARKER_VARIABLE}=look-{os.urandom(6).hex()}"
+        base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARKER_VARIABLE]
         words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid))]
         spec = SpawnSpec(0, words[0], words, [os.fsencode(mark)])
         spec.dies_with_us = entry is not None  # in a library the thread may end before it
@@ -161,7 +161,7 @@ class _Run:
 
     def step(self) -> bool:
         """Whether it has ended. Its exit code may have been taken by the ranks' group: its words tell enough."""
-        for event in self.group.step():
+        for event in self.group.run_once():
             if event.kind == "started":
                 self.pid = event.pid
             if event.kind == "start_failed":

@@ -87,9 +87,9 @@ class Watchdog:
             self._ranks[event.worker] = _Rank(event.worker, worker, event, self._options)
         elif event.kind == "exited":
             self._ranks.pop(event.worker, None)
-        elif event.kind == "told":
+        elif event.kind == "signalled":
             self.stop()
-        elif event.kind == "passed" and event.signal == _CONT:
+        elif event.kind == "forwarded" and event.signal == _CONT:
             self._resume()
         elif event.worker in self._ranks:
             self._note(self._ranks[event.worker], event)

@@ -52,7 +52,7 @@ PROCESS_1 = """
     with ir.ProcessLauncher(["sleep", "600"], grace=0) as other:
         other.launch()
         report = ir.run(["sh", "-c", "setsid sleep 200 & exit 0"], grace=0.5)
-        assert report.stray_count == 1, report
+        assert report.leftover_count == 1, report
         kids = open("/proc/self/task/1/children").read().split()
         print(*(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] for pid in kids))
         with ir.ProcessLauncher(["sh", "-c", f"sleep 200 & echo up >&{says}; wait"]) as killed:
@@ -88,7 +88,7 @@ def test_a_process_that_was_brought_into_the_container_and_has_our_variables_is_
         launcher = ir.ProcessLauncher(["sh", "-c", script], stdin=0, grace=0.5)
         launcher.launch()
         launcher.wait()
-        print("strays", len(launcher.report().strays), flush=True)
+        print("strays", len(launcher.report().leftover_processes), flush=True)
         sys.stdin.read()
         launcher.close()
     """

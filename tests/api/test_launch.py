@@ -608,7 +608,7 @@ def test_a_grandchild_that_left_the_process_group_ends_with_the_block(bell):
         launcher.terminate()
         launcher.wait()
         until(lambda: pid not in processes())  # whoever adopted it has to reap it
-        assert pid in [stray.pid for stray in launcher.report().strays]
+        assert pid in [stray.pid for stray in launcher.report().leftover_processes]
 
 
 @pytest.mark.parametrize(("what", "steps"), [("start", 10000), ("end", 150), ("restart", 100)])

@@ -82,14 +82,14 @@ static struct ir_group *make(uint32_t more_flags, int64_t grace_ms) {
     struct ir_config config = {
         .mark = "MARK=driver",
         .grace_ms = grace_ms,
-        .told_grace_ms = grace_ms,
+        .signal_grace_ms = grace_ms,
         .stop_signal = SIGTERM,
         .stop_scope = IR_SCOPE_MIXED,
         .console_fd = {console[0], console[1]},
         .stdin_fd = input,
-        .say_fd = -1,
-        .asks_fd = -1,
-        .asked_fd = -1,
+        .message_fd = -1,
+        .suspend_write_fd = -1,
+        .suspend_read_fd = -1,
         .guard = guard,
         .flags = path_flags | more_flags,
     };
@@ -134,7 +134,7 @@ static int finish(struct ir_group *group) {
     struct ir_event events[64];
     int exits = 0;
     for (bool ended = false; !ended;) {
-        int n = ir_group_step(group, events, 64);
+        int n = ir_group_run_once(group, events, 64);
         for (int i = 0; i < n; i++) {
             exits += events[i].kind == IR_EXITED;
             ended |= events[i].kind == IR_ENDED;
@@ -150,7 +150,7 @@ static void run(uint32_t more_flags, const char *script) {
     if (group == NULL) return;
     int started = spawn(group, more_flags, script);
     if (started >= 0) {
-        (void)ir_group_say(group, 1, "ours\n", 5);
+        (void)ir_group_print(group, 1, "ours\n", 5);
         CHECK(finish(group) == started);
         CHECK(ir_group_tail(group, 0, tail, sizeof tail) >= 0);
         CHECK(ir_group_signal(group, 0, SIGTERM) == -ESRCH);

@@ -8,7 +8,7 @@
 int main(int argc, char **argv) {
     if (argc != 4) return 2;
     struct ir_group g = {.grace_ms = atol(argv[1])};
-    if (atoi(argv[2])) g.told_ns = clock_ns() - atol(argv[3]) * NS_PER_MS;
+    if (atoi(argv[2])) g.grace_began_ns = clock_ns() - atol(argv[3]) * NS_PER_MS;
     (void)printf("%ld\n", (long)strays_grace_ms(&g));
     return 0;
 }

@@ -36,11 +36,11 @@ def fonts():
 
 def rank(number, start=100.0, end=110.0, **fields):
     base = {"rank": number, "start": start, "end": end, "ready": None, "failed": False, "stopped": False}
-    return base | {"exit_code": 0, "signal": None, "verdict": None} | fields
+    return base | {"exit_code": 0, "signal": None, "watchdog_reason": None} | fields
 
 
 def report(*ranks, **fields):
-    base = {"format": 1, "run_id": "", "launch_id": "ir-1", "host": "node1", "world_size": len(ranks), "exit_code": 0}
+    base = {"format": 2, "run_id": "", "launch_id": "ir-1", "host": "node1", "world_size": len(ranks), "exit_code": 0}
     return base | {"end": 111.0, "first_failure": None, "ranks": list(ranks)} | fields
 
 
@@ -314,7 +314,7 @@ def test_a_folder_with_a_link_that_leads_nowhere_is_one_line(infini_run, tmp_pat
         ("[" * 100000, "is no report of infini-run"),
         ("[]", "is no report of infini-run"),
         ({"ranks": 3}, "is no report of infini-run"),
-        (report(rank(0)) | {"format": 2}, "is of format 2"),
+        (report(rank(0)) | {"format": 1}, "is of format 1"),
         (report({"rank": 0, "start": 1.0}), "is a report that is not whole"),
         (report(rank(0), exit_code=None), "is a report that is not whole"),
         (report(rank(0, start=None)), "tells of no rank that was started"),

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 OUTPUT = Output(console=False, log=False, piped=True)
 WORKER = Worker(
-    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), place=None, stdin="null",
+    rank=0, local_rank=0, node=0, argv=("x",), env=(), devices=(), cpu_binding=None, stdin="null",
     stdout=OUTPUT, stderr=OUTPUT,
     label="", log="", error_log="", error_file="", notify="",
 )  # fmt: skip
@@ -30,12 +30,12 @@ def test_cpu_and_memory_are_those_of_a_rank_and_its_children():
             assert process.stdout.readline() == b"held\n"
             sampler = Sampler()
             ranks = {process.pid: (WORKER, start_s)}
-            first = sampler.take(ranks, time.monotonic())[process.pid]
+            first = sampler.sample(ranks, time.monotonic())[process.pid]
             assert first.memory > 80 << 20
             assert first.cpu > 0
             table_s = ProcessTable().cpu_s(process.pid)
             until(lambda: ProcessTable().cpu_s(process.pid) > table_s + 0.1)
-            second = sampler.take(ranks, time.monotonic())[process.pid]
+            second = sampler.sample(ranks, time.monotonic())[process.pid]
             assert 0 < second.cpu < 1.5
             assert second.gpu is None
             assert not second.is_suspended
@@ -47,7 +47,7 @@ def test_cpu_and_memory_are_those_of_a_rank_and_its_children():
 def test_a_process_that_is_gone_has_no_sample():
     process = subprocess.Popen(["true"])
     process.wait()
-    sample = Sampler().take({process.pid: (WORKER, 0.0)}, 10.0)[process.pid]
+    sample = Sampler().sample({process.pid: (WORKER, 0.0)}, 10.0)[process.pid]
     assert (sample.cpu, sample.memory) == (None, None)
 
 

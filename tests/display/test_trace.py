@@ -145,7 +145,7 @@ def test_signals_and_what_was_left_behind_are_marked(infini_run, path):
     assert command.wait() == 143
     events, _ = read(path)
     (passed,) = of(events, "passed SIGUSR1 on")
-    (told,) = of(events, "told SIGTERM")
+    (told,) = of(events, "signalled SIGTERM")
     (stray,) = of(events, "left behind: left-behind")
     (sweep,) = of(events, "sweep")
     assert passed["ts"] <= told["ts"] <= sweep["ts"] <= stray["ts"] <= sweep["ts"] + sweep["dur"]
@@ -268,7 +268,7 @@ OUTPUT = Output(console=False, log=False, piped=True)
 def plan(count):
     workers = tuple(
         Worker(
-            rank=rank, local_rank=rank, node=0, argv=("x",), env=(), devices=("1",), place=None, stdin="null",
+            rank=rank, local_rank=rank, node=0, argv=("x",), env=(), devices=("1",), cpu_binding=None, stdin="null",
             stdout=OUTPUT, stderr=OUTPUT, label="", log="", error_log="", error_file="", notify="",
         )
         for rank in range(count)
@@ -295,15 +295,15 @@ def test_a_trace_of_a_long_job_stays_small_and_right(path):
     trace.begin(plan(10), Writers())
     start_ns = trace._begin_ns
     for rank in range(10):
-        trace.follow(Event(kind="started", worker=rank, rank=rank, pid=100 + rank, time_ns=start_ns))
+        trace.on_event(Event(kind="started", worker=rank, rank=rank, pid=100 + rank, time_ns=start_ns))
     for _ in range(5000):
-        trace.act()
+        trace.run_due()
         trace._next_ns = 0
     for _ in range(20000):
-        trace.follow(Event(kind="passed", signal=10, time_ns=start_ns))
+        trace.on_event(Event(kind="forwarded", signal=10, time_ns=start_ns))
     for rank in range(10):
-        trace.follow(Event(kind="exited", worker=rank, rank=rank, pid=100 + rank, time_ns=start_ns + 10**12))
-    trace.follow(Event(kind="ended", time_ns=start_ns + 10**12))
+        trace.on_event(Event(kind="exited", worker=rank, rank=rank, pid=100 + rank, time_ns=start_ns + 10**12))
+    trace.on_event(Event(kind="ended", time_ns=start_ns + 10**12))
     trace.end()
     assert trace.write() == ""
     events, _ = read(path)
@@ -316,14 +316,14 @@ def test_a_trace_of_a_long_job_stays_small_and_right(path):
 def test_after_the_last_thing_that_happened_it_looks_once_more_and_then_never(path):
     trace = ChromeTrace(str(path), gap_ns=10**12)
     trace.begin(plan(1), Writers())
-    trace.act()
+    trace.run_due()
     assert trace.timeout_s(None) is None
-    trace.act()
+    trace.run_due()
     assert 0 < trace.timeout_s(None) <= 1000
     assert trace.timeout_s(5.0) == 5.0
     trace._next_ns = 0
     assert trace.timeout_s(None) == 0
-    trace.act()
+    trace.run_due()
     assert trace.timeout_s(None) is None
 
 
@@ -332,8 +332,8 @@ def test_several_attempts_are_one_trace(path):
     for attempt in range(3):
         trace.begin(plan(1), Writers())
         one = {"worker": 0, "rank": 0, "pid": 10 + attempt}
-        trace.follow(Event(kind="started", time_ns=time.monotonic_ns(), **one))
-        trace.follow(Event(kind="exited", code=1, time_ns=time.monotonic_ns(), **one))
+        trace.on_event(Event(kind="started", time_ns=time.monotonic_ns(), **one))
+        trace.on_event(Event(kind="exited", code=1, time_ns=time.monotonic_ns(), **one))
         trace.end()
     assert trace.write() == ""
     events, _ = read(path)
@@ -357,4 +357,4 @@ def test_traces_of_jobs_that_are_told_to_stop_while_they_start_are_valid(infini_
     until(lambda: sum(parent == command.pid for parent, _, _ in processes().values()) > 3)
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
-    assert of(read(path)[0], "told SIGTERM")
+    assert of(read(path)[0], "signalled SIGTERM")

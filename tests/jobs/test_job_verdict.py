@@ -22,7 +22,7 @@ def ended(rank=5, code=None, signal=0, **more):
 def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preempted=False):
     report = Report(
         launch_id="l", run_id="", host="n1", world_size=8, start_s=1.0, end_s=2.0,
-        exits=(first,) if first else (), first_failure=first, told=told,
+        exits=(first,) if first else (), first_failure=first, received_signal=told,
     )  # fmt: skip
     return classify(
         report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, is_preempted=preempted,

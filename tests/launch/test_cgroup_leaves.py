@@ -93,7 +93,7 @@ import sys
 import infini_run as ir
 try:
     report = ir.run(sys.argv[1:], nproc_per_node=2, grace=0.2)
-    print("strays", *(stray.pid for stray in report.strays))
+    print("strays", *(stray.pid for stray in report.leftover_processes))
 except ir.WorkerError as error:
     print("failed", error.exit_code)
 """

@@ -27,7 +27,7 @@ from tests.support.waiting import LIMIT_S
 )
 def test_the_grace_as_it_is_given(words, environ, graces):
     options = resolve([*words, "true"], environ).options
-    assert (options.grace_s, options.told_grace_s) == graces
+    assert (options.grace_s, options.signal_grace_s) == graces
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [((), 25), (("--grace=70",), 70)], ids=["default", "given"])
@@ -67,8 +67,8 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
         def __init__(self):
             pass
 
-        def stop(self, number=0, *, is_told=False):
-            asked.append((number, is_told))
+        def stop(self, number=0, *, by_signal=False):
+            asked.append((number, by_signal))
 
     agent._stop(Run(), {"signal": 2, "is_told": True})
     agent._stop(Run(), {"signal": 0, "is_told": False})

@@ -118,7 +118,7 @@ def test_no_end_is_lost_where_nobody_collects_until_the_end(debug):
     with Live(*noisy, *failing, debug=debug) as live:
         before = len(children())
         while children().keys() - others.keys():
-            lib.ir_group_step(live.group._handle, ffi.NULL, 0)
+            lib.ir_group_run_once(live.group._handle, ffi.NULL, 0)
             live.group.wait(0.01)
         assert before > len(others)
         live.end()
@@ -341,13 +341,13 @@ def test_stop_kills_what_ignores_it_when_the_grace_is_over(debug):
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_stop_that_a_signal_asked_for_has_a_grace_of_its_own(is_told):
     """The shorter one ends it: the other is beyond any test."""
-    graces = {"grace_s": 1000.0 if is_told else 0.05, "told_grace_s": 0.05 if is_told else 1000.0}
+    graces = {"grace_s": 1000.0 if is_told else 0.05, "signal_grace_s": 0.05 if is_told else 1000.0}
     reader, writer = os.pipe()
     stubborn = shell(0, "trap '' TERM; echo up; while :; do sleep 0.01; done", stdio=(INHERIT, writer, INHERIT))
     with Live(stubborn, **graces) as live:
         os.close(writer)
         wait_for_line(reader)
-        live.group.stop(is_told=is_told)
+        live.group.stop(by_signal=is_told)
         live.end()
     os.close(reader)
     assert [event.signal for event in live.of("exited")] == [signal.SIGKILL]
@@ -367,9 +367,9 @@ def test_everything_is_allowed_after_the_end_and_does_nothing(debug):
         for _ in range(2):
             live.group.stop()
             live.group.kill()
-            live.group.say("nobody listens")
+            live.group.print_line("nobody listens")
             assert live.group.signal(0, signal.SIGTERM) == 0
-            assert live.group.step() == []
+            assert live.group.run_once() == []
             assert live.group.wait()
             assert live.group.tail(0) == b""
             live.close()
@@ -429,18 +429,18 @@ def test_lines_of_ours_stand_between_those_of_workers_and_never_overrun_the_cons
     with Live(flood, console=(-1, writer)) as live, open(reader, "rb", buffering=0, closefd=False) as console:
         live.until(lambda: is_full(console) and not live.group.wait(0))
         said = 0
-        while live.group.unsaid < 10:
+        while live.group.dropped_lines < 10:
             assert said < 10_000, "nothing is dropped, however much is said"
-            live.group.say(f"ours {said} " + "x" * 100)
+            live.group.print_line(f"ours {said} " + "x" * 100)
             said += 1
             live.settle()
         live.group.signal(0, signal.SIGKILL)
         live.until(lambda: live.of("exited"))
-        dropped = live.group.unsaid
+        dropped = live.group.dropped_lines
         os.set_blocking(reader, False)
         text = os.read(reader, 1 << 20)
         live.settle()
-        live.group.say(f"ours {said}")
+        live.group.print_line(f"ours {said}")
         while not live.group.ended:
             try:
                 text += os.read(reader, 1 << 20)
@@ -508,7 +508,7 @@ def test_close_wakes_a_thread_that_waits(debug, stage):
 
     def wait_until_closed():  # something may be ready that is not the end
         while live.group.wait() and not closed.is_set():
-            live.group.step()
+            live.group.run_once()
         woken.append(True)
 
     waiter = threading.Thread(target=wait_until_closed, daemon=True)
@@ -581,7 +581,7 @@ def test_a_stray_is_known_by_its_mark_wherever_in_its_environment_that_stands(si
             live._env.insert(0, filler)
             live.spawn(shell(0, script))
             live.end()
-        assert [event.name in ("sh", "sleep") for event in live.of("stray")] == [True]
+        assert [event.name in ("sh", "sleep") for event in live.of("leftover")] == [True]
 
 
 def test_a_stray_that_could_not_be_looked_for_is_looked_for_again(debug, tmp_path):
@@ -597,7 +597,7 @@ def test_a_stray_that_could_not_be_looked_for_is_looked_for_again(debug, tmp_pat
             live.until(lambda: live.of("exited"))
         assert not live.group.ended
         live.end()
-    assert len(live.of("stray")) == 1
+    assert len(live.of("leftover")) == 1
 
 
 # ---- many
@@ -697,7 +697,7 @@ def test_a_console_that_is_not_open_shows_nothing_and_harms_nothing(debug):
 
 
 def test_what_is_asked_of_workers_that_are_not_there_is_answered_with_nothing():
-    with Live(size=2, say_fd=-1) as live:
+    with Live(size=2, message_fd=-1) as live:
         assert live.group.signal(-1, signal.SIGTERM) == 0
         with pytest.raises(OSError, match="Invalid argument"):
             live.group.signal(99, signal.SIGTERM)

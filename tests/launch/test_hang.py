@@ -30,7 +30,7 @@ def reads(path):
 
 
 def hung(content):
-    return [look["rank"] for look in content["looks"] if look["kind"] == "hung"]
+    return [look["rank"] for look in content["snapshots"] if look["kind"] == "hung"]
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ def test_a_hang_is_told_with_what_every_rank_is_in(infini_run, every_path, tmp_p
     assert "  | all_reduce (train.py:4)\n  | <module> (train.py:6)\n" in text
     content = reads(report)
     assert content["exit_code"] == 143
-    assert not any("py-spy" in stray["name"] for stray in content["strays"])
-    looks = content["looks"][:3]  # others may follow, which the stop cut short
+    assert not any("py-spy" in stray["name"] for stray in content["leftover_processes"])
+    looks = content["snapshots"][:3]  # others may follow, which the stop cut short
     assert {look["rank"] for look in looks} == {0, 1, 2}
     for look in looks:
         assert "all_reduce (train.py:4)" in look["python"][0]
@@ -265,7 +265,7 @@ def test_a_job_that_is_stopped_for_a_hang_fails_with_1_and_ten_lines(infini_run,
     assert command.wait() == 1
     content = reads(report)
     assert content["exit_code"] == 1
-    assert content["ranks"][content["first_failure"]]["verdict"].startswith("hung: ")
+    assert content["ranks"][content["first_failure"]]["watchdog_reason"].startswith("hung: ")
     said, *lines = command.err.decode().splitlines()
     assert said.endswith(": stopping")
     assert 1 <= len(lines) <= 10
@@ -309,7 +309,7 @@ def test_a_signal_is_not_kept_waiting_by_a_pyspy_that_does_not_end(infini_run, f
     assert command.wait() == 143
     assert not any(map(is_alive, pids))
     content = reads(tmp_path / "report")
-    assert (content["strays"], content["stuck"]) == ([], [])
+    assert (content["leftover_processes"], content["stuck"]) == ([], [])
 
 
 def test_ranks_that_end_meanwhile_end_the_job_and_the_pyspy(infini_run, every_path, fake, bell, gate):
@@ -380,7 +380,7 @@ def test_a_thread_of_a_host_hears_of_a_hang_and_the_report_has_the_stacks(tmp_pa
             launcher.launch()
             while not any(event.kind == "hung" for event in found):
                 found.extend(launcher.events(LIMIT_S))
-            looks = launcher.report().looks
+            looks = launcher.report().snapshots
             found.extend(look for look in looks if "all_reduce (train.py:4)" in look.python[0])
 
     thread = threading.Thread(target=follow)

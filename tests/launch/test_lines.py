@@ -13,7 +13,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infini_run.core.group import INHERIT, PIPE, PLAIN, TO_CONSOLE
+from infini_run.core.group import INHERIT, PIPE, TO_CONSOLE, UNLABELLED
 from tests.support.group_case import Live, spec
 from tests.support.waiting import until
 
@@ -141,7 +141,7 @@ def test_where_descriptors_do_not_suffice_ranks_write_themselves(infini_run):
 
 
 def plain(rank, *argv, **more):
-    return spec(rank, *argv, stdio=(more.pop("stdin", INHERIT), PIPE, PIPE), output=(TO_CONSOLE | PLAIN,) * 2)
+    return spec(rank, *argv, stdio=(more.pop("stdin", INHERIT), PIPE, PIPE), output=(TO_CONSOLE | UNLABELLED,) * 2)
 
 
 def timers():

@@ -141,8 +141,8 @@ def test_strays_that_need_two_signals_are_counted_once(infini_run, tmp_path):
     strays_of(command, 20)
     assert command.wait() == 0
     report = json.loads((tmp_path / "r").read_text())
-    assert report["stray_count"] == 20
-    assert len(report["strays"]) == 16
+    assert report["leftover_count"] == 20
+    assert len(report["leftover_processes"]) == 16
     assert b"stopped 20 processes left behind" in command.err
 
 
@@ -150,7 +150,7 @@ def test_strays_are_in_the_report(infini_run, tmp_path):
     command = infini_run(f"--report={tmp_path}/r", *play(*STRAY, "exit=0"))
     stray = strays_of(command)[0]
     assert command.wait() == 0
-    assert json.loads((tmp_path / "r").read_text())["strays"] == [{"pid": stray, "name": "left-behind"}]
+    assert json.loads((tmp_path / "r").read_text())["leftover_processes"] == [{"pid": stray, "name": "left-behind"}]
 
 
 # ---- what is not ours
@@ -235,7 +235,7 @@ def test_library_ends_strays_and_leaves_the_hosts_children_alone(host_children, 
     pids = [int(line.split()[-1]) for path in tmp_path.glob("*.log") for line in path.read_text().splitlines()]
     assert len(pids) == 4
     assert not any(map(is_alive, pids))
-    assert sorted(stray.name for stray in report.strays) == ["left-behind"] * 2
+    assert sorted(stray.name for stray in report.leftover_processes) == ["left-behind"] * 2
     assert state_of(lives.pid) == "S"
     assert state_of(ended.pid) == "Z"
     assert ended.wait() == 7

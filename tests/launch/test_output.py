@@ -614,7 +614,7 @@ def test_in_a_library_too_a_grandchild_does_not_hold_the_pipe(tmp_path):
     script_ += f"until test -e {tmp_path}/ready; do :; done; printf done"
     report = ir.run(["/bin/sh", "-c", script_], console="none", log_dir=str(tmp_path / "logs"))
     assert report.exit_code == 0
-    assert [stray.name for stray in report.strays] in (["sh"], ["sleep"])  # before its exec, or after
+    assert [stray.name for stray in report.leftover_processes] in (["sh"], ["sleep"])  # before its exec, or after
     assert (tmp_path / "logs/rank_0.log").read_text() == "done"
 
 

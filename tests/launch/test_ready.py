@@ -212,10 +212,10 @@ def test_a_rank_that_is_not_ready_in_time_is_the_first_failure(infini_run, path,
     content = json.loads(report.read_text())
     late, ready = content["ranks"]
     assert (content["first_failure"], content["exit_code"]) == (0, 1)
-    assert (late["verdict"], late["ready"], late["failed"]) == ("was not ready after 2.0 s", None, True)
-    assert (ready["verdict"], ready["failed"], ready["stopped"]) == (None, False, True)
+    assert (late["watchdog_reason"], late["ready"], late["failed"]) == ("was not ready after 2.0 s", None, True)
+    assert (ready["watchdog_reason"], ready["failed"], ready["stopped"]) == (None, False, True)
     assert ready["start"] <= ready["ready"] <= ready["end"]
-    assert [(look["rank"], look["kind"]) for look in content["looks"]] == [(0, "late"), (1, None)]
+    assert [(look["rank"], look["kind"]) for look in content["snapshots"]] == [(0, "late"), (1, None)]
 
 
 def test_ranks_that_are_ready_in_time_are_left_alone(infini_run, gate, every_path):

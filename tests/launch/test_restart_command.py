@@ -247,7 +247,7 @@ def test_signal_that_stops_ends_the_delay_at_once(launch, name, tmp_path):
     assert command.wait() == 128 + signal.Signals[f"SIG{name}"]
     assert command.err.endswith(f"infini-run: SIG{name}: no restart\n".encode())
     report = story(tmp_path / "r")
-    assert (report["told"], report["exit_code"]) == (f"SIG{name}", 128 + signal.Signals[f"SIG{name}"])
+    assert (report["received_signal"], report["exit_code"]) == (f"SIG{name}", 128 + signal.Signals[f"SIG{name}"])
     assert [e["exit_code"] for e in report["earlier_failures"]] == [3]
 
 

@@ -73,7 +73,7 @@ def test_one_node_is_stopped_though_nobody_reads(infini_run, reader, tmp_path):
     until(reader.is_full)
     command.process.send_signal(signal.SIGTERM)
     assert command.process.wait(LIMIT_S) == 143
-    assert json.loads(report.read_text())["told"] == "SIGTERM"
+    assert json.loads(report.read_text())["received_signal"] == "SIGTERM"
 
 
 def test_many_nodes_are_stopped_though_nobody_reads(infini_run, reader, tmp_path):
@@ -87,7 +87,7 @@ def test_many_nodes_are_stopped_though_nobody_reads(infini_run, reader, tmp_path
     head.process.send_signal(signal.SIGTERM)
     assert head.process.wait(LIMIT_S) == 143
     assert other.wait() == 143
-    assert json.loads(report.read_text())["told"] == "SIGTERM"
+    assert json.loads(report.read_text())["received_signal"] == "SIGTERM"
 
 
 def test_a_report_that_nobody_reads_ends_with_a_signal(infini_run):

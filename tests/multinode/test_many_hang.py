@@ -35,8 +35,8 @@ def test_a_rank_that_hangs_on_one_host_is_told_with_what_it_waits_in(many, tmp_p
     report = json.loads((tmp_path / "r").read_text())
     assert report["exit_code"] == 1
     assert report["first_failure"] == int(words.split()[1])
-    assert {look["rank"] for look in report["looks"]} <= {0, 1}
-    assert report["looks"][0]["processes"][0]["threads"]
+    assert {look["rank"] for look in report["snapshots"]} <= {0, 1}
+    assert report["snapshots"][0]["processes"][0]["threads"]
 
 
 def test_by_hand_too(node):  # noqa: F811
@@ -53,4 +53,4 @@ def test_after_a_hang_all_ranks_of_all_hosts_start_again(many, tmp_path):  # noq
     assert any("restart 1 of 1 in 0 ms: rank 1 on host2 hung: " in line for line in own_lines(command))
     report = json.loads((tmp_path / "r").read_text())
     assert (report["restarts"], report["exit_code"]) == (1, 0)
-    assert report["earlier_failures"][0]["verdict"].startswith("hung: ")
+    assert report["earlier_failures"][0]["watchdog_reason"].startswith("hung: ")

@@ -47,18 +47,18 @@ class Live:
     def settle(self):
         """Everything that can be done now is done."""
         while True:
-            self.events += self.group.step()
+            self.events += self.group.run_once()
             if self.group.ended or not self.group.wait(0):
                 return
 
     def until(self, what):
         """Step until `what()` is true, blocking in between."""
         end = time.monotonic() + LIMIT_S
-        self.events += self.group.step()
+        self.events += self.group.run_once()
         while not what():
             assert time.monotonic() < end, f"never came; events so far: {self.events}"
             self.group.wait(1.0)
-            self.events += self.group.step()
+            self.events += self.group.run_once()
 
     def end(self):
         self.until(lambda: self.group.ended)

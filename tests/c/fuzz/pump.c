@@ -90,9 +90,9 @@ static struct ir_group *group_of_pipes(void) {
                                .stop_signal = SIGTERM,
                                .console_fd = {console[0], console[1]},
                                .stdin_fd = -1,
-                               .say_fd = -1,
-                               .asks_fd = -1,
-                               .asked_fd = -1};
+                               .message_fd = -1,
+                               .suspend_write_fd = -1,
+                               .suspend_read_fd = -1};
     struct ir_group *g;
     CHECK(ir_group_new(&config, WORKERS, &g) == 0);
     g->has_proc = false; /* there are no strays to be looked for */
@@ -127,7 +127,7 @@ static struct ir_group *group_of_pipes(void) {
 
 static bool step(struct ir_group *g) {
     struct ir_event events[64];
-    int n = ir_group_step(g, events, 64);
+    int n = ir_group_run_once(g, events, 64);
     for (int i = 0; i < n; i++) {
         CHECK(events[i].kind != IR_OUTPUT_LOST && events[i].kind != IR_OUTPUT_HELD);
         if (events[i].kind == IR_ENDED) return true;

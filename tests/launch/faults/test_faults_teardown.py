@@ -32,7 +32,7 @@ def test_told_to_stop_is_0_where_every_rank_then_exits_0_by_itself(launch, tmp_p
     assert command.wait() == 0
     assert command.out.count(f"got {name}".encode()) == launch.ranks
     report = json.loads((tmp_path / "r").read_text())
-    assert (report["exit_code"], report["told"], report["first_failure"]) == (0, f"SIG{name}", None)
+    assert (report["exit_code"], report["received_signal"], report["first_failure"]) == (0, f"SIG{name}", None)
 
 
 @pytest.mark.parametrize("end", ["end=TERM:7", "end=TERM:-TERM", "ignore=TERM"])

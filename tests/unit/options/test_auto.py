@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from infini_run.environments.detect import detect
 from infini_run.errors import UsageError
-from infini_run.options import from_environment
 from infini_run.options.from_environment import describe, facts
 from infini_run.options.options import Request, resolve
-from infini_run.plan import model
 from tests.support.command import ask_modules
 from tests.unit.environments.test_site import (
     BATCH_SCRIPT,
@@ -89,8 +87,8 @@ def test_what_pet_says_wins_over_what_a_pods_variables_may_mean():
     got = request.options
     assert (got.nnodes, got.node_rank, got.nproc_per_node) == (2, 1, 8)
     assert (got.master_addr, got.master_port) == ("job-master-0", 23456)
-    assert request.site.remark == "", "nothing was guessed"
-    assert not [line for line in describe(request.site) if "WORLD_SIZE" in line]
+    assert request.cluster.remark == "", "nothing was guessed"
+    assert not [line for line in describe(request.cluster) if "WORLD_SIZE" in line]
     without = {name: value for name, value in PYTORCHJOB.items() if name != "PET_NODE_RANK"}
     assert options(environ=without).node_rank == 1
     by_index = JOB | {"PET_NNODES": "4", "PET_NODE_RANK": "3", "PET_MASTER_ADDR": "m"}
@@ -115,7 +113,7 @@ def test_the_variable_of_the_flag_is_the_flag():
 
 def test_nothing_found_is_one_node():
     request = resolve(["--engine=auto", "prog"], {})
-    assert (request.site, request.options.nnodes, request.options.master_addr) == (None, 1, "127.0.0.1")
+    assert (request.cluster, request.options.nnodes, request.options.master_addr) == (None, 1, "127.0.0.1")
 
 
 def test_what_a_flag_may_choose_is_the_flags():
@@ -212,12 +210,12 @@ def test_a_contradiction_shows_both_and_a_gap_says_what_to_give(flags, environ, 
 @pytest.mark.parametrize("environ", [BATCH_SCRIPT, ONE_NODE | {"SLURMD_NODENAME": ""}])
 def test_an_allocation_of_several_nodes_or_elsewhere_is_reached_from_here(environ):
     request = resolve(["--engine=auto", "true"], environ)
-    assert request.roster.engine == "slurm"
-    assert len(request.roster.hosts) == int(environ["SLURM_JOB_NUM_NODES"]) == request.options.nnodes
+    assert request.node_list.engine == "slurm"
+    assert len(request.node_list.hosts) == int(environ["SLURM_JOB_NUM_NODES"]) == request.options.nnodes
 
 
 def test_our_own_node_is_reached_without_an_engine():
-    assert resolve(["--engine=auto", "true"], ONE_NODE).roster is None
+    assert resolve(["--engine=auto", "true"], ONE_NODE).node_list is None
 
 
 def test_an_allocation_that_its_engine_does_not_reach_may_be_reached_by_ssh():
@@ -227,10 +225,6 @@ def test_an_allocation_that_its_engine_does_not_reach_may_be_reached_by_ssh():
 
 def test_a_flag_at_its_default_needs_no_launcher():
     assert options("--stop_signal=TERM", "--console=auto", "--nproc_per_node=4", environ=TASKS).nproc_per_node == 4
-
-
-def test_the_mark_of_a_rank_is_the_plans():
-    assert from_environment.MARK == model.MARK
 
 
 surroundings = st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(VALUES) | st.text(), max_size=25)
@@ -279,7 +273,7 @@ def test_a_dry_run_shows_what_was_found_and_from_which_variable(infini_run, monk
     ]
     command = infini_run("--engine=auto", "--dry_run=json", "true")
     assert command.wait() == 0, command.err
-    found = json.loads(command.out)["site"]
+    found = json.loads(command.out)["cluster"]
     assert (found["engine"], found["form"], found["job_id"]) == ("slurm", "step", "8.3")
     assert {"name": "node_rank", "value": 2, "from": "SLURM_NODEID=2"} in found["values"]
 

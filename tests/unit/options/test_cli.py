@@ -146,7 +146,7 @@ def test_a_report_is_written_when_we_are_told_to_stop(infini_run, bell, tmp_path
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     report = json.loads((tmp_path / "report").read_text())
-    assert (report["exit_code"], report["told"], report["ranks"][0]["stopped"]) == (143, "SIGTERM", True)
+    assert (report["exit_code"], report["received_signal"], report["ranks"][0]["stopped"]) == (143, "SIGTERM", True)
 
 
 # ---- the failure's ten lines

@@ -16,7 +16,7 @@ TWO = ("--nnodes=2", "--rdzv_endpoint=h:1", "--node_rank=0")
 
 
 def idle(*words, environ=None):
-    return resolve([*words, "true"], environ or {}).idle
+    return resolve([*words, "true"], environ or {}).without_effect
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_the_defaults_are_complete():
         redirects=RankStreams(),
         tee=RankStreams(),
         grace_s=10.0,
-        told_grace_s=25.0,
+        signal_grace_s=25.0,
         stop_signal=15,
         stop_scope="group",
         isolate=False,
@@ -205,9 +205,9 @@ def test_a_table_and_lines_on_one_screen_are_refused(origin):
 
 
 def test_plot_and_completion_are_questions_that_only_the_command_line_asks():
-    assert resolve(["--plot=o.png", "a.json", "b.json"], {}).words == ("o.png", "a.json", "b.json")
+    assert resolve(["--plot=o.png", "a.json", "b.json"], {}).arguments == ("o.png", "a.json", "b.json")
     request = resolve(["--nnodes=2", "--completion", "zsh"], {})
-    assert (request.question, request.options, request.words) == ("completion", None, ("zsh",))
+    assert (request.question, request.options, request.arguments) == ("completion", None, ("zsh",))
     assert resolve(["x"], {"INFINI_RUN_PLOT": "o.png", "PET_COMPLETION": "zsh"}).question == ""
 
 
@@ -233,7 +233,7 @@ def rendered(wanted):
     """The flags that ask for these options, each as name and text."""
     for name in fields(Options):
         value = getattr(wanted, name)
-        if name not in ("rdzv_explicit", "told_grace_s", "program"):
+        if name not in ("rdzv_explicit", "signal_grace_s", "program"):
             text = str(int(value)) if isinstance(value, bool) else RENDERED.get(name, str)(value)
             yield name.removesuffix("_s"), text
 
@@ -289,7 +289,7 @@ def every_option(draw):
         redirects=draw(maps),
         tee=draw(maps),
         grace_s=grace_s,
-        told_grace_s=grace_s,
+        signal_grace_s=grace_s,
         stop_signal=draw(st.integers(1, 31).filter(lambda number: number not in (9, 19)) | st.integers(35, 64)),
         stop_scope=draw(st.sampled_from(["group", "leader", "mixed"])),
         isolate=draw(st.booleans()),

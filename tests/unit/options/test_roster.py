@@ -15,18 +15,18 @@ def roster_of(*flags, environ=None):
 
 def test_hosts_in_their_order_with_their_slots():
     request = roster_of("--engine=ssh", "--hosts=b:2,a:2,me@n[01-02]:2")
-    assert [(host.name, host.slots, host.destination) for host in request.roster.hosts] == [
+    assert [(host.name, host.slots, host.destination) for host in request.node_list.hosts] == [
         ("b", 2, "b"), ("a", 2, "a"), ("n01", 2, "me@n01"), ("n02", 2, "me@n02"),
     ]  # fmt: skip
     assert (request.options.nnodes, request.options.nproc_per_node) == (4, 2)
 
 
 def test_hosts_alone_mean_ssh():
-    assert roster_of("--hosts=a,b").roster.engine == "ssh"
+    assert roster_of("--hosts=a,b").node_list.engine == "ssh"
 
 
 def test_the_first_nnodes_of_them():
-    assert [host.name for host in roster_of("--hosts=a,b,c", "--nnodes=2").roster.hosts] == ["a", "b"]
+    assert [host.name for host in roster_of("--hosts=a,b,c", "--nnodes=2").node_list.hosts] == ["a", "b"]
 
 
 def test_fewer_ranks_than_slots_are_a_choice():
@@ -35,9 +35,9 @@ def test_fewer_ranks_than_slots_are_a_choice():
 
 def test_hosts_may_have_different_numbers_of_slots():
     request = roster_of("--hosts=a:4,b:8,c:1", "--stdin=12", "--local_ranks_filter=7", "--ranks_on_console=0,12")
-    assert request.roster.counts == (4, 8, 1)
-    assert roster_of("--hosts=a:4,b:8,c:1", "--nnodes=2").roster.counts == (4, 8)
-    assert roster_of("--hosts=a:4,b:4,c:1", "--nnodes=2").roster.counts == ()
+    assert request.node_list.counts == (4, 8, 1)
+    assert roster_of("--hosts=a:4,b:8,c:1", "--nnodes=2").node_list.counts == (4, 8)
+    assert roster_of("--hosts=a:4,b:4,c:1", "--nnodes=2").node_list.counts == ()
     for flag in ("--stdin=13", "--local_ranks_filter=8", "--ranks_on_console=13"):
         with pytest.raises(UsageError, match="there is no rank"):
             roster_of("--hosts=a:4,b:8,c:1", flag)
@@ -57,14 +57,14 @@ SALLOC = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NO
 )
 def test_the_tasks_that_slurm_was_asked_for_are_the_ranks_where_nobody_says_more(environ, flags, each, counts):
     request = roster_of("--engine=slurm", *flags, environ=SALLOC | environ)
-    assert (request.options.nproc_per_node, request.roster.counts) == (each, counts)
+    assert (request.options.nproc_per_node, request.node_list.counts) == (each, counts)
 
 
 def test_a_file_of_hosts(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# ours\na slots=4\nb:4\n")
     request = roster_of("--engine=ssh", f"--hostfile={path}")
-    assert [host.name for host in request.roster.hosts] == ["a", "b"]
+    assert [host.name for host in request.node_list.hosts] == ["a", "b"]
     assert request.options.nproc_per_node == 4
 
 

@@ -78,7 +78,7 @@ def test_the_json_describes_the_job_and_its_nodes(shown):
     host = os.uname().nodename
     del plan["ranks"], plan["launch_id"]
     assert plan == {
-        "format": 1,
+        "format": 2,
         "nnodes": 2,
         "world_size": 4,
         "master_addr": "n0",

@@ -254,15 +254,21 @@ def places_of(*threads):
 )
 def test_omp_num_threads_follows_the_cpus_that_each_rank_is_bound_to(flags, places, inherited, seen):
     environ = {} if inherited is None else {"OMP_NUM_THREADS": inherited}
-    plan = plan_of(f"--nproc_per_node={len(places)}", *flags, environ=environ, places=places)
+    plan = plan_of(f"--nproc_per_node={len(places)}", *flags, environ=environ, cpu_bindings=places)
     assert [plan.environ(worker, environ).get("OMP_NUM_THREADS") for worker in plan.workers] == seen
-    assert [worker.place for worker in plan.workers] == list(places)
+    assert [worker.cpu_binding for worker in plan.workers] == list(places)
 
 
 def test_each_ranks_devices_are_shown_by_the_variable_of_their_vendor():
     inherited = {"ROCR_VISIBLE_DEVICES": "3,4", "CUDA_VISIBLE_DEVICES": "kept"}
     devices, variable = (("3",), ("4",)), "ROCR_VISIBLE_DEVICES"
-    plan = plan_of("--nproc_per_node=2", "--gpus_per_proc=1", environ=inherited, devices=devices, shown_by=variable)
+    plan = plan_of(
+        "--nproc_per_node=2",
+        "--gpus_per_proc=1",
+        environ=inherited,
+        devices=devices,
+        visible_devices_variable=variable,
+    )
     seen = [plan.environ(worker, inherited) for worker in plan.workers]
     assert [(one[variable], one["CUDA_VISIBLE_DEVICES"]) for one in seen] == [("3", "kept"), ("4", "kept")]
 
@@ -329,7 +335,7 @@ def test_a_stream_goes_where_console_log_filters_redirects_and_tee_say(console, 
             keeps_words = stream == STDERR and not on_console
             how = ("prefix" if log else "lines") if console == "auto" else console
             assert output.piped == (log or (on_console and how in ("lines", "prefix")) or keeps_words)
-            assert output.plain == (on_console and how != "prefix" and (log or how == "lines"))
+            assert output.unlabelled == (on_console and how != "prefix" and (log or how == "lines"))
 
 
 def test_redirects_and_tee_can_name_local_ranks():

@@ -16,12 +16,12 @@ from infini_run.plan.restart_policy import (
     decide,
     delay_of,
     describe,
-    good_s,
+    healthy_s,
     spend,
     with_new_launch_id,
 )
 from infini_run.record import replace
-from infini_run.report.report import Exit, Report, Stray
+from infini_run.report.report import Exit, LeftoverProcess, Report
 
 
 def options(*flags):
@@ -67,14 +67,14 @@ def test_a_delay_never_falls_and_has_a_bound(first_s, number):
     ("ended", "why"),
     [
         (report(failed(code=0)), ""),
-        (report(told=15), ""),
-        (report(failed(code=None, signal=2), quiet=True), ""),
-        (report(failed(code=None, signal=1), passed=(1, 28)), "SIGHUP was sent to the job"),
-        (report(failed(code=129), passed=(1,)), "SIGHUP was sent to the job"),
+        (report(received_signal=15), ""),
+        (report(failed(code=None, signal=2), user_interrupted=True), ""),
+        (report(failed(code=None, signal=1), forwarded_signals=(1, 28)), "SIGHUP was sent to the job"),
+        (report(failed(code=129), forwarded_signals=(1,)), "SIGHUP was sent to the job"),
         (report(failed(code=127)), "the program is not there"),
         (report(failed(code=126)), "the program cannot be executed"),
         (report(failed(code=126, start_failure="executing the program", start_errno=8)), "the program cannot be exe"),
-        (report(stuck=(Stray(pid=5, name="x", state="D"),)), "not all of it could be ended"),
+        (report(stuck=(LeftoverProcess(pid=5, name="x", state="D"),)), "not all of it could be ended"),
     ],
 )
 def test_some_ends_are_never_followed_by_a_restart(ended, why):
@@ -85,44 +85,45 @@ def test_some_ends_are_never_followed_by_a_restart(ended, why):
 
 
 @pytest.mark.parametrize(
-    "exit_", [failed(), failed(code=2), failed(code=None, signal=9), failed(code=0, stopped=True, verdict="hung")]
+    "exit_",
+    [failed(), failed(code=2), failed(code=None, signal=9), failed(code=0, stopped=True, watchdog_reason="hung")],
 )
 def test_a_rank_that_failed_is_followed_by_a_restart(exit_):
-    wanted = Decision(again=True, tally=RestartCount(spent=1, total=1), delay_s=2.0)
+    wanted = Decision(again=True, count=RestartCount(spent=1, total=1), delay_s=2.0)
     assert decide(report(exit_), options(*AGAIN), RestartCount()) == wanted
 
 
 @pytest.mark.parametrize("exit_", [failed(), failed(code=None, signal=9), failed(code=1), failed(code=28)])
 def test_signal_that_was_passed_on_and_killed_nobody_is_no_reason(exit_):
-    assert decide(report(exit_, passed=(1, 28)), options(*AGAIN), RestartCount()).again
+    assert decide(report(exit_, forwarded_signals=(1, 28)), options(*AGAIN), RestartCount()).again
 
 
 def test_the_budget_is_used_up_restart_by_restart_and_whole_after_a_good_run():
     asked = options(*AGAIN, "--restart_window=10s")
-    tally, delays = RestartCount(), []
-    while (decision := spend(asked, tally, 9.9)).again:
-        tally = decision.tally
+    count, delays = RestartCount(), []
+    while (decision := spend(asked, count, 9.9)).again:
+        count = decision.count
         delays.append(decision.delay_s)
-    assert (delays, tally, decision.why) == ([2, 4, 8], RestartCount(spent=3, total=3), "")
-    fresh = spend(asked, tally, 10.0)
-    assert (fresh.again, fresh.tally, fresh.delay_s) == (True, RestartCount(spent=1, total=4), 2)
-    assert describe(tally, asked) == "restart 3 of 3"
-    assert describe(fresh.tally, asked) == "restart 1 of 3 (4 in all)"
+    assert (delays, count, decision.why) == ([2, 4, 8], RestartCount(spent=3, total=3), "")
+    fresh = spend(asked, count, 10.0)
+    assert (fresh.again, fresh.count, fresh.delay_s) == (True, RestartCount(spent=1, total=4), 2)
+    assert describe(count, asked) == "restart 3 of 3"
+    assert describe(fresh.count, asked) == "restart 1 of 3 (4 in all)"
 
 
 @given(st.integers(0, 50), st.floats(0, 100), st.lists(st.floats(0, 200), max_size=100))
 def test_between_two_good_runs_there_are_never_more_restarts_than_allowed(most, window_s, runs):
     asked = options(f"--max_restarts={most}", f"--restart_window={window_s}")
-    tally, in_a_row = RestartCount(), 0
+    count, in_a_row = RestartCount(), 0
     for run_s in runs:
         in_a_row = 0 if 0 < window_s <= run_s else in_a_row
-        decision = spend(asked, tally, run_s)
+        decision = spend(asked, count, run_s)
         assert decision.again == (in_a_row < most)
         if not decision.again:
             break
         in_a_row += 1
-        assert decision.tally == RestartCount(spent=in_a_row, total=tally.total + 1)
-        tally = decision.tally
+        assert decision.count == RestartCount(spent=in_a_row, total=count.total + 1)
+        count = decision.count
 
 
 @given(st.floats(0, 1))
@@ -140,13 +141,13 @@ def test_only_several_nodes_do_not_all_come_back_in_one_moment(chance):
         (("--ready_timeout=1h",), (failed(ready_s=120.0),), 40),
         (("--ready_timeout=1h",), (failed(ready_s=120.0), failed(1, ready_s=150.0, end_s=165.0)), 10),
         (("--ready_timeout=1h",), (failed(ready_s=120.0), failed(1)), 0),
-        (("--hang_timeout=10s", "--grace=5"), (failed(verdict="hung"),), 35),
+        (("--hang_timeout=10s", "--grace=5"), (failed(watchdog_reason="hung"),), 35),
         (("--hang_timeout=10s", "--grace=5"), (failed(),), 60),
-        (("--hang_timeout=30s",), (failed(verdict="hung"),), 0),  # it hung from the start
+        (("--hang_timeout=30s",), (failed(watchdog_reason="hung"),), 0),  # it hung from the start
     ],
 )
 def test_good_running_is_the_time_in_which_all_were_up_and_well(flags, exits, wanted_s):
-    assert good_s(report(*exits), options(*AGAIN, *flags)) == wanted_s
+    assert healthy_s(report(*exits), options(*AGAIN, *flags)) == wanted_s
 
 
 def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_else():

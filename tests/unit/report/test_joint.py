@@ -18,13 +18,13 @@ def of_node(node, failed=False, start_s=10.0, end_s=20.0):
     )
     return Report(
         launch_id="x", run_id="", host=f"n{node}", world_size=8, start_s=start_s, end_s=end_s, exits=exits,
-        first_failure=exits[0] if failed else None, notices=(f"notice {node}",), stray_count=node,
+        first_failure=exits[0] if failed else None, notices=(f"notice {node}",), leftover_count=node,
     )  # fmt: skip
 
 
-def joined(*told_by, **fields):
-    given = {"told": 0, "notices": ("ours",), "start_s": 1.0, "end_s": 99.0, **fields}
-    return merge_reports(told_by, launch_id="x", run_id="", host="head", world_size=8, **given)
+def joined(*node_reports, **fields):
+    given = {"received_signal": 0, "notices": ("ours",), "start_s": 1.0, "end_s": 99.0, **fields}
+    return merge_reports(node_reports, launch_id="x", run_id="", host="head", world_size=8, **given)
 
 
 def test_all_ranks_in_order_and_all_that_was_noticed():
@@ -32,7 +32,7 @@ def test_all_ranks_in_order_and_all_that_was_noticed():
     assert [exit_.rank for exit_ in report.exits] == list(range(6))
     assert (report.start_s, report.end_s) == (5.0, 30.0)
     assert report.notices == ("ours", "notice 0", "notice 1", "notice 2")
-    assert report.stray_count == 3
+    assert report.leftover_count == 3
     assert (report.first_failure, report.exit_code) == (None, 0)
 
 

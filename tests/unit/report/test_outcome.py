@@ -33,14 +33,14 @@ def test_every_kind_of_event_is_understood():
         rank = 0 if kind in ("unplaced", "started", "ready", "start_failed", "exited", "output_held") else -1
         is_step = kind in ("start_failed", "unguarded")
         code = next(iter(STEPS)) if is_step else 1 if kind == "output_held" else ord("D")
-        assert isinstance(outcome.note(event(kind, rank, signal=5, code=code, name="x", pid=1)), str)
+        assert isinstance(outcome.record_event(event(kind, rank, signal=5, code=code, name="x", pid=1)), str)
 
 
 def test_a_rank_is_told_with_its_times_and_what_it_used():
     outcome = outcome_of()
-    outcome.note(event("started", 0, pid=7, time_ns=5_000_000_000))
+    outcome.record_event(event("started", 0, pid=7, time_ns=5_000_000_000))
     usage = {"user_us": 1_500_000, "system_us": 250_000, "max_rss_kib": 99}
-    outcome.note(event("exited", 0, pid=7, code=3, time_ns=7_000_000_000, **usage))
+    outcome.record_event(event("exited", 0, pid=7, code=3, time_ns=7_000_000_000, **usage))
     (exit_,) = outcome.exits()
     assert exit_.end_s - exit_.start_s == pytest.approx(2.0)
     assert (exit_.pid, exit_.code, exit_.user_s, exit_.system_s, exit_.max_rss_kib) == (7, 3, 1.5, 0.25, 99)
@@ -49,26 +49,26 @@ def test_a_rank_is_told_with_its_times_and_what_it_used():
 
 def test_the_first_to_fail_is_the_first_failure_whatever_its_rank():
     outcome = outcome_of("--nproc_per_node=3")
-    outcome.note(event("exited", 1, code=0))
+    outcome.record_event(event("exited", 1, code=0))
     assert outcome.first is None
-    outcome.note(event("exited", 2, code=4))
-    outcome.note(event("exited", 0, code=5))
+    outcome.record_event(event("exited", 2, code=4))
+    outcome.record_event(event("exited", 0, code=5))
     assert outcome.first_failure().rank == 2
     assert outcome.report().exit_code == 4
 
 
 def test_what_we_stopped_is_never_the_first_failure():
     outcome = outcome_of("--nproc_per_node=2")
-    outcome.note(event("exited", 1, signal=15, after_stop=True))
+    outcome.record_event(event("exited", 1, signal=15, after_stop=True))
     assert outcome.first_failure() is None
-    outcome.note(event("exited", 0, code=1, after_stop=True))
+    outcome.record_event(event("exited", 0, code=1, after_stop=True))
     assert outcome.first_failure() is None
     assert [e.stopped for e in outcome.exits()] == [True, True]
 
 
 def test_a_status_that_somebody_else_took_is_a_failure_without_a_code():
     outcome = outcome_of()
-    outcome.note(event("exited", 0, code=0, status_lost=True))
+    outcome.record_event(event("exited", 0, code=0, status_lost=True))
     assert outcome.first_failure().code is None
     assert outcome.report().exit_code == 1
 
@@ -87,7 +87,7 @@ def test_a_status_that_somebody_else_took_is_a_failure_without_a_code():
 def test_what_an_event_calls_a_failure_is_what_the_report_calls_one(fields, is_failure):
     outcome = outcome_of()
     ended = event("exited", 0, **fields)
-    outcome.note(ended)
+    outcome.record_event(ended)
     assert ended.is_failure == outcome.exits()[0].is_failure == is_failure
 
 
@@ -95,23 +95,26 @@ def test_what_an_event_calls_a_failure_is_what_the_report_calls_one(fields, is_f
 def test_a_kill_is_the_kernels_for_memory_where_its_count_went_up(before, is_told, monkeypatch):
     monkeypatch.setattr("infini_run.node.outcome.oom_kills", lambda: 1)
     outcome = outcome_of(oom_kills=before)
-    outcome.note(event("exited", 0, signal=9))
+    outcome.record_event(event("exited", 0, signal=9))
     assert outcome.first_failure().out_of_memory == is_told
 
 
 def test_a_signal_to_us_is_told_with_the_grace_and_the_second_with_the_end():
     outcome = outcome_of("--grace=2.5")
-    assert outcome.note(event("told", signal=15)) == "SIGTERM: stopping; SIGKILL in 2.5 s, or at once when told again"
-    assert outcome.note(event("told", signal=2)) == "SIGINT again: killing what is left"
+    assert (
+        outcome.record_event(event("signalled", signal=15))
+        == "SIGTERM: stopping; SIGKILL in 2.5 s, or at once when told again"
+    )
+    assert outcome.record_event(event("signalled", signal=2)) == "SIGINT again: killing what is left"
     assert outcome.report().exit_code == 143
 
 
 def test_signals_that_were_passed_on_are_kept_each_once():
     outcome = outcome_of()
     for number in (10, 1, 10):
-        assert outcome.note(event("passed", signal=number)) == ""
-    assert outcome.report().passed == (1, 10)
-    assert outcome.report().told == 0
+        assert outcome.record_event(event("forwarded", signal=number)) == ""
+    assert outcome.report().forwarded_signals == (1, 10)
+    assert outcome.report().received_signal == 0
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_signals_that_were_passed_on_are_kept_each_once():
 )
 def test_trouble_with_output_is_told_now_and_kept(given_event, text):
     outcome = outcome_of("--nproc_per_node=2")
-    told = outcome.note(given_event)
+    told = outcome.record_event(given_event)
     assert text in told
     assert outcome.report().notices == (told,)
     assert outcome.report().exit_code == 0
@@ -139,10 +142,10 @@ def test_trouble_with_output_is_told_now_and_kept(given_event, text):
 
 def test_strays_and_what_is_stuck_are_kept():
     outcome = outcome_of("--nproc_per_node=2")
-    outcome.note(event("stray", pid=5, name="loader"))
-    outcome.note(event("stuck", 1, pid=6, name="train", code=ord("D")))
+    outcome.record_event(event("leftover", pid=5, name="loader"))
+    outcome.record_event(event("stuck", 1, pid=6, name="train", code=ord("D")))
     report = outcome.report()
-    assert [(s.pid, s.name) for s in report.strays] == [(5, "loader")]
+    assert [(s.pid, s.name) for s in report.leftover_processes] == [(5, "loader")]
     assert [(s.pid, s.name, s.state) for s in report.stuck] == [(6, "train", "D")]
     assert report.exits[1].stuck
     assert report.exit_code == 1
@@ -151,19 +154,19 @@ def test_strays_and_what_is_stuck_are_kept():
 @pytest.mark.parametrize("how", [{"signal": 2}, {"signal": 3}, {"code": 130}, {"code": 131}])
 def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(how):
     outcome = outcome_of(has_terminal=True)
-    outcome.note(event("exited", 0, **how))
-    assert outcome.report().quiet
+    outcome.record_event(event("exited", 0, **how))
+    assert outcome.report().user_interrupted
     other = outcome_of()
-    other.note(event("exited", 0, **how))
-    assert not other.report().quiet
+    other.record_event(event("exited", 0, **how))
+    assert not other.report().user_interrupted
 
 
 def test_last_words_belong_to_the_first_failure():
     outcome = outcome_of("--nproc_per_node=2")
-    outcome.add_words("nobody", ("asked",))
+    outcome.set_last_output("nobody", ("asked",))
     assert [e.error_message for e in outcome.exits()] == ["", ""]
-    outcome.note(event("exited", 1, code=1))
-    outcome.add_words("it broke", ("a", "b"))
+    outcome.record_event(event("exited", 1, code=1))
+    outcome.set_last_output("it broke", ("a", "b"))
     first = outcome.report().first_failure
     assert (first.error_message, first.last_lines) == ("it broke", ("a", "b"))
     assert outcome.exits()[1] == first
@@ -179,7 +182,7 @@ def test_whatever_happens_the_story_is_consistent(ends, random):
     random.shuffle(order)
     for rank in order:
         code, number, after = ends[rank]
-        outcome.note(event("exited", rank, code=0 if number else code, signal=number, after_stop=after))
+        outcome.record_event(event("exited", rank, code=0 if number else code, signal=number, after_stop=after))
     failures = [rank for rank in order if (ends[rank][0] or ends[rank][1]) and not ends[rank][2]]
     failures = [rank for rank in failures if outcome.exits()[rank].is_failure]
     report = outcome.report()

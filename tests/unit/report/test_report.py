@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from infini_run.record import replace
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import TEXT_LINES, Exit, Report, Stray, signal_name
+from infini_run.report.report import TEXT_LINES, Exit, LeftoverProcess, Report, signal_name
 from infini_run.system.procfs import ProcessSnapshot, Thread
 
 
@@ -50,8 +50,8 @@ def report(*exits, **fields):
         ({"code": 127, "start_failure": "executing the program", "start_errno": 2}, True, 127),
         ({"code": 126, "start_failure": "executing the program", "start_errno": 8}, True, 126),
         ({"code": None, "end_s": None}, False, 1),
-        ({"code": 0, "stopped": True, "verdict": "hung"}, True, 1),
-        ({"code": None, "signal": 15, "stopped": True, "verdict": "was not ready"}, True, 1),
+        ({"code": 0, "stopped": True, "watchdog_reason": "hung"}, True, 1),
+        ({"code": None, "signal": 15, "stopped": True, "watchdog_reason": "was not ready"}, True, 1),
     ],
 )
 def test_a_failure_is_what_ended_badly_by_itself(fields, is_failure, shell_code):
@@ -68,15 +68,15 @@ def test_a_failure_is_what_ended_badly_by_itself(fields, is_failure, shell_code)
         (report(ended()), 0),
         (report(ended(), ended(1, code=7)), 7),
         (report(ended(code=None, signal=11)), 139),
-        (report(ended(code=None, signal=15, stopped=True), told=15), 143),
-        (report(ended(code=None, signal=2, stopped=True), told=2), 130),
-        (report(ended(), told=15), 0),
-        (report(ended(), told=15, silent=1), 143),
-        (report(ended(), ended(1, code=7, stopped=True), told=15), 143),
-        (report(ended(), told=15, stuck=(Stray(pid=5, name="nfs", state="D"),)), 1),
-        (report(ended(code=3), told=15), 3),
-        (report(ended(), stuck=(Stray(pid=5, name="nfs", state="D"),)), 1),
-        (report(ended(code=4), stuck=(Stray(pid=5, name="nfs", state="D"),)), 4),
+        (report(ended(code=None, signal=15, stopped=True), received_signal=15), 143),
+        (report(ended(code=None, signal=2, stopped=True), received_signal=2), 130),
+        (report(ended(), received_signal=15), 0),
+        (report(ended(), received_signal=15, silent=1), 143),
+        (report(ended(), ended(1, code=7, stopped=True), received_signal=15), 143),
+        (report(ended(), received_signal=15, stuck=(LeftoverProcess(pid=5, name="nfs", state="D"),)), 1),
+        (report(ended(code=3), received_signal=15), 3),
+        (report(ended(), stuck=(LeftoverProcess(pid=5, name="nfs", state="D"),)), 1),
+        (report(ended(code=4), stuck=(LeftoverProcess(pid=5, name="nfs", state="D"),)), 4),
     ],
 )
 def test_our_code_is_the_first_failures_then_the_signal_that_we_were_told(made, code):
@@ -107,7 +107,9 @@ def test_everything_there_is_to_know_comes_in_one_order():
         log="logs/rank_0.log",
     )
     stopped = ended(1, code=None, signal=15, stopped=True)
-    text = report(first, stopped, ended(2, code=1), strays=(Stray(pid=7, name="loader"),)).text()
+    text = report(
+        first, stopped, ended(2, code=1), leftover_processes=(LeftoverProcess(pid=7, name="loader"),)
+    ).text()
     how = "killed by SIGKILL (by the kernel, for memory) (pid 100, after 2.5 s)"
     assert text.splitlines() == [
         f"infini-run: rank 0 on node1 failed: {how}; 1 more failed, 1 other was stopped",
@@ -171,25 +173,27 @@ def test_a_duration_is_told_in_units_that_fit(seconds, said):
 
 
 def test_a_lone_rank_that_took_ctrl_c_itself_is_not_told_to_the_one_who_typed_it():
-    assert report(ended(code=None, signal=2), quiet=True).text() == ""
-    assert report(ended(code=None, signal=2), quiet=True).exit_code == 130
+    assert report(ended(code=None, signal=2), user_interrupted=True).text() == ""
+    assert report(ended(code=None, signal=2), user_interrupted=True).exit_code == 130
 
 
 def test_what_sigkill_did_not_end_is_named_with_its_state():
-    text = report(ended(), stuck=(Stray(pid=5, name="dd", state="D"),)).text()
+    text = report(ended(), stuck=(LeftoverProcess(pid=5, name="dd", state="D"),)).text()
     assert text == "infini-run: process 5 (dd) did not end by SIGKILL, state D; left"
 
 
 def test_many_strays_are_counted_and_some_named():
-    strays = tuple(Stray(pid=i, name=f"p{i}") for i in range(6))
-    text = report(ended(), strays=strays).text()
+    strays = tuple(LeftoverProcess(pid=i, name=f"p{i}") for i in range(6))
+    text = report(ended(), leftover_processes=strays).text()
     assert text == "infini-run: stopped 6 processes left behind: p0 (0), p1 (1), p2 (2), p3 (3), ..."
-    text = report(ended(), strays=strays, stray_count=20_000).text()
+    text = report(ended(), leftover_processes=strays, leftover_count=20_000).text()
     assert "stopped 20000 processes left behind" in text
 
 
 LINES = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc", "Zl", "Zp"])), max_size=30).map(tuple)
-STRAYS = st.lists(st.builds(lambda pid: Stray(pid=pid, name="p", state="D"), st.integers(1)), max_size=30).map(tuple)
+STRAYS = st.lists(
+    st.builds(lambda pid: LeftoverProcess(pid=pid, name="p", state="D"), st.integers(1)), max_size=30
+).map(tuple)
 
 
 @given(LINES, STRAYS, STRAYS, st.booleans(), st.booleans())
@@ -201,7 +205,7 @@ def test_a_report_is_never_more_than_ten_lines(lines, strays, stuck, has_log, ha
         log="x.log" if has_log else "",
         error_message="e" if has_error else "",
     )
-    text = report(first, strays=strays, stuck=stuck).text()
+    text = report(first, leftover_processes=strays, stuck=stuck).text()
     assert 1 <= len(text.split("\n")) <= TEXT_LINES
     assert text.startswith("infini-run: rank 0 on node1 failed")
 
@@ -227,8 +231,10 @@ LOOK = HangSnapshot(
 
 
 def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
-    first = ended(signal=15, code=None, stopped=True, verdict=LOOK.sentence, last_lines=tuple("abcdefg"), log="l")
-    made = report(first, ended(1, signal=15, code=None, stopped=True), first_failure=first, looks=(LOOK,))
+    first = ended(
+        signal=15, code=None, stopped=True, watchdog_reason=LOOK.sentence, last_lines=tuple("abcdefg"), log="l"
+    )
+    made = report(first, ended(1, signal=15, code=None, stopped=True), first_failure=first, snapshots=(LOOK,))
     assert made.exit_code == 1
     assert made.text().splitlines() == [
         "infini-run: rank 0 on node1 hung: no CPU used for 30.0 s (pid 100); 1 other was stopped",
@@ -242,7 +248,7 @@ def test_a_rank_that_we_stopped_the_job_for_is_told_with_what_it_was_in():
         "  log: l",
         "  all of it: /logs/hang_0.txt",
     ]
-    (look,) = json.loads(json.dumps(made.to_json()))["looks"]
+    (look,) = json.loads(json.dumps(made.to_json()))["snapshots"]
     assert (look["kind"], look["why"], len(look["processes"])) == ("hung", "no CPU used for 30.0 s", 5)
     assert look["python"] == list(LOOK.python)
     assert look["processes"][0]["threads"][0]["stack"] == ["a+0x1", "b+0x2"]
@@ -261,12 +267,15 @@ def test_the_file_of_a_look_has_all_of_it_and_steers_no_terminal():
 def test_the_json_says_the_same_and_more():
     first = ended(1, code=None, signal=11, dumped_core=True, last_lines=("a", "b"), log="l", error_message="m")
     made = report(
-        ended(user_s=1.5, system_s=0.5, max_rss_kib=99), first, strays=(Stray(pid=3, name="s"),), notices=("n",)
+        ended(user_s=1.5, system_s=0.5, max_rss_kib=99),
+        first,
+        leftover_processes=(LeftoverProcess(pid=3, name="s"),),
+        notices=("n",),
     )
     content = json.loads(json.dumps(made.to_json()))
     ranks = content.pop("ranks")
     assert content == {
-        "format": 1,
+        "format": 2,
         "launch_id": "ir-1",
         "run_id": "job",
         "host": "node1",
@@ -274,16 +283,16 @@ def test_the_json_says_the_same_and_more():
         "exit_code": 139,
         "start": 10.0,
         "end": 13.0,
-        "told": None,
+        "received_signal": None,
         "first_failure": 1,
-        "strays": [{"pid": 3, "name": "s"}],
+        "leftover_processes": [{"pid": 3, "name": "s"}],
         "restarts": 0,
         "earlier_failures": [],
         "not_restarted": None,
-        "stray_count": 1,
+        "leftover_count": 1,
         "stuck": [],
         "notices": ["n"],
-        "looks": [],
+        "snapshots": [],
         "clocks": [],
         "error": None,
         "lost": [],
@@ -308,7 +317,7 @@ def test_the_json_says_the_same_and_more():
         "error_message": "m",
         "last_lines": ["a", "b"],
         "status": None,
-        "verdict": None,
+        "watchdog_reason": None,
         "lost": False,
         "log": "l",
         "rusage": {"user": 0.0, "system": 0.0, "max_rss_kib": 0},
