@@ -92,17 +92,22 @@ def serialize(thing: object, name: str = "message", where: str = "", *, by_refer
     Raises:
         UnpicklableError: with the path of the part that does not pickle.
     """
-    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
-        if type(thing) is not bytes or len(thing) < LARGE:
-            head = pickle.dumps(thing, _PROTOCOL)
-            if len(head) < LARGE:
-                return Parcel(head)
+    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or (
+        type(thing) in _ATOMS and not _is_large(thing)
+    ):
+        head = pickle.dumps(thing, _PROTOCOL)
+        if len(head) < LARGE:
+            return Parcel(head)
     try:
         return _pack(thing, pickle.Pickler if by_reference else _Pickler)
     except BaseException as error:
         if isinstance(error, Exception):  # by cloudpickle it may go
             return _pack_by_value(thing, name, where)
         raise
+
+
+def _is_large(thing: object) -> bool:
+    return type(thing) is bytes and len(thing) >= LARGE
 
 
 def _pack_by_value(thing: object, name: str, where: str) -> Parcel:

@@ -3,8 +3,8 @@
 A message is one BYTES frame of a channel: the length of a head (u32), the head (marshal: a tuple of plain values, the
 kind first), and then the body, a pickled object of the user's. A process that passes a message on never unpickles.
 
-Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress, Extend,
-Ping. The task of an Emit, a Failed or a Progress is NO_TASK where there is none: while the worker starts or stops.
+Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
+Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK where there is none: while the worker starts or stops.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def dump(thing: object, name: str, where: str = "", *, by_reference: bool = Fals
     """Pickle an object; arguments as for channel/serializer.py. Raises UnpicklableError; MessageTooLong: no channel
     takes it."""
     parcel = serialize(thing, name, where, by_reference=by_reference)
+    if not parcel.buffers and len(parcel.head) + _HEAD <= LIMIT:
+        return Body(parts=(parcel.head,))
     if parcel.size + _HEAD > LIMIT:
         raise MessageTooLong(parcel.size + _HEAD, LIMIT)
     writable = tuple(not memoryview(buffer).readonly for buffer in parcel.buffers)

@@ -619,7 +619,7 @@ class FailsToLoad:
 def test_a_result_that_cannot_be_unpickled_here_is_told_with_its_rank():
     with ir.Crew(lambda ctx, task: FailsToLoad(), nproc=1) as crew:
         with pytest.raises(
-            ir.RemoteError, match="the result of rank 0 on .* cannot be unpickled here: ValueError: "
+            ir.RemoteError, match=r"the result of rank 0 on .* cannot be unpickled here: ValueError: "
         ) as e:
             crew.ask(0).result()
         assert (e.value.rank, e.value.kind) == (0, "ValueError")
