@@ -4,7 +4,7 @@ A message is one BYTES frame of a channel: the length of a head (u32), the head 
 kind first), and then the body, a pickled object of the user's. A process that passes a message on never unpickles.
 
 Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
-Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK where there is none: while the worker starts or stops.
+Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _VERSION = 2  # of marshal: what every Python 3 reads and writes alike
 @record
 class Body:
     """An object of the user's, pickled (channel/serializer.py). parts: the pickle, then the large buffers beside it.
-    writable: of each buffer, whether it is made one that can be written to. Empty: there is no object."""
+    writable: of each buffer, whether it was one that can be written to, as it is again. Empty: there is no object."""
 
     parts: Sequence[Buffer] = ()
     writable: tuple[bool, ...] = ()
