@@ -1,8 +1,9 @@
-"""Objects to bytes and back. A parcel is a pickle and, beside it, the large buffers that it speaks of, uncopied.
+"""Objects to bytes and back, for channels and for crews. A Parcel is a pickle and, beside it, the large buffers that
+it refers to, not copied.
 
 Protocol 5 puts large arrays out of band (PEP 574); the same is done here for large bytes and bytearrays, which pickle
-would copy into its stream. Functions and classes go by cloudpickle, which is imported when the first one comes: what
-is built of plain types and of our own records needs none of it.
+would copy into its stream. Functions and classes go by cloudpickle, by value where no module has them. It takes 20 ms
+to import, so it is imported with the first of them: plain types and this project's records need none of it.
 """
 
 from __future__ import annotations
@@ -78,43 +79,62 @@ class _Chunks(list):  # type: ignore[type-arg]
     seen = 0  # so many have been looked at
 
 
-def serialize(thing: object, name: str = "message") -> Parcel:
-    """`thing` as bytes. Its large buffers are not copied: leave them alone until the parcel has gone. Raises
-    UnpicklableError, which says what in it does not pickle; `name` is what it is called there."""
-    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or type(thing) in _ATOMS:
+def serialize(thing: object, name: str = "message", where: str = "", *, by_reference: bool = False) -> Parcel:
+    """Pickle an object. Its large buffers are not copied: leave them alone until the Parcel has been sent.
+
+    Args:
+        thing: the object.
+        name: what an error calls it; the path of the part at fault is appended.
+        where: added to that path in the error's text, " of rank 3" for instance.
+        by_reference: functions and classes go by the names of their modules if they have one, which needs no
+            cloudpickle. For a process whose modules the receiver has.
+
+    Raises:
+        UnpicklableError: with the path of the part that does not pickle.
+    """
+    if (type(thing) is tuple and _ATOMS.issuperset(map(type, thing))) or (
+        type(thing) in _ATOMS and not _is_large(thing)
+    ):
         head = pickle.dumps(thing, _PROTOCOL)
         if len(head) < LARGE:
             return Parcel(head)
     try:
-        return _pack(thing, _Pickler)
+        return _pack(thing, pickle.Pickler if by_reference else _Pickler)
     except BaseException as error:
-        if isinstance(error, Exception):  # as it is, it does not go; by value it may
-            return _pack_by_value(thing, name)
+        if isinstance(error, Exception):  # by cloudpickle it may go
+            return _pack_by_value(thing, name, where)
         raise
 
 
-def _pack_by_value(thing: object, name: str) -> Parcel:
+def _is_large(thing: object) -> bool:
+    return type(thing) is bytes and len(thing) >= LARGE
+
+
+def _pack_by_value(thing: object, name: str, where: str) -> Parcel:
     import cloudpickle
 
     try:
         return _pack(thing, cloudpickle.Pickler)
     except BaseException as error:
         if isinstance(error, Exception):
-            fault = unpicklable(thing, name, error)
+            fault = _unpicklable(thing, name, where, error)
             raise fault from error
         raise
 
 
-def unpicklable(thing: object, name: str, error: Exception) -> UnpicklableError:
-    """What to raise when pickling `thing`, which is called `name`, has raised `error`: it says what is at fault."""
+def _unpicklable(thing: object, name: str, where: str, error: Exception) -> UnpicklableError:
+    """The error of an object whose pickling has raised `error`."""
     if isinstance(error.__context__, RecursionError) or isinstance(error, (RecursionError, MemoryError)):
-        return UnpicklableError(f"{name} cannot be sent: too deep, or too large, to be pickled ({error})", name)
+        return UnpicklableError(
+            f"{name}{where} cannot be sent: too deep, or too large, to be pickled ({error})", name
+        )
     from infini_run.channel.unpicklable import find_unpicklable
 
-    path, culprit = find_unpicklable(thing, name, _fault_of)
-    kind = f"{type(culprit).__module__}.{type(culprit).__qualname__}".removeprefix("builtins.")
-    why = _fault_of(culprit) or error
-    return UnpicklableError(f"{path} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})", path)
+    path, part = find_unpicklable(thing, name, _fault_of)
+    kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+    why = _fault_of(part) or error
+    text = f"{path}{where} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})"
+    return UnpicklableError(text, path)
 
 
 def _fault_of(thing: object) -> Exception | None:
@@ -141,11 +161,15 @@ def _pack(thing: object, pickler: type[pickle.Pickler]) -> Parcel:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
-        is_small = memoryview(buffer).nbytes < LARGE
-        if not is_small:
-            _take_out(chunks, buffers)
-            buffers.append(buffer)
-        return is_small
+        if memoryview(buffer).nbytes < LARGE:
+            return True
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not in one piece: it goes into the stream
+            return True
+        _take_out(chunks, buffers)
+        buffers.append(raw)
+        return False
 
     pickler(chunks, _PROTOCOL, buffer_callback=keep).dump(thing)
     _take_out(chunks, buffers)

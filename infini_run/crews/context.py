@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from infini_run.crews.payload import dump
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
@@ -21,6 +20,7 @@ from infini_run.crews.protocol import (
     Status,
     Task,
     decode,
+    dump,
     encode,
 )
 from infini_run.errors import ChannelEnd, UsageError
@@ -88,7 +88,7 @@ class Context:
     def emit(self, what: object) -> None:
         """Send an object up: an event of the crew, with this rank and the task that it belongs to. Waits while the
         supervisor has no room for it. Raises UnpicklableError."""
-        self._send(Emit(task=self._inbox.current, body=dump(what, "what was emitted", in_worker=True)))
+        self._send(Emit(task=self._inbox.current, body=dump(what, "emitted", by_reference=True)))
 
     def status(self, text: str) -> None:
         """Say what it is doing."""

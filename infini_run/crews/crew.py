@@ -16,8 +16,8 @@ from warnings import warn
 from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.future import Ask
-from infini_run.crews.payload import check_may_launch, dump
-from infini_run.crews.protocol import Hello
+from infini_run.crews.import_guard import check_may_launch
+from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.supervised_worker import Limits, PendingTask
 from infini_run.crews.targets import read_hosts, read_nproc
@@ -166,7 +166,7 @@ class Crew:
         return _map(self, iter(items))
 
     def _ask(self, what: object, rank: int | None) -> Ask:
-        body = dump(what, "what was asked")
+        body = dump(what, "task")
         self._check_open()
         ask = Ask(next(self._tasks), self._cancel)
         job = PendingTask(ask.task, body, ask, shared=rank is None)
@@ -174,7 +174,7 @@ class Crew:
         return ask
 
     def _send(self, what: object, rank: int) -> int:
-        body = dump(what, "what was sent")
+        body = dump(what, "task")
         self._check_open()
         task = next(self._tasks)
         job = PendingTask(task, body, None, shared=False)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 
-from infini_run.crews.payload import load
 from infini_run.crews.protocol import NO_TASK, Body, Failed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.record import record
@@ -54,7 +53,7 @@ class CrewEvent:
     @property
     def value(self) -> Any:
         """What was emitted, or returned; unpickled each time it is asked for. Raises what that raises."""
-        return load(self.body) if self.body else None
+        return self.body.load() if self.body else None
 
     @property
     def error(self) -> BaseException | None:

@@ -10,7 +10,6 @@ from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.payload import load
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.errors import RemoteError
@@ -90,7 +89,7 @@ class Ask(Future):  # type: ignore[type-arg]
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
         return None, to_exception(message, rank, host)
-    value, cause = capture_exception(load, message.body)
+    value, cause = capture_exception(message.body.load)
     if cause is None:
         return value, None
     kind = type(cause).__name__

@@ -9,13 +9,13 @@ import os
 import sys
 from weakref import WeakSet
 
-from infini_run.crews import payload
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
+from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
-from infini_run.crews.protocol import Hello
+from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.targets import read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
@@ -146,7 +146,7 @@ class Launcher:
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
         """Raises UsageError, UnpicklableError: nothing was started."""
-        payload.check_may_launch()
+        check_may_launch()
         if not callable(function):
             raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
         call: Any = (function, tuple(args), dict(kwargs))
@@ -155,7 +155,7 @@ class Launcher:
 
             call = (call_in_group, (self.backend, self.worker_timeout_s, *call), {})
         try:
-            return payload.dump(call, "the call")
+            return dump(call, "call")
         except UsageError:
             raise
         except TypeError:
@@ -204,7 +204,7 @@ class Pool(Launcher):
     Launcher; leave its `with` block, or close it. Each launch still has processes of its own."""
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
-        payload.check_may_launch()
+        check_may_launch()
         super().__init__(*given, preload=preload or (), **more)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self._spawner: Spawner | None = self._make_spawner(None, stays=True)
@@ -260,11 +260,11 @@ def _nothing() -> None:
 
 def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises UnpicklableError for the part that is at fault."""
-    payload.dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
+    dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
     for index, value in enumerate(args):
-        payload.dump(value, f"argument {index}, of {type(value)!r},")
+        dump(value, f"argument {index}")
     for name, value in kwargs.items():
-        payload.dump(value, f"argument {name}=, of {type(value)!r},")
+        dump(value, f"argument {name}")
 
 
 def _preload(preload: Sequence[str]) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ import logging
 
 from infini_run.channel import Sender
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.payload import dump, load
-from infini_run.crews.protocol import Log, encode
+from infini_run.crews.protocol import Log, dump, encode
 from infini_run.errors import ChannelError
 
 TYPE_CHECKING = False
@@ -31,7 +30,7 @@ class _Up(logging.Handler):
         fields = dict(vars(record), msg=text, message="", args=None, exc_info=None, exc_text=None)
         plain = {name: value for name, value in fields.items() if isinstance(value, (str, int, float, type(None)))}
         try:
-            self._sender.send_bytes(encode(Log(body=dump(plain, "a logging record", in_worker=True))))
+            self._sender.send_bytes(encode(Log(body=dump(plain, "logging record", by_reference=True))))
         except ChannelError:
             return  # the supervisor is gone, or we have ended: nobody reads what is logged now
 
@@ -54,7 +53,7 @@ def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None 
 
 
 def _hand_over(body: Body, rank: int, host: str, logger: logging.Logger | None) -> None:
-    record = logging.makeLogRecord({**load(body), "rank": rank, "host": host})  # type: ignore[dict-item]
+    record = logging.makeLogRecord({**body.load(), "rank": rank, "host": host})  # type: ignore[dict-item]
     chosen = logger or logging.getLogger(record.name)
     if chosen.isEnabledFor(record.levelno):
         chosen.handle(record)

@@ -1,17 +1,20 @@
-"""What a supervisor and its worker say to each other.
+"""The messages between a supervisor and its workers.
 
 A message is one BYTES frame of a channel: the length of a head (u32), the head (marshal: a tuple of plain values, the
-kind first), and then the body, which has the user's objects, pickled. Who passes a message on reads the head at most,
-and never unpickles.
+kind first), and then the body, a pickled object of the user's. A process that passes a message on never unpickles.
 
-Down: Hello, Task, Cancel, Shutdown. Up: Ready, Taken, Emit, Done, Failed, Cancelled, Log, Status, Progress, Extend,
-Ping. The task of an Emit, a Failed or a Progress is NO_TASK where there is none: while the worker starts or stops.
+Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
+Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
 """
 
 from __future__ import annotations
 
+import _pickle
 import marshal
 
+from infini_run.channel.endpoint import LIMIT
+from infini_run.channel.serializer import serialize
+from infini_run.errors import MessageTooLong
 from infini_run.record import fields as fields_of
 from infini_run.record import record
 
@@ -28,18 +31,38 @@ if TYPE_CHECKING:
     )
 
 NO_TASK = -1
+_HEAD = 1 << 16  # bytes of a message beside its body, at most
 _VERSION = 2  # of marshal: what every Python 3 reads and writes alike
 
 
 @record
 class Body:
-    """Something of the user's, pickled (payload.py): a pickle, and what is large beside it, as it lies in memory.
-    Empty: nothing."""
+    """An object of the user's, pickled (channel/serializer.py). parts: the pickle, then the large buffers beside it.
+    writable: of each buffer, whether it was one that can be written to, as it is again. Empty: there is no object."""
 
     parts: Sequence[Buffer] = ()
+    writable: tuple[bool, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.parts)
+
+    def load(self) -> object:
+        """Make the object, in memory of its own. Raises what its own code raises: an import, or its __setstate__."""
+        head, *buffers = self.parts
+        pairs = zip(buffers, self.writable, strict=True)
+        return _pickle.loads(head, buffers=[(bytearray if writable else bytes)(data) for data, writable in pairs])
+
+
+def dump(thing: object, name: str, where: str = "", *, by_reference: bool = False) -> Body:
+    """Pickle an object; arguments as for channel/serializer.py. Raises UnpicklableError; MessageTooLong: no channel
+    takes it."""
+    parcel = serialize(thing, name, where, by_reference=by_reference)
+    if not parcel.buffers and len(parcel.head) + _HEAD <= LIMIT:
+        return Body(parts=(parcel.head,))
+    if parcel.size + _HEAD > LIMIT:
+        raise MessageTooLong(parcel.size + _HEAD, LIMIT)
+    writable = tuple(not memoryview(buffer).readonly for buffer in parcel.buffers)
+    return Body(parts=(parcel.head, *parcel.buffers), writable=writable)
 
 
 # ---- down
@@ -196,9 +219,10 @@ def encode(message: Message) -> list[Buffer]:
     """A frame in pieces, to be sent one after the other: what is large is not copied."""
     kind: Any = type(message)
     fields = dict(vars(message))
-    parts: Sequence[Buffer] = fields.pop(_BODY[kind]).parts if kind in _BODY else ()
+    body: Body = fields.pop(_BODY[kind]) if kind in _BODY else _NOTHING
+    parts = body.parts
     sizes = tuple(memoryview(part).nbytes for part in parts)
-    head = marshal.dumps((_NAMES[kind], sizes, *(fields[name] for name in _PLAIN[kind])), _VERSION)
+    head = marshal.dumps((_NAMES[kind], sizes, body.writable, *(fields[name] for name in _PLAIN[kind])), _VERSION)
     return [len(head).to_bytes(4, "big") + head, *parts]
 
 
@@ -206,7 +230,7 @@ def decode(frame: Buffer) -> Message:
     """The message of a frame; its body is a view of it."""
     view = memoryview(frame).cast("B")
     at = 4 + int.from_bytes(view[:4], "big")
-    name, sizes, *values = marshal.loads(view[4:at])
+    name, sizes, writable, *values = marshal.loads(view[4:at])
     kind: Any = _KINDS[name]
     fields = dict(zip(_PLAIN[kind], values, strict=True))
     if kind in _BODY:
@@ -214,11 +238,12 @@ def decode(frame: Buffer) -> Message:
         for size in sizes:
             parts.append(view[at : at + size])
             at += size
-        fields[_BODY[kind]] = Body(parts=parts)
+        fields[_BODY[kind]] = Body(parts=parts, writable=writable)
     message: Message = kind(**fields)
     return message
 
 
+_NOTHING = Body()
 _BODY: dict[object, str] = {
     kind: "target" if kind is Hello else "body" for kind in (Hello, Task, Emit, Done, Failed, Log)
 }

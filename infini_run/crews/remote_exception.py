@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 
 from infini_run.crews.capture import capture_exception
-from infini_run.crews.payload import dump, load
-from infini_run.crews.protocol import Body, Failed
+from infini_run.crews.protocol import Body, Failed, dump
 from infini_run.errors import RemoteError
 
 TYPE_CHECKING = False
@@ -40,16 +39,16 @@ def _trace(error: BaseException) -> str:
 def _body(error: BaseException) -> Body:
     """Many classes cannot be made again from what pickle keeps of them: that is seen only here. Then the words are
     enough."""
-    body, _ = capture_exception(lambda: dump(error, "the exception", in_worker=True))
+    body, _ = capture_exception(lambda: dump(error, "exception", by_reference=True))
     if body is None:
         return Body()
-    made, _ = capture_exception(load, body)
+    made, _ = capture_exception(body.load)
     return body if type(made) is type(error) else Body()
 
 
 def to_exception(failed: Failed, rank: int, host: str) -> BaseException:
     """Beside the caller: what to raise."""
-    made, _ = capture_exception(load, failed.body) if failed.body else (None, None)
+    made, _ = capture_exception(failed.body.load) if failed.body else (None, None)
     if not isinstance(made, BaseException):  # its module is not here, say
         return to_remote_error(failed, rank, host)
     capture_exception(_mark, made, failed, rank, host)

@@ -83,6 +83,7 @@ class SpawnServer:
                 self._close(number)
             if self._spawner is not None:
                 self._spawner.close()
+            self._stream.close()
 
     def _watch(self) -> None:
         for life in self._lives.values():

@@ -16,8 +16,8 @@ import sys
 from infini_run.channel import connect
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
-from infini_run.crews.payload import dump, load_task
-from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, encode
+from infini_run.crews.import_guard import load_task
+from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
 from infini_run.crews.remote_exception import from_exception
 from infini_run.errors import ChannelBroken
@@ -146,7 +146,7 @@ class Worker:
 
     def _result(self, part: TaskHandler, task: Task) -> Body:
         done = part.task(self.context, load_task(task.body))
-        return dump(done, f"the result of rank {self.context.rank}, of {type(done)!r},", in_worker=True)
+        return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
     def _send(self, message: Message) -> None:
         self._sender.send_bytes(encode(message))

@@ -17,7 +17,7 @@ import weakref
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
-from infini_run.crews.payload import import_for_worker
+from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
@@ -75,7 +75,9 @@ class Zygote:
         if hello is None:
             return
         (preload, path, argv, stays), _ = hello
-        from infini_run.crews import by_value, log_records, worker_main  # noqa: F401  before the user's path is ours
+        import cloudpickle  # noqa: F401  here and below: before sys.path is the user's
+
+        from infini_run.crews import log_records, worker_main  # noqa: F401
 
         sys.path[:] = path
         sys.argv[:] = argv

@@ -104,7 +104,7 @@ def test_an_exception_that_cannot_be_made_again_comes_in_words():
 
 
 def test_a_result_that_cannot_be_pickled_is_told_by_name_and_the_worker_lives(crew):
-    with pytest.raises(ir.UnpicklableError, match=r"the result.*generator"):
+    with pytest.raises(ir.UnpicklableError, match=r"^result of rank 0 cannot be sent: a generator does not pickle"):
         crew.worker(0).ask("unpicklable").result()
     assert crew.worker(0).ask(("square", 3)).result() == 9
 
@@ -574,17 +574,75 @@ def test_what_makes_no_sense_is_refused(target, more, words):
 
 def test_a_target_that_cannot_be_pickled_is_refused_by_name():
     lock = threading.Lock()
-    with pytest.raises(ir.UnpicklableError, match=r"target cannot be pickled.*lock"):
+    with pytest.raises(
+        ir.UnpicklableError, match=r"^target's variable lock cannot be sent: a _thread.lock does not pickle"
+    ):
         ir.Crew(lambda ctx, task: lock)
 
 
 def test_a_task_that_cannot_be_pickled_is_refused_at_the_sender(crew):
-    with pytest.raises(ir.UnpicklableError, match="what was asked cannot be pickled"):
+    with pytest.raises(ir.UnpicklableError, match=r"^task cannot be sent: a generator does not pickle"):
         crew.ask(i for i in range(3))
 
 
+def hide_a_generator(ctx, task):
+    hidden = {"deep": [1, (n for n in ())]}
+    if task == "emit":
+        ctx.emit(hidden)
+    elif task == "raise":
+        raise ValueError(hidden)
+    return hidden
+
+
+def test_what_cannot_be_pickled_is_named_by_its_path_on_every_way():
+    with ir.Crew(hide_a_generator, nproc=1) as crew:
+        for send in (crew.ask, crew.worker(0).ask, crew.worker(0).send):
+            with pytest.raises(
+                ir.UnpicklableError, match=r"^task\['deep'\]\[1\] cannot be sent: a generator"
+            ) as caught:
+                send({"deep": [1, (n for n in ())]})
+            assert caught.value.path == "task['deep'][1]"
+        with pytest.raises(ir.UnpicklableError, match=r"^result\['deep'\]\[1\] of rank 0 cannot be sent") as caught:
+            crew.ask("return").result()
+        assert caught.value.path == "result['deep'][1]"
+        with pytest.raises(ir.UnpicklableError, match=r"^emitted\['deep'\]\[1\] cannot be sent"):
+            crew.ask("emit").result()
+        with pytest.raises(ir.RemoteError, match=r"^ValueError: "):
+            crew.ask("raise").result()
+
+
+class FailsToLoad:
+    def __reduce__(self):
+        return int, ("not a number",)
+
+
+def test_a_result_that_cannot_be_unpickled_here_is_told_with_its_rank():
+    with ir.Crew(lambda ctx, task: FailsToLoad(), nproc=1) as crew:
+        with pytest.raises(
+            ir.RemoteError, match=r"the result of rank 0 on .* cannot be unpickled here: ValueError: "
+        ) as e:
+            crew.ask(0).result()
+        assert (e.value.rank, e.value.kind) == (0, "ValueError")
+        assert isinstance(e.value.__cause__, ValueError)
+
+
+def swap(ctx, task):
+    return task[::-1] if isinstance(task, bytes) else {"bytes": bytes(task["array"]), "array": task["array"]}
+
+
+def test_large_bytes_and_arrays_keep_their_types_and_can_be_written_to_as_before():
+    with ir.Crew(swap, nproc=1) as crew:
+        data = bytes(range(256)) * 4096
+        found = crew.ask(data).result()
+        assert (type(found), found) == (bytes, data[::-1])
+        found = crew.ask({"array": bytearray(data)}).result()
+        assert (type(found["bytes"]), type(found["array"])) == (bytes, bytearray)
+        assert found["bytes"] == found["array"] == data
+        found["array"][0] = 7
+
+
 def test_a_task_over_the_limit_is_refused_at_the_sender(crew, monkeypatch):
-    monkeypatch.setattr("infini_run.crews.payload.LIMIT", 1 << 20)
+    monkeypatch.setattr("infini_run.crews.protocol.LIMIT", 1 << 20)
     with pytest.raises(ir.MessageTooLong, match="over the channel's limit of 1048576"):
         crew.ask(bytes(1 << 20))
     assert crew.ask(("square", 2)).result() == 4
@@ -592,9 +650,9 @@ def test_a_task_over_the_limit_is_refused_at_the_sender(crew, monkeypatch):
 
 def test_a_result_over_the_limit_is_its_task_s_failure():
     def serve(ctx, task):
-        from infini_run.crews import payload
+        from infini_run.crews import protocol
 
-        payload.LIMIT = 1 << 20
+        protocol.LIMIT = 1 << 20
         return bytes(task)
 
     with ir.Crew(serve) as crew:

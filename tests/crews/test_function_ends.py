@@ -155,7 +155,9 @@ def test_without_stopping_all_the_others_go_on_and_the_first_failure_is_raised(r
 
 
 def test_a_result_that_cannot_be_pickled_is_told_with_its_rank_and_type(run):
-    with pytest.raises(ir.UnpicklableError, match="the result of rank 1, of <class 'generator'>") as caught:
+    with pytest.raises(
+        ir.UnpicklableError, match=r"^result of rank 1 cannot be sent: a generator does not pickle"
+    ) as caught:
         run(others_idle(lambda: (n for n in ())))
     assert caught.value.rank == 1
 
@@ -169,6 +171,12 @@ def test_a_result_that_cannot_be_made_again_here_is_told(run):
         ir.RemoteError, match=r"the result of rank 1 on .* cannot be unpickled here: ValueError: not here"
     ):
         run(others_idle(Bad))
+
+
+def test_one_that_says_it_was_cancelled_is_a_failure_and_not_waited_for(run):
+    with pytest.raises(ir.RemoteError, match=r"rank 1 on .* raised infini_run\.Cancelled") as caught:
+        run(others_idle(lambda: fail(ir.Cancelled())))
+    assert caught.value.rank == 1
 
 
 # ---- its process ends

@@ -1,0 +1,43 @@
+"""Whether this process imports modules for a worker just now: a module that launches when it is imported would do so
+in every worker, without end."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.crews.protocol import Body
+
+_is_importing = False
+
+
+def load_task(body: Body) -> object:
+    """Unpickle a task, or a target, in a worker; `check_may_launch` raises in what is imported meanwhile."""
+    global _is_importing
+    _is_importing = True
+    try:
+        return body.load()
+    finally:
+        _is_importing = False
+
+
+def import_for_worker(name: str) -> None:
+    """Import a module in a process that workers are forked from; `check_may_launch` raises meanwhile."""
+    global _is_importing
+    _is_importing = True
+    try:
+        import_module(name)
+    finally:
+        _is_importing = False
+
+
+def check_may_launch() -> None:
+    """Raises UsageError: a worker imports what it needs, and this launch is a part of that."""
+    if _is_importing:
+        raise UsageError(
+            "a launch while a worker imports what it needs: the module starts one when it is imported; put that"
+            ' under `if __name__ == "__main__":`'
+        )
