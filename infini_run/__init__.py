@@ -18,7 +18,7 @@ if not any(access(f"{__path__[0]}/_irun{suffix}", F_OK) for suffix in extension_
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
-    from infini_run.api import ProcessLauncher, launch_local, launch_multi_node, run
+    from infini_run.api import launch_local, launch_multi_node, run
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.status import Status
+    from infini_run.process_launcher import ProcessLauncher
     from infini_run.report.failures import CrewFailed, WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Exit, Report
@@ -113,7 +114,7 @@ __all__ = [
 _HOMES = {
     "Event": "core.group",
     "Exit": "report.report",
-    "ProcessLauncher": "api",
+    "ProcessLauncher": "process_launcher",
     "Report": "report.report",
     "HangSnapshot": "report.hang_snapshot",
 }

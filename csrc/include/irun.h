@@ -244,26 +244,26 @@ void ir_group_end(struct ir_group *group);
  * child that was forked since, it only closes descriptors. */
 struct ir_group *ir_group_free(struct ir_group *group);
 
-struct ir_outlet;
+struct ir_writer;
 
 /* Makes a way to write to `fd`, which stays the caller's and as it is, that never blocks: a pipe or a
  * terminal is opened anew, a socket told with each send, a thread of its own writes where that is
  * refused; regular files are just written. -EBADF; -EMFILE, -ENOMEM, -EAGAIN: no thread. */
-int ir_outlet_new(int fd, struct ir_outlet **ret_outlet);
+int ir_writer_new(int fd, struct ir_writer **ret_writer);
 
-/* How many bytes it took; -EAGAIN: none, ir_outlet_fd polls writable when there is room; -EPIPE and the
+/* How many bytes it took; -EAGAIN: none, ir_writer_fd polls writable when there is room; -EPIPE and the
  * like: it takes no more. Raises no SIGPIPE. */
-int64_t ir_outlet_write(const struct ir_outlet *outlet, const char *bytes, uint32_t size);
+int64_t ir_writer_write(const struct ir_writer *writer, const char *bytes, uint32_t size);
 
 /* The descriptor to poll; -1: a file, which always has room. */
-int ir_outlet_fd(const struct ir_outlet *outlet);
+int ir_writer_fd(const struct ir_writer *writer);
 
-/* No more is written: 0 when its thread, if there is one, has written all; -EAGAIN: not yet, ir_outlet_fd polls
+/* No more is written: 0 when its thread, if there is one, has written all; -EAGAIN: not yet, ir_writer_fd polls
  * readable then; or the error of its last write. */
-int ir_outlet_finish(struct ir_outlet *outlet);
+int ir_writer_finish(struct ir_writer *writer);
 
 /* Returns NULL. A thread that a reader holds up stays until that has read, or the process ends. */
-struct ir_outlet *ir_outlet_free(struct ir_outlet *outlet);
+struct ir_writer *ir_writer_free(struct ir_writer *writer);
 
 /* [cffi] */
 

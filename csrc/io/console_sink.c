@@ -1,4 +1,4 @@
-/* io/console_sink.c: the console: whole lines in, one writer, never blocking (outlet.c).
+/* io/console_sink.c: the console: whole lines in, one writer, never blocking (nonblocking_writer.c).
  *
  * A line that a stream has left unended, where lines carry no label, is ended here before another's
  * begins: lines of two never mix. */
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 static int sink_open_one(struct sink *sink, int fd) {
-    int r = ir_outlet_new(fd, &sink->outlet);
+    int r = ir_writer_new(fd, &sink->writer);
     if (r < 0) return r;
     sink->buffer = malloc(SINK_BUFFER + SINK_MARGIN);
     return sink->buffer == NULL ? -ENOMEM : 0;
@@ -70,7 +70,7 @@ static void sink_break(struct ir_group *g, struct sink *sink, int error) {
 
 static void sink_wait(struct ir_group *g, struct sink *sink, uint32_t events) {
     if (events == sink->awaited) return;
-    int fd = ir_outlet_fd(sink->outlet);
+    int fd = ir_writer_fd(sink->writer);
     if (sink->awaited != 0) fd_unwatch(g, fd);
     sink->awaited = events;
     if (events == 0) return;
@@ -84,7 +84,7 @@ static void sink_wait(struct ir_group *g, struct sink *sink, uint32_t events) {
 void sink_flush(struct ir_group *g, struct sink *sink) {
     while (sink->start < sink->end) {
         int64_t n =
-            ir_outlet_write(sink->outlet, sink->buffer + sink->start, sink->end - sink->start);
+            ir_writer_write(sink->writer, sink->buffer + sink->start, sink->end - sink->start);
         if (n >= 0) {
             sink->start += (uint32_t)n;
         } else if (n == -EAGAIN) {
@@ -130,7 +130,7 @@ static bool sink_finish(struct ir_group *g, struct sink *sink) {
     if (!sink->awaited) sink_flush(g, sink);
     if (sink->broken) return true;
     if (sink->start < sink->end) return false;
-    int r = ir_outlet_finish(sink->outlet);
+    int r = ir_writer_finish(sink->writer);
     sink_wait(g, sink, r == -EAGAIN ? EPOLLIN : 0);
     if (r < 0 && r != -EAGAIN) sink_break(g, sink, -r);
     return r != -EAGAIN;
@@ -169,7 +169,7 @@ int ir_group_print(struct ir_group *g, int stream, const char *lines, uint32_t s
 void sink_close(struct ir_group *g) {
     for (int i = 0; i < 2; i++) {
         struct sink *sink = &g->sinks[i];
-        sink->outlet = ir_outlet_free(sink->outlet);
+        sink->writer = ir_writer_free(sink->writer);
         free(sink->buffer);
         sink->buffer = NULL;
     }

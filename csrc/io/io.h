@@ -36,7 +36,7 @@ struct stream {
 
 /* ---- console_sink.c: one console */
 struct sink {
-    struct ir_outlet *outlet;
+    struct ir_writer *writer;
     uint32_t awaited; /* of epoll: room, or the last of it to be taken */
     int which;
     bool broken;     /* EPIPE and the like: everything more is dropped */

@@ -79,8 +79,15 @@ STEPS = {
 
 @record
 class ProcessAtEntry:
-    """What the process looked like at its start. Signals are a bit mask: bit n-1 is signal n. suspend_write_fd: of a
-    process 1 that is stopped from outside: where it asks for that."""
+    """The state of the process at its start.
+
+    Attributes:
+        blocked: The signals that were blocked, as a mask: bit n-1 is signal n.
+        ignored: The signals that were ignored, as a mask.
+        nofile_soft: The soft limit on open descriptors.
+        nofile_hard: The hard limit.
+        suspend_write_fd: Where process 1 of a PID namespace asks to be suspended from outside. -1: nowhere.
+    """
 
     blocked: int
     ignored: int
@@ -91,15 +98,28 @@ class ProcessAtEntry:
 
 @record
 class Event:
-    """Something that came up from the group. Unused fields are 0 (`worker` and `rank`: -1).
+    """A fact about a launch. Unused fields are 0; `worker` and `rank` are -1.
 
-    kind: started, ready, exited, start_failed, told, passed, stray, stuck, output_lost, output_held, console_stuck,
-    unguarded, triggered (it said WATCHDOG=trigger), late (not ready in time), hung, unplaced (memory), restarting (in
-    place of the ended of an attempt that another one follows; code: how many restarts there were), suspend (Ctrl-Z,
-    where who steps has asked to be told), ended.
-    worker: its index in the spawn; rank: its global rank. code, signal: how it exited; the step and errno of a
-    start_failed; the stream and errno of an output_lost; the errno of an unplaced. time_ns: CLOCK_MONOTONIC.
-    name: of a stray or stuck process.
+    Attributes:
+        kind: started, ready, exited; start_failed (code: the step, signal: the errno); signalled (a signal from
+            outside stops the launch); forwarded (a signal was passed on to ranks); leftover (a process outlived the
+            ranks and is stopped); stuck (SIGKILL did not end it); output_lost (code: the stream, signal: the errno);
+            output_held; console_stuck; unguarded; triggered (WATCHDOG=trigger); late (not ready in time); hung;
+            unplaced (no memory policy, signal: the errno); restarting (in place of ended if another attempt follows,
+            code: the restarts so far); suspend (Ctrl-Z); ended.
+        worker: Its index in the spawn.
+        rank: Its global rank.
+        pid: Its process.
+        code: The exit code.
+        signal: The signal that ended it, or that came.
+        dumped_core: It left a core dump.
+        after_stop: It ended after the stop signal.
+        status_lost: Another part of the host program reaped it: code and signal are unknown.
+        time_ns: When it happened, by CLOCK_MONOTONIC.
+        user_us: The CPU time that it used, in microseconds.
+        system_us: The CPU time of the kernel for it, in microseconds.
+        max_rss_kib: The most memory that it had resident, in KiB.
+        name: The program name of a leftover or stuck process.
     """
 
     kind: str

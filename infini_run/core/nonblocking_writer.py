@@ -1,7 +1,7 @@
-"""Writes to a descriptor that others share: never blocks, and changes nothing for them (csrc/io/outlet.c).
+"""Writes to a descriptor that other processes share: never blocks, and changes nothing for them.
 
-A reader that does not read must hold nobody who is to stop: what finds no room is kept here, and the caller waits as
-long as it likes, or not at all.
+csrc/io/nonblocking_writer.c says how. A reader that does not read must not delay a stop: bytes that find no room are
+kept here, and the caller waits as long as it likes, or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _EAGAIN, _EINTR = 11, 4  # not from `errno`: making its 130 names takes long
-_PIECE = 1 << 20
+WRITE_CHUNK = 1 << 20
 
 
 class NonblockingWriter:
@@ -27,15 +27,15 @@ class NonblockingWriter:
         self._has_finished = False
         self.problem: OSError | None = None  # it takes no more: what comes is dropped
         self.is_lossy = False  # something was dropped
-        handle = ffi.new("struct ir_outlet **")
-        error = lib.ir_outlet_new(fd, handle)
+        handle = ffi.new("struct ir_writer **")
+        error = lib.ir_writer_new(fd, handle)
         self._handle = handle[0]
         if error < 0:
             self.problem = OSError(-error, os.strerror(-error))
 
     def fileno(self) -> int:
         """Polls writable when there is room, and readable when `finish` has something new to say; -1: a file."""
-        return int(lib.ir_outlet_fd(self._handle)) if self._handle else -1
+        return int(lib.ir_writer_fd(self._handle)) if self._handle else -1
 
     @property
     def waiting(self) -> int:
@@ -53,7 +53,7 @@ class NonblockingWriter:
         """Write what is kept, as far as there is room."""
         while self._pending and self._handle:
             with ffi.from_buffer(self._pending) as piece:  # let go of, so that it may shrink
-                sent = int(lib.ir_outlet_write(self._handle, piece, min(len(self._pending), _PIECE)))
+                sent = int(lib.ir_writer_write(self._handle, piece, min(len(self._pending), WRITE_CHUNK)))
             if sent == -_EAGAIN:
                 return
             if sent >= 0:
@@ -73,7 +73,7 @@ class NonblockingWriter:
         if self.problem is not None or not self._handle:
             return True
         self._has_finished = True
-        error = int(lib.ir_outlet_finish(self._handle))
+        error = int(lib.ir_writer_finish(self._handle))
         if error < 0 and error != -_EAGAIN:
             self._break(OSError(-error, os.strerror(-error)))
         return error != -_EAGAIN
@@ -88,23 +88,23 @@ class NonblockingWriter:
 
     def close(self) -> None:
         """Safe twice; the descriptor itself stays."""
-        self._handle = self._handle and lib.ir_outlet_free(self._handle)
+        self._handle = self._handle and lib.ir_writer_free(self._handle)
 
 
 def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None = None) -> OSError | None:
     """Write all of it, waiting for the reader at most so long (None: for ever), or until the descriptor that `also`
     returns, which is called only if there is something to wait for, can be read. What went wrong, but for that."""
-    outlet = NonblockingWriter(fd)
+    writer = NonblockingWriter(fd)
     try:
-        outlet.write(data)
-        if not outlet.finish():
-            wait(outlet, wait_s, also)
-        return outlet.problem
+        writer.write(data)
+        if not writer.finish():
+            wait(writer, wait_s, also)
+        return writer.problem
     finally:
-        outlet.close()
+        writer.close()
 
 
-def wait(outlet: NonblockingWriter, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
+def wait(writer: NonblockingWriter, wait_s: float | None, also: Callable[[], int] | None = None) -> None:
     """The same for what was written already: no more is."""
     import select
 
@@ -112,8 +112,8 @@ def wait(outlet: NonblockingWriter, wait_s: float | None, also: Callable[[], int
     if stop_fd >= 0:
         poll.register(stop_fd, select.POLLIN)
     end_s = None if wait_s is None else time.monotonic() + wait_s
-    while not outlet.finish():
-        poll.register(outlet.fileno(), select.POLLOUT if outlet.waiting else select.POLLIN)
+    while not writer.finish():
+        poll.register(writer.fileno(), select.POLLOUT if writer.waiting else select.POLLIN)
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         ready = dict(poll.poll(None if left_s is None else left_s * 1000))
         if not ready or stop_fd in ready:

@@ -47,9 +47,9 @@ def take_record(body: Body, rank: int, host: str, logger: logging.Logger | None 
     of `logger`."""
     _, error = capture_exception(_hand_over, body, rank, host, logger)
     if error is not None and logging.raiseExceptions:  # the handler is the user's, and the job is not to end for it
-        from infini_run.api import say  # not in a worker, which has no use for it
+        from infini_run.node.host_stderr import print_line  # not in a worker, which has no use for it
 
-        say(f"a logging handler raised {type(error).__name__}: {error}")
+        print_line(f"a logging handler raised {type(error).__name__}: {error}")
 
 
 def _hand_over(body: Body, rank: int, host: str, logger: logging.Logger | None) -> None:

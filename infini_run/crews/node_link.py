@@ -11,13 +11,13 @@ from _functools import partial
 from collections import deque
 from threading import Condition
 
-from infini_run.api import has_own_stderr, say
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
 from infini_run.multinode.head import Head
 from infini_run.multinode.record_codec import decode_record
+from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.report.report import Exit, describe_end
 from infini_run.system.poller import READ, Poller
 
@@ -114,7 +114,7 @@ class NodeLink:
     def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
         own = has_own_stderr()
         self.head = Head(
-            options, roster, environ=dict(os.environ), say=None if own else say, cwd=cwd, hear=self._hear
+            options, roster, environ=dict(os.environ), say=None if own else print_line, cwd=cwd, hear=self._hear
         )
         self._setup = setup
         self._poller = Poller()

@@ -13,7 +13,6 @@ import socket
 import time
 from _thread import RLock
 
-from infini_run.api import read_flags
 from infini_run.core.group import Event
 from infini_run.crews.exec_spawner import python_command
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
@@ -21,6 +20,7 @@ from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeLaunch
 from infini_run.node.outcome import Outcome
 from infini_run.node.ports import free_port, let_go
+from infini_run.options.from_python import read_flags
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace

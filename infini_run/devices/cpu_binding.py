@@ -132,13 +132,13 @@ def _divide(topology: Topology, nproc: int, homes: Sequence[int | None]) -> list
     for core in cores:
         of_node.setdefault(core.node, []).append(core)
     shares: list[list[Core]] = [[] for _ in range(nproc)]
-    for node, ranks in _settle(homes, {node: len(its) for node, its in of_node.items()}).items():
+    for node, ranks in _assign_nodes(homes, {node: len(its) for node, its in of_node.items()}).items():
         for rank, share in zip(ranks, _split(of_node[node], len(ranks)), strict=True):
             shares[rank] = share
     return shares
 
 
-def _settle(homes: Sequence[int | None], room: dict[int, int]) -> dict[int, list[int]]:
+def _assign_nodes(homes: Sequence[int | None], room: dict[int, int]) -> dict[int, list[int]]:
     """Which ranks get the cores of which node: at home while there is a core for each, else where most is left."""
     ranks_of: dict[int, list[int]] = {node: [] for node in room}
     homeless = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infini_run.devices.gpu import Accelerator, GpuUser
     from infini_run.devices.visible import VisibleGpus
 
-_TOLD = 8  # holders; more are counted
+_REPORTED = 8  # holders; more are counted
 
 
 def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root: str = "") -> str:
@@ -27,8 +27,8 @@ def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root:
     holders: Sequence[GpuUser] = module_of(found.vendor).find_holders(gpus, root)
     if not holders:
         return ""
-    told = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_TOLD])
-    more = f"; and {len(holders) - _TOLD} more" if len(holders) > _TOLD else ""
+    told = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
+    more = f"; and {len(holders) - _REPORTED} more" if len(holders) > _REPORTED else ""
     text = f"GPUs of this job are in use already: {told}{more}"
     if mode == "refuse":
         raise DeviceError(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from infini_run.display.relay import ObserverRelay
     from infini_run.node.outcome import Outcome
     from infini_run.options.options import Options
-    from infini_run.plan.model import Output, Plan, Worker
+    from infini_run.plan.model import Output, Plan, RankRange, SingleRank, Worker
     from infini_run.report.report import Report
     from infini_run.watchdog.watchdog import Watchdog
 
@@ -470,3 +470,58 @@ class NodeLaunch:
 
 def _labels(name: str) -> tuple[bytes, bytes]:
     return os.fsencode(f"[{name}] "), os.fsencode(f"[{name} +] ")
+
+
+def plan_node(
+    options: Options,
+    environ: Mapping[str, str],
+    *,
+    launch_id: str = "",
+    cwd: str = "",
+    may_use_terminal: bool = True,
+    task: SingleRank | None = None,
+    span: RankRange | None = None,
+) -> Plan:
+    """Find the program, inspect this machine, and plan the ranks that are started here.
+
+    Args:
+        options: What the user asked for.
+        environ: The environment of the ranks, to which the plan adds.
+        launch_id: The launch's id. Empty: a new one.
+        cwd: Where a relative program is looked for. Empty: here.
+        may_use_terminal: As for `make_plan`; so are task and span.
+
+    Raises:
+        UsageError, ProgramError, StartError: As `find_command`, `inspect_node` and `make_plan`.
+    """
+    from infini_run.plan.model import make_plan
+    from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
+
+    words = options.program
+    command = find_command(words, environ, module=options.module, no_python=options.no_python, cwd=cwd)
+    node, launch_id, port = inspect_node(options, environ), launch_id or new_launch_id(), options.master_port
+    if not port:
+        from infini_run.node.ports import free_port
+
+        port = free_port()
+    try:
+        return make_plan(
+            options,
+            command,
+            [node],
+            launch_id=launch_id,
+            master_port=port,
+            environ=environ,
+            error_dir="" if task else error_folder(options, launch_id, environ),
+            stdin_is_terminal=options.stdin != "none" and os.isatty(0),
+            may_use_terminal=may_use_terminal,
+            unshared=unshared_streams(),
+            task=task,
+            span=span,
+        )
+    except BaseException:
+        if not options.master_port:
+            from infini_run.node.ports import let_go
+
+            let_go(port)
+        raise

@@ -79,14 +79,14 @@ def run_isolated(
     try:
         group.spawn([spec], [os.fsencode(f"{name}={value}") for name, value in environ.items()])
         release_caller_descriptors()
-        return _follow(group, print_line)
+        return _run_to_end(group, print_line)
     except StartError as error:
         raise _refused(error.step, error.errno) from None
     finally:
         group.close()
 
 
-def _follow(group: Group, print_line: Callable[[str], None]) -> int:
+def _run_to_end(group: Group, print_line: Callable[[str], None]) -> int:
     code, received = -1, 0
     while not group.ended:
         for event in group.run_once():

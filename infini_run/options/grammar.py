@@ -171,15 +171,15 @@ def _read_words(scan: _Scan, words: Sequence[str]) -> int:
         at += 1
         spelling, equals, text = word.partition("=")
         if equals:
-            _take(scan, spelling, text)
+            _read_flag(scan, spelling, text)
         elif not _needs_value(scan, spelling):
-            _take(scan, spelling, None)
+            _read_flag(scan, spelling, None)
         elif at == end or words[at] == "--":
             raise UsageError(_missing(scan, spelling))
         elif _is_flag(words[at]) and _name(words[at].partition("=")[0]) in scan.table:
             raise UsageError(f"{_missing(scan, spelling)}; {quote(words[at])} after it is a flag")
         else:
-            _take(scan, spelling, words[at])
+            _read_flag(scan, spelling, words[at])
             at += 1
     return at
 
@@ -211,7 +211,7 @@ def quote(text: str) -> str:
     return text if text.isprintable() else ascii(text)
 
 
-def _take(scan: _Scan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
+def _read_flag(scan: _Scan, spelling: str, text: str | None, where: str = "", chain: Chain = ()) -> None:
     """One flag and its value, whoever gave it. A flag without value must have a meaning of its own."""
     name = _name(spelling)
     entry = scan.table.get(name)
@@ -226,12 +226,12 @@ def _take(scan: _Scan, spelling: str, text: str | None, where: str = "", chain: 
     elif is_negated:
         raise UsageError(f"{origin}: {spelling} takes no value; --{flag.name}={quote(text)} does")
     if flag.group == GRAMMAR_GROUP:
-        _obey(scan, flag, text, origin, chain)
+        _apply_grammar_flag(scan, flag, text, origin, chain)
     else:
         scan.given.append((flag, text, origin))
 
 
-def _obey(scan: _Scan, flag: Flag, text: str, origin: str, chain: Chain) -> None:
+def _apply_grammar_flag(scan: _Scan, flag: Flag, text: str, origin: str, chain: Chain) -> None:
     if flag.name == "flagfile":
         _read_file(scan, text, origin, chain)
     elif flag.name == "undefok":
@@ -252,7 +252,7 @@ def _read_named(scan: _Scan, flag: Flag, names: str, origin: str, chain: Chain) 
         if name in ("fromenv", "tryfromenv"):
             raise UsageError(f"{origin}: {name} itself cannot come from the environment")
         if text is not None:
-            _take(scan, "--" + name, text, f" (from FLAGS_{quote(name)})", chain)
+            _read_flag(scan, "--" + name, text, f" (from FLAGS_{quote(name)})", chain)
         elif flag.name == "fromenv":
             raise UsageError(f"{origin}: FLAGS_{quote(name)} is not set; --tryfromenv takes it if it is")
 
@@ -287,13 +287,13 @@ def _read_line(scan: _Scan, line: str, where: str, chain: Chain) -> None:
     if not _is_flag(line) or spelling == "--":
         raise UsageError(f"{quote(line)}{where}: a flag file holds flags only, one a line")
     if rest.startswith("="):
-        _take(scan, spelling, rest[1:], where, chain)
+        _read_flag(scan, spelling, rest[1:], where, chain)
     elif not rest and _needs_value(scan, spelling):
         raise UsageError(_missing(scan, spelling) + where)
     elif rest and _name(spelling) in scan.table and not _needs_value(scan, spelling):
         raise UsageError(f"{quote(line)}{where}: {spelling} takes its value as {spelling}=value")
     else:
-        _take(scan, spelling, rest or None, where, chain)
+        _read_flag(scan, spelling, rest or None, where, chain)
 
 
 def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, Setting]) -> None:

@@ -22,13 +22,35 @@ _WORDS = 5  # last lines of stderr that are shown
 
 @record
 class Exit:
-    """How one worker ended. Times are seconds since the epoch; None: it never got so far.
+    """How one worker ended. Times are seconds since the epoch; None: it never came so far.
 
-    code: what it exited with; None when a signal ended it, when it never ran or its status is unknown.
-    signal: the number of the signal that ended it, else 0. stopped: it ended after our stop signal.
-    start_failure: what could not be done between its creation and its program, else "".
-    ready_s: when it said READY=1. status: its last STATUS=. verdict: why we stopped the job for it (it hung, or was
-    not ready in time), else "". lost: its node was, and how it ended nobody knows; end_s: when that was last heard.
+    Attributes:
+        rank: Its global rank.
+        local_rank: Its rank on its node.
+        host: The name of its node.
+        pid: Its process.
+        code: Its exit code. None: a signal ended it, it never ran, or its status is unknown.
+        signal: The number of the signal that ended it; 0: none.
+        dumped_core: It left a core dump.
+        out_of_memory: The kernel killed it for memory.
+        stopped: It ended after the stop signal of the launcher.
+        stuck: SIGKILL did not end it.
+        status_lost: Another part of the host program reaped it.
+        start_failure: The step between its creation and its program that failed. Empty: none did.
+        start_errno: The errno of that step.
+        start_s: When it was created.
+        ready_s: When it sent READY=1.
+        end_s: When it ended; of a lost one, when the last frame came from its node.
+        user_s: The CPU time that it used, in seconds.
+        system_s: The CPU time of the kernel for it, in seconds.
+        max_rss_kib: The most memory that it had resident, in KiB.
+        log: The path of its log; empty: none.
+        error_message: The message in its error file.
+        last_lines: Its last lines on stderr.
+        status: Its last STATUS= (sd_notify(3)).
+        watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
+            no.
+        lost: Its node was lost, so nobody knows how it ended.
     """
 
     rank: int
@@ -85,7 +107,13 @@ class Exit:
 
 @record
 class LeftoverProcess:
-    """A process that outlived the workers. `state`: its letter in /proc when SIGKILL had not ended it."""
+    """A process that outlived the workers.
+
+    Attributes:
+        pid: Its number.
+        name: Its program name.
+        state: Its state letter in /proc (proc_pid_stat(5)) if SIGKILL has not ended it, else empty.
+    """
 
     pid: int
     name: str
@@ -94,7 +122,13 @@ class LeftoverProcess:
 
 @record
 class Clock:
-    """What was taken off the times of a node's report, for they were by another clock: to within bound_s."""
+    """The difference between a node's clock and the head's, which was subtracted from the times of the node's report.
+
+    Attributes:
+        host: The node's name.
+        offset_s: The difference in seconds.
+        bound_s: The error of it, at most, in seconds.
+    """
 
     host: str
     offset_s: float
@@ -103,13 +137,35 @@ class Clock:
 
 @record
 class Report:
-    """The end of a launch. `told`: the signal from outside that ended it, else 0. passed: those that were passed on
-    to the ranks. `strays`: the first few of `stray_count`. taken_port: the rendezvous port, if it was somebody
-    else's, else 0. silent: of how many nodes nothing is known. restarts: how often all ranks were started again; all
-    else is of the last attempt, but for `earlier_failures`: each restarted attempt's first one, the last hundred.
-    not_restarted: why the last failure was not followed by a restart, where that is not plain. clocks: of the
-    nodes of many; all times are by the head's. error: why the job ended where that was no rank, else "": a node was
-    lost, or would not begin. error_code: ours then. lost: nodes that were, each in a sentence."""
+    """How a launch ended. With restarts, all is of the last attempt, except `earlier_failures`.
+
+    Attributes:
+        launch_id: The launch's id, the value of INFINI_RUN_ID.
+        run_id: The id that the user gave (`--rdzv_id`); empty: none.
+        host: The name of the launcher's host.
+        world_size: How many ranks there were to be.
+        start_s: When the first worker was created: seconds since the epoch, by the head's clock.
+        end_s: When the last process was gone.
+        exits: How each worker ended, by rank.
+        first_failure: The worker that failed first, and by itself. None: none did.
+        received_signal: The signal from outside that ended the launch; 0: none did.
+        forwarded_signals: Signals from outside that were passed on to the ranks.
+        user_interrupted: The user ended a single rank by Ctrl-C in its own terminal.
+        leftover_processes: The first few processes that outlived the workers.
+        leftover_count: How many there were.
+        stuck: Processes that SIGKILL did not end.
+        notices: Sentences that the user was shown while the job ran.
+        snapshots: What ranks were doing when they hung or were late.
+        port_in_use: The rendezvous port, if another program listens there; else 0.
+        silent: How many nodes have sent no report.
+        restarts: How often all ranks were started again.
+        earlier_failures: The first failure of each earlier attempt, the last hundred.
+        not_restarted: Why no restart followed the last failure. Empty: it is plain.
+        clocks: The clocks of the nodes of many.
+        error: Why the job ended, if no rank was the cause: a node was lost, or would not begin. Empty: a rank was.
+        error_code: The exit code of that.
+        lost: The nodes that were lost, each in a sentence.
+    """
 
     launch_id: str
     run_id: str
@@ -139,9 +195,11 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """Ours: the error's, where no rank is to blame; the first failure's; 128 + the signal that we were told,
-        unless every rank then exited 0; where the caller stopped it, that of the first rank that did not exit 0; 1 if
-        something could not be ended."""
+        """The launcher's exit code.
+
+        In this order: error_code if there is an `error`; the first failure's code; 128 + received_signal, unless
+        every rank exited 0; the code of the first rank that did not exit 0; 1 if something is stuck; 0.
+        """
         if self.error:
             return self.error_code
         if self.first_failure is not None:
@@ -152,7 +210,7 @@ class Report:
         return stopped or (1 if self.stuck else 0)
 
     def text(self) -> str:
-        """At most ten lines: who failed, how, its last words, where to look. Empty: nothing to say."""
+        """Return ten lines at most for people: who failed, how, its last output, where to look."""
         first = self._first_of_ranks()
         lines = [f"infini-run: {self.error}{self._restarted()}"] if self.error else []
         others = [] if self.error or self.received_signal else [f"infini-run: {text}" for text in self.lost[:1]]
@@ -178,12 +236,12 @@ class Report:
         return min(failed, key=lambda e: e.end_s or 0.0, default=None)
 
     def headline(self) -> str:
-        """The first failure in a sentence; empty: there is none."""
+        """Return the first failure in a sentence. Empty: there is none."""
         first = self.first_failure
         return "" if first is None else f"{_headline(first)}{self._others(first)}"
 
     def left_behind(self) -> str:
-        """What outlived the workers, in a sentence; empty: nothing did."""
+        """Return a sentence about processes that outlived the workers. Empty: there were none."""
         count = _count(self.leftover_count, self.leftover_processes)
         return f"stopped {count} left behind: {_names(self.leftover_processes)}" if self.leftover_processes else ""
 
@@ -230,7 +288,7 @@ class Report:
         return f"; {', '.join(said)}" if said else ""
 
     def to_json(self) -> dict[str, Any]:
-        """The same and more, of plain types. `format` changes when a field does."""
+        """Return the report as plain types for JSON. `format` rises when a field changes."""
         return {
             "format": 2,
             "launch_id": self.launch_id,

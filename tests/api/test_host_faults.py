@@ -393,12 +393,12 @@ WRITERS = {
         outlet.close()
     """,
     "what we say": """
-        from infini_run.api import say
+        from infini_run.node.host_stderr import print_line
         reader, writer = os.pipe()
         os.dup2(writer, 2)
         os.close(writer)
         os.close(reader)
-        say("a line")
+        print_line("a line")
     """,
     "core": """
         reader, writer = os.pipe()

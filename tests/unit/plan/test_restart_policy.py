@@ -13,6 +13,7 @@ from infini_run.plan.restart_policy import (
     MOST_DELAY_S,
     Decision,
     RestartCount,
+    RestartState,
     decide,
     delay_of,
     describe,
@@ -160,3 +161,11 @@ def test_the_next_plan_differs_in_mark_port_count_and_addresses_and_in_nothing_e
     changed = [("TORCHELASTIC_RESTART_COUNT", "1") if n.endswith("RESTART_COUNT") else (n, v) for n, v in wanted.env]
     assert other == replace(wanted, env=tuple(changed))
     assert with_new_launch_id(plan, launch_id="ir-1", master_port=5, restarts=0) == plan
+
+
+def test_a_launch_that_did_not_fail_is_not_said_to_be_not_restarted():
+    """What it left behind is no reason: nothing was to be started again."""
+    ended = report(failed(code=0), leftover_processes=(LeftoverProcess(pid=5, name="x"),), leftover_count=1)
+    state = RestartState(options(*AGAIN))
+    assert state.decide(ended) == ""
+    assert state.add_to(ended).not_restarted == ""

@@ -1,4 +1,4 @@
-/* io/outlet.c: writes to a descriptor that others share: never blocks, and changes nothing for them.
+/* io/nonblocking_writer.c: writes to a descriptor that others share: never blocks, and changes nothing for them.
  *
  * O_NONBLOCK belongs to the open file (open(2)), so a pipe or terminal is opened anew through
  * /proc/self/fd, and a socket is told with each send. Where a new opening is refused (the terminal
@@ -18,15 +18,15 @@
 #define THREAD_PIECE 4096u
 #define THREAD_BUFFER 16384 /* what the socket pair holds, so that a slow reader is soon noticed */
 
-enum outlet_kind { OUTLET_FILE, OUTLET_REOPENED, OUTLET_SOCKET, OUTLET_THREAD };
+enum writer_kind { WRITER_FILE, WRITER_REOPENED, WRITER_SOCKET, WRITER_THREAD };
 
-struct ir_outlet {
-    enum outlet_kind kind;
+struct ir_writer {
+    enum writer_kind kind;
     int fd;
     bool shut; /* nothing more goes to the thread */
 };
 
-/* ---- the thread. It owns its two descriptors and nothing of the outlet, so it may outlive it. */
+/* ---- the thread. It owns its two descriptors and nothing of the writer, so it may outlive it. */
 struct writing {
     int from, to;
 };
@@ -51,7 +51,7 @@ static void *writing_main(void *argument) {
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0 || (error = write_whole(writing->to, piece, n)) != 0) break;
     }
-    /* its end, or this and its end, is what outlet_finish waits for */
+    /* its end, or this and its end, is what writer_finish waits for */
     if (error != 0) (void)send(writing->from, &error, sizeof error, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)close(writing->from);
     (void)close(writing->to);
@@ -96,68 +96,68 @@ static int thread_open(int fd) {
     return r;
 }
 
-/* ---- the outlet */
+/* ---- the writer */
 
-static int outlet_open(struct ir_outlet *outlet, int fd) {
+static int writer_open(struct ir_writer *writer, int fd) {
     struct stat status;
     if (fstat(fd, &status) < 0) return -errno;
-    outlet->fd = fd;
-    outlet->kind = S_ISSOCK(status.st_mode) ? OUTLET_SOCKET : OUTLET_FILE;
+    writer->fd = fd;
+    writer->kind = S_ISSOCK(status.st_mode) ? WRITER_SOCKET : WRITER_FILE;
     if (S_ISSOCK(status.st_mode) || S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return 0;
     int own = fd_reopen(fd, O_WRONLY);
-    outlet->kind = own >= 0 ? OUTLET_REOPENED : OUTLET_THREAD;
+    writer->kind = own >= 0 ? WRITER_REOPENED : WRITER_THREAD;
     if (own < 0) own = thread_open(fd);
     if (own < 0) return own;
-    outlet->fd = own;
+    writer->fd = own;
     return 0;
 }
 
-int ir_outlet_new(int fd, struct ir_outlet **ret_outlet) {
-    *ret_outlet = NULL;
-    struct ir_outlet *outlet = calloc(1, sizeof *outlet);
-    if (outlet == NULL) return -ENOMEM;
-    int r = outlet_open(outlet, fd);
+int ir_writer_new(int fd, struct ir_writer **ret_writer) {
+    *ret_writer = NULL;
+    struct ir_writer *writer = calloc(1, sizeof *writer);
+    if (writer == NULL) return -ENOMEM;
+    int r = writer_open(writer, fd);
     if (r < 0) {
-        free(outlet);
+        free(writer);
         return r;
     }
-    *ret_outlet = outlet;
+    *ret_writer = writer;
     return 0;
 }
 
 /* What the thread has said: -EAGAIN nothing yet, 0 that it has written all, or its error. */
-static int thread_answer(const struct ir_outlet *outlet) {
+static int thread_answer(const struct ir_writer *writer) {
     int error;
-    ssize_t n = recv(outlet->fd, &error, sizeof error, MSG_DONTWAIT);
+    ssize_t n = recv(writer->fd, &error, sizeof error, MSG_DONTWAIT);
     if (n < 0) return errno == EINTR ? -EAGAIN : -errno;
     return n == (ssize_t)sizeof error ? -error : 0;
 }
 
-int64_t ir_outlet_write(const struct ir_outlet *outlet, const char *bytes, uint32_t size) {
-    if (outlet->kind == OUTLET_FILE || outlet->kind == OUTLET_REOPENED)
-        return fd_write(outlet->fd, bytes, size);
-    ssize_t n = send(outlet->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+int64_t ir_writer_write(const struct ir_writer *writer, const char *bytes, uint32_t size) {
+    if (writer->kind == WRITER_FILE || writer->kind == WRITER_REOPENED)
+        return fd_write(writer->fd, bytes, size);
+    ssize_t n = send(writer->fd, bytes, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (n >= 0) return n;
     int r = -errno;
-    if (r != -EPIPE || outlet->kind == OUTLET_SOCKET) return r;
-    int answer = thread_answer(outlet);
+    if (r != -EPIPE || writer->kind == WRITER_SOCKET) return r;
+    int answer = thread_answer(writer);
     return answer < 0 && answer != -EAGAIN ? answer : r;
 }
 
-int ir_outlet_fd(const struct ir_outlet *outlet) {
-    return outlet->kind == OUTLET_FILE ? -1 : outlet->fd;
+int ir_writer_fd(const struct ir_writer *writer) {
+    return writer->kind == WRITER_FILE ? -1 : writer->fd;
 }
 
-int ir_outlet_finish(struct ir_outlet *outlet) {
-    if (outlet->kind != OUTLET_THREAD) return 0;
-    if (!outlet->shut) (void)shutdown(outlet->fd, SHUT_WR);
-    outlet->shut = true;
-    return thread_answer(outlet);
+int ir_writer_finish(struct ir_writer *writer) {
+    if (writer->kind != WRITER_THREAD) return 0;
+    if (!writer->shut) (void)shutdown(writer->fd, SHUT_WR);
+    writer->shut = true;
+    return thread_answer(writer);
 }
 
-struct ir_outlet *ir_outlet_free(struct ir_outlet *outlet) {
-    if (outlet == NULL) return NULL;
-    if (outlet->kind == OUTLET_REOPENED || outlet->kind == OUTLET_THREAD) (void)close(outlet->fd);
-    free(outlet);
+struct ir_writer *ir_writer_free(struct ir_writer *writer) {
+    if (writer == NULL) return NULL;
+    if (writer->kind == WRITER_REOPENED || writer->kind == WRITER_THREAD) (void)close(writer->fd);
+    free(writer);
     return NULL;
 }

@@ -1,0 +1,35 @@
+"""Lines on the stderr of a host program, which may be anything: a notebook's, a test's, or nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from infini_run.core.group import Quietly, write
+from infini_run.errors import printable
+
+
+def has_own_stderr() -> bool:
+    """Return whether sys.stderr is this process's stderr, and not a notebook's or a test's."""
+    try:
+        return sys.stderr is sys.__stderr__ and sys.stderr is not None and sys.stderr.fileno() == 2
+    except (OSError, ValueError):
+        return False
+
+
+def print_line(text: str) -> None:
+    """Write a line of infini-run's own to the host program's stderr.
+
+    The buffer of sys.stderr is bypassed: a line that finds no reader must not come up again when the program ends.
+    """
+    line = f"infini-run: {printable(text)}\n"
+    try:
+        if sys.stderr is not sys.__stderr__:
+            with Quietly():
+                print(line, end="", file=sys.stderr or sys.__stderr__, flush=True)
+        elif sys.stderr is not None:
+            data = os.fsencode(line)
+            while data:
+                data = data[write(sys.stderr.fileno(), data) :]
+    except (OSError, ValueError):
+        return  # nobody reads it, or it is closed: no reason to end a job

@@ -1,0 +1,104 @@
+"""Values of the Python API become the words of the command line: one parser, one check, one message for both."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import UsageError
+from infini_run.options.grammar import metavar
+from infini_run.options.options import resolve
+from infini_run.options.table import TABLE
+from infini_run.value_types import MARKER_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from infini_run.options.options import Request
+
+_FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
+_PATHS = ("DIR", "FILE", "FILE.png")
+_COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose")
+
+
+def check_command(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the program and its arguments as text. Raises UsageError: they are no list of texts and paths."""
+    if isinstance(command, (str, bytes)) or not hasattr(command, "__len__") or not command:
+        raise UsageError(f"command={command!r}: give a list, the program and its arguments")
+    return check_words("command", command)
+
+
+def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: Mapping[str, str]) -> Request:
+    """Read the flags of a Python call as the command line would.
+
+    Args:
+        flags: The values by name. Lists and dicts are joined as the flag's text has them.
+        program: The program and its arguments.
+        environ: The environment. The variables of an engine are read, and none that stands for a flag.
+
+    Raises:
+        UsageError: What was given makes no sense, or belongs to the command alone.
+    """
+    flags = {"stdin": "none", **flags}
+    if "nproc" in flags:
+        alias = flags.pop("nproc")
+        flags["nproc_per_node"] = one_of_two(flags.get("nproc_per_node"), alias)[1]
+    words = check_words("flags", [word for name, value in flags.items() for word in _words(name, value)])
+    around = {
+        name: value for name, value in environ.items() if name == MARKER_VARIABLE or not name.startswith(_FOR_FLAGS)
+    }
+    request = resolve([*words, "--", *program], around)
+    options = request.options
+    asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
+    if options is None or asked:
+        raise UsageError(f"{asked}= belongs to the command, not to the Python API")
+    if request.without_effect and options.engine != "auto":  # where a program finds itself is no mistake of its own
+        raise UsageError(request.without_effect)
+    return request
+
+
+def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
+    """Return the name under which the caller gave the number of processes, and the number.
+
+    Raises:
+        UsageError: Both names were given.
+    """
+    if nproc is None:
+        return "nproc_per_node", nproc_per_node
+    if nproc_per_node is not None:
+        raise UsageError(f"nproc_per_node={nproc_per_node!r} and nproc={nproc!r} are one flag: give one of them")
+    return "nproc", nproc
+
+
+def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Return texts and paths as text.
+
+    Raises:
+        UsageError: One is no text, or has a NUL character, at which execve(2) would end it in silence.
+    """
+    texts = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in words)
+    for text in texts:
+        if not isinstance(text, str):
+            raise UsageError(f"{what}: {text!r} is no text: give str({text!r}) if that is what is meant")
+        if "\0" in text:
+            raise UsageError(f"{what}: {text!r} has a NUL character in it, which no argument or variable can have")
+    return texts
+
+
+def _words(name: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    entry = TABLE.get(name)
+    flag = None if entry is None else entry[0]
+    if flag is not None and (value is True or value is False) and (flag.bare if value else flag.negated) is None:
+        raise UsageError(f"{name}={value!r}: {metavar(flag)} is allowed")
+    if flag is not None and flag.metavar in _PATHS and not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{name}={value!r}: give a path, as text or a pathlib.Path")
+    if value is True or value is False:
+        return [f"--{name}" if value else f"--no{name}"]
+    if isinstance(value, dict):  # redirects={0: 3}
+        value = [f"{key}:{item}" for key, item in value.items()]
+    if isinstance(value, (list, tuple, range)):
+        value = ",".join(str(item) for item in value)
+    return [f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]

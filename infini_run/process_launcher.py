@@ -1,0 +1,411 @@
+"""`ProcessLauncher`: a launch on this machine that a Python program watches and steers.
+
+Usable from any thread and several at a time: no signal handler is installed, and only processes that the launcher
+started are signalled or reaped; the host program's other children are not seen. A process that left the process
+group of its rank is known by INFINI_RUN_ID in its environment. Only the command, which owns its process, finds a
+descendant without that variable, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from _thread import RLock
+from warnings import warn
+from weakref import WeakSet
+
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.node.launch import NodeLaunch, plan_node
+from infini_run.node.readiness import all_ready
+from infini_run.options.from_python import check_command, check_words, read_flags
+from infini_run.plan.model import spans_of
+from infini_run.record import replace
+from infini_run.system.fork_hooks import call_in_forked_children
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from infini_run.core.group import Event
+    from infini_run.display.observers import Observers
+    from infini_run.environments.environment import ClusterEnvironment
+    from infini_run.multinode.head import Head
+    from infini_run.node.restarting_launch import RestartingLaunch
+    from infini_run.options.options import Options
+    from infini_run.plan.model import Plan, RankRange
+    from infini_run.report.report import Exit, Report
+
+
+class ProcessLauncher:
+    """The ranks of one command on this machine, to watch and to steer.
+
+    Leaving the `with` block terminates and reaps what still runs. There is one launch at a time; after its end
+    another one may follow. Without `console=` the ranks inherit stdout and stderr. Output that goes through the
+    launcher moves only while the host program is in `events`, `wait` or `running`.
+
+    Args:
+        command: The program and its arguments.
+        env: The whole environment of the ranks, to which their own variables are added. None: this process's.
+        cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
+        flags: The command's flags by their names, as for `run`. `distributed_args=True` adds --distributed-rank=R
+            and --distributed-world-size=W to each rank's arguments.
+
+    Raises:
+        UsageError: What was given makes no sense, or asks for other machines.
+    """
+
+    _auto_console = "inherit"
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        **flags: object,
+    ) -> None:
+        self._command = check_command(command)
+        self._environ = dict(os.environ if env is None else env)
+        check_words("env", [f"{name}={value}" for name, value in self._environ.items()])
+        self._cwd = None if cwd is None else os.fspath(cwd)
+        request = read_flags(flags, self._command, self._environ)
+        if request.node_list is not None:
+            raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")
+        assert request.options is not None
+        self._options = request.options
+        if self._options.console == "auto":
+            self._options = replace(self._options, console=self._auto_console)
+        self._span: RankRange | None = None
+        if request.cluster is not None:
+            self._environ = _prepare_environment(request.cluster, self._options, self._environ)
+            if request.cluster.counts:
+                self._span = spans_of(request.cluster.counts)[self._options.node_rank]
+        self._run: NodeLaunch | RestartingLaunch | None = None
+        # known to a child that another thread forks meanwhile
+        self._starting: NodeLaunch | RestartingLaunch | None = None
+        self._observers: Observers | None = None
+        self._port = 0  # that we chose
+        self._pending: list[Event] = []  # seen by wait or status, not yet by events()
+        self._lock = RLock()
+        self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
+        live_launches.add(self)
+        call_in_forked_children(self)
+
+    # ---- starting
+
+    def launch(self, args: Sequence[str] = ()) -> None:
+        """Start every rank.
+
+        Args:
+            args: Arguments after the command's own.
+
+        Raises:
+            UsageError: The plan cannot be: fewer ranks than a flag names, no such directory.
+            ProgramError: The program is not there, or cannot be executed. Nothing runs then.
+            StartError: A rank could not be created. Nothing runs then.
+            InfiniRunError: A launch is still running.
+        """
+        with self._lock:
+            if self.running():
+                raise InfiniRunError("a launch is still running: wait for it, or terminate it")
+            self._close_run()
+            words = self._command + check_words("args", args)
+            if self._cwd is not None and not os.path.isdir(self._cwd):
+                raise UsageError(f"cwd={self._cwd} is not a directory")
+            observers, options = self._open_observers()
+            run: NodeLaunch | RestartingLaunch | None = None
+            try:
+                plan = self._plan(options, words)
+                for notice in plan.nodes[0].notices:
+                    warn(notice, RuntimeWarning, stacklevel=2)
+                run = self._starting = self._make_run(plan, options, observers)
+                run.start()
+                self._run, self._pending, self._observers = run, [], observers
+            except BaseException:  # KeyboardInterrupt may come between any two steps
+                if run is not None:
+                    run.close()
+                if observers is not None:
+                    observers.close()
+                raise
+            finally:
+                self._starting = None
+
+    def _make_run(self, plan: Plan, options: Options, observers: Observers | None) -> NodeLaunch | RestartingLaunch:
+        if not options.max_restarts:
+            return NodeLaunch(plan, options, environ=self._environ, cwd=self._cwd, observers=observers)
+        from infini_run.node.restarting_launch import RestartingLaunch
+
+        return RestartingLaunch(plan, options, environ=self._environ, cwd=self._cwd, observers=observers)
+
+    def _open_observers(self) -> tuple[Observers | None, Options]:
+        """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
+        options = self._options
+        if options.live != "on":
+            options = replace(options, live="off")
+        if options.live == "off" and not options.trace:
+            return None, options
+        from infini_run.display.observers import open_observers
+
+        return open_observers(options, os.environ, print_line=None)
+
+    def _plan(self, options: Options, words: tuple[str, ...]) -> Plan:
+        plan = plan_node(
+            replace(options, program=words),
+            self._environ,
+            cwd=self._cwd or "",
+            may_use_terminal=False,
+            span=self._span,
+        )
+        self._port = 0 if options.master_port else plan.master_port
+        return plan
+
+    # ---- watching
+
+    def events(self, timeout_s: float | None = None) -> list[Event]:
+        """Return the events since the last call, waiting for the first one.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: until there is an event.
+
+        Returns:
+            The events in order. Empty: the time is up, or everything has ended. With max_restarts the kind
+                `restarting`
+            says that all ranks are to be started again; this call starts them.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._pending and self._poll(deadline):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        with self._lock:
+            events, self._pending = self._pending, []
+        return events
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has ended and nothing of it is left.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+
+        Returns:
+            False if the time was up first.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._poll(deadline):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        return True
+
+    def wait_ready(self, timeout_s: float | None = None) -> bool:
+        """Wait until every rank has sent READY=1 to its NOTIFY_SOCKET (sd_notify(3)).
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+
+        Returns:
+            False if the time was up first, or as soon as a rank has ended without it: see `first_failure`. With
+            max_restarts a rank that failed may still come back.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        run = self._launched()
+        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakers.append(waker)
+        try:
+            while True:
+                answer = all_ready(run.outcome.exits(), may_restart=self._options.max_restarts > 0)
+                if answer is not None or run.ended or (deadline is not None and time.monotonic() >= deadline):
+                    return bool(answer)
+                self._poll(deadline, also=(waker,))
+        finally:
+            with self._lock:
+                self._wakers.remove(waker)
+                os.close(waker)
+
+    def _poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
+        """Follow the launch, waiting until the deadline at most; whether it still goes on."""
+        run = self._launched()
+        if not run.ended:
+            events = run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
+            if events:
+                with self._lock:
+                    self._pending += events
+                    self._wake()
+        return not run.ended
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            os.eventfd_write(waker, 1)
+
+    def running(self) -> bool:
+        """Return whether anything of the launch is left. Does not wait."""
+        return self._run is not None and self._poll(0.0)
+
+    def status(self) -> tuple[Exit, ...]:
+        """Return the state of each rank so far, by rank.
+
+        Returns:
+            pid and start of a rank that runs; ready_s and status once it has sent READY=1 or STATUS=; end, code and
+                signal
+            once it has ended.
+
+        Raises:
+            InfiniRunError: Nothing was launched yet.
+        """
+        self.running()
+        self._launched().record_statuses()
+        return self._launched().outcome.exits()
+
+    def exit_code(self, rank: int) -> int | None:
+        """Return a rank's exit code as a shell has it: 128 + n for signal n.
+
+        Args:
+            rank: The rank.
+
+        Returns:
+            None while it runs.
+
+        Raises:
+            UsageError: There is no such rank.
+        """
+        for exit_ in self.status():
+            if exit_.rank == rank:
+                return None if exit_.end_s is None else exit_.shell_code
+        workers = self._launched().plan.workers
+        raise UsageError(f"rank={rank}: the ranks are {workers[0].rank} to {workers[-1].rank}")
+
+    def first_failure(self) -> Exit | None:
+        """Return the first rank that failed by itself. None: none did."""
+        self.running()
+        return self._launched().outcome.first_failure()
+
+    def report(self) -> Report:
+        """Return how the launch ended, or its state so far.
+
+        Raises:
+            InfiniRunError: Nothing was launched yet.
+        """
+        run = self._launched()
+        if run.ended:
+            run.close()
+        return run.report()
+
+    # ---- steering
+
+    def signal(self, number: int, rank: int | None = None) -> int:
+        """Send a signal to the process of a rank.
+
+        Args:
+            number: The signal, as in the module `signal`.
+            rank: The rank. None: every rank.
+
+        Returns:
+            How many processes it reached.
+
+        Raises:
+            UsageError: There is no such signal, or no such rank.
+        """
+        try:
+            return self._launched().signal(number, rank)
+        except OSError:
+            raise UsageError(f"number={number}: there is no such signal") from None
+
+    def terminate(self) -> None:
+        """Begin to stop all ranks: the stop signal, then SIGKILL after the grace. Returns at once."""
+        if self._run is not None:
+            self._run.stop()
+
+    def kill(self) -> None:
+        """Send SIGKILL to everything that is left. Returns at once; `wait` waits for the end."""
+        if self._run is not None:
+            self._run.kill()
+
+    def close(self) -> None:
+        """Stop what still runs, within the grace, reap it, and free everything. Safe twice."""
+        with self._lock:
+            try:
+                if self.running():
+                    self.terminate()
+                    self.wait()
+            finally:
+                self._close_run()
+
+    def _close_run(self) -> None:
+        with self._lock:
+            if self._run is not None:
+                self._run.close()
+                self._wake()
+            if self._port:
+                from infini_run.node.ports import let_go
+
+                let_go(self._run.plan.master_port if self._run is not None else self._port)
+                self._port = 0
+            observers, self._observers = self._observers, None
+            problem = "" if observers is None else observers.close()
+            if problem:
+                self._launched().outcome.add_notice(problem)
+
+    def _launched(self) -> NodeLaunch | RestartingLaunch:
+        if self._run is None:
+            raise InfiniRunError("nothing was launched yet: call launch() first")
+        return self._run
+
+    def __del__(self) -> None:
+        """A launcher that was dropped takes its ranks with it, at once and with a warning."""
+        run = self.__dict__.get("_run")
+        if run is not None and not run.ended:
+            warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
+            run.close()
+            if self._observers is not None:
+                self._observers.close()
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: the launch is our parent's."""
+        runs = (self._run, self._starting)
+        self._run, self._starting, self._lock, self._observers = None, None, RLock(), None
+        for run in runs:
+            if run is not None:
+                run.after_fork_in_child()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class WaitedForLauncher(ProcessLauncher):
+    """A launch that somebody waits in until its end: what goes through us always moves."""
+
+    _auto_console = "auto"
+
+
+live_launches: WeakSet[ProcessLauncher | Head] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that just ends: its ranks end with it, while there still is an interpreter to do so."""
+    for launch in list(live_launches):
+        launch.close()
+
+
+os.register_at_fork(after_in_child=live_launches.clear)
+
+
+def _prepare_environment(site: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell what engine="auto" had to guess; the environment less what is for one process alone."""
+    if site.is_task:
+        raise UsageError(
+            f"engine='auto': with {site.source('tasks_per_node')} each task is one rank already, and no launcher is "
+            "above it; start one task for each node, or give engine='local'"
+        )
+    from infini_run.environments.launcher_variables import strip_launcher_environment
+
+    if site.remark:
+        warn(f"engine='auto': {printable(site.remark)}", RuntimeWarning, stacklevel=3)
+    return strip_launcher_environment(environ, options.export)

@@ -1,0 +1,98 @@
+"""A word has one meaning in the whole repository: the words that were given up for the field's own do not come back.
+
+docs/design.md has the words that stand for them. A name is compared part by part: `is_told` has the part `told`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Not as a part of any name: of a file, class, function, method, field or constant.
+RETIRED = frozenset(
+    {
+        "beat", "blame", "blamed", "blames", "bury", "complaint", "culprit", "fleet", "gang", "gift", "hasten",
+        "hear", "heard", "hurry", "inquest", "joint", "judge", "lends", "lobby", "lone", "looks", "muster",
+        "noise", "outlet", "outpost", "revival", "roster", "said", "say", "says", "scene", "scratch", "seat",
+        "seeing", "shortage", "strays", "surroundings", "tally", "tell", "tells", "told", "unsaid", "untold",
+        "verdict", "vigil", "withhold",
+    }
+)  # fmt: skip
+# Not as the whole name of a function or method, where they have said many things: on_event, run_due, run_once, ...
+RETIRED_FUNCTIONS = frozenset({"act", "follow", "forget", "happen", "look", "lose", "settle", "step", "take"})
+
+# Packages, and modules beside them, whose names are still to be changed: the list only gets shorter.
+TO_DO = frozenset({"channel", "cli", "crews", "environments", "jobs", "multinode", "watchdog"})
+# Words of the user's, or of another program's: `infini-job forget`, a step of Slurm.
+KEPT = frozenset({("jobs", "forget"), ("environments", "step")})
+
+
+def parts_of(name: str) -> set[str]:
+    """The words of a snake_case or CamelCase name."""
+    return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_").split("_"))
+
+
+def names_in(path: Path) -> set[tuple[str, str]]:
+    """What a module defines, as (kind, name). Parameters and local variables are not looked at."""
+    found = {("file", path.stem)}
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.add(("class", node.name))
+            found |= {("field", name) for name in assigned_in(node.body)}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.add(("function", node.name))
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not node.attr.startswith("_"):
+            found.add(("field", node.attr))
+    return found | {("constant", name) for name in assigned_in(tree.body)}
+
+
+def assigned_in(body: list[ast.stmt]) -> set[str]:
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
+    return {target.id for target in targets if isinstance(target, ast.Name)}
+
+
+def is_retired(kind: str, name: str) -> bool:
+    return bool(parts_of(name) & RETIRED) or (kind == "function" and name.strip("_") in RETIRED_FUNCTIONS)
+
+
+def retired_in(paths: Iterable[Path], package: str = "") -> set[str]:
+    found = {(kind, name) for path in paths for kind, name in names_in(path)}
+    return {name for kind, name in found if is_retired(kind, name) and (package, name.strip("_")) not in KEPT}
+
+
+PACKAGES = sorted(path.name for path in (ROOT / "infini_run").iterdir() if (path / "__init__.py").exists())
+
+
+@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in TO_DO])
+def test_no_name_of_a_package_has_a_retired_word(package):
+    assert not retired_in((ROOT / "infini_run" / package).rglob("*.py"), package)
+
+
+def test_no_name_of_a_module_beside_the_packages_has_a_retired_word():
+    assert not retired_in(path for path in (ROOT / "infini_run").glob("*.py") if path.stem not in TO_DO)
+
+
+def test_no_file_of_the_core_has_a_retired_word():
+    assert not {path.stem for path in (ROOT / "csrc").rglob("*.[ch]") if is_retired("file", path.stem)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "retired"),
+    [
+        ("function", "is_told", True), ("class", "HangVerdict", True), ("function", "_take", True),
+        ("function", "take_over_process", False), ("field", "step", False), ("constant", "ESSAY", False),
+    ],
+)  # fmt: skip
+def test_a_name_is_compared_part_by_part(kind, name, retired):
+    assert is_retired(kind, name) == retired
