@@ -32,7 +32,7 @@ from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infini_run.jobs.job_dir import Submission
     from infini_run.options.options import Options
@@ -169,7 +169,7 @@ class JobRun:
             reason=reason,
             begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
         )
-        self._folder.write_phase(self._number, self._phase)
+        _try_write("its phase", lambda: self._folder.write_phase(self._number, self._phase))
 
     def _look(self, head: Head, alarm: TimeLimitTimer) -> None:
         if self._phase.state == STARTING and head.peers[0].state == "running":
@@ -202,13 +202,12 @@ class JobRun:
             _write(report.text())
         content = report.to_json()
         if first is not None:
-            self._folder.write_failure(
-                self._number,
-                {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()},
-            )
+            failure = {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()}
+            _try_write("the first failure", lambda: self._folder.write_failure(self._number, failure))
         from infini_run.system.secure_files import write_report
 
-        write_report(self._folder.file(f"{self._number}/report.json"), content)
+        path = self._folder.file(f"{self._number}/report.json")
+        _try_write("its report", lambda: write_report(path, content))
         is_termed = first is not None and first.signal == signal.SIGTERM
         outside = alarm.outside() if report.received_signal or head.blames_node or is_termed else Outside()
         return classify(
@@ -239,7 +238,18 @@ def _say(text: str) -> None:
 
 
 def _write(text: str) -> None:
-    os.write(2, os.fsencode(text + "\n"))
+    try:
+        os.write(2, os.fsencode(text + "\n"))
+    except OSError:  # the log is on a full disk
+        return
+
+
+def _try_write(what: str, write: Callable[[], None]) -> None:
+    """Write a file that the job can do without: a full disk must not end it, or cost it the word of how it ended."""
+    try:
+        write()
+    except OSError as error:
+        _say(f"{what} cannot be written: {error.strerror}")
 
 
 # ---- all attempts of one allocation
@@ -290,7 +300,7 @@ def _write_id(folder: JobDir, own_id: str) -> None:
 
 
 def _end(folder: JobDir, ending: JobResult) -> int:
-    folder.write_ending(ending)
+    _try_write("how it ended", lambda: folder.write_ending(ending))
     return ending.code
 
 
@@ -306,7 +316,8 @@ def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
 def _note_requeue(folder: JobDir, ending: JobResult, why: str) -> None:
     phase = folder.phase(ending.attempt)
     assert phase is not None
-    folder.write_phase(ending.attempt, replace(phase, state=REQUEUED, since_s=time.time(), reason=why))
+    requeued = replace(phase, state=REQUEUED, since_s=time.time(), reason=why)
+    _try_write("its phase", lambda: folder.write_phase(ending.attempt, requeued))
 
 
 def _failures(folder: JobDir, number: int) -> int:
@@ -340,12 +351,15 @@ def main() -> None:
         )
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    folder = JobDir(os.path.abspath(sys.argv[1]))
     try:
-        folder = JobDir(os.path.abspath(sys.argv[1]))
         code = run(task_of(folder, int(sys.argv[2])) if sys.argv[2:] else folder, dict(os.environ))
     except InfiniRunError as error:
         _say(str(error))
         code = error.exit_code
+    except OSError as error:  # of the job's directory
+        _say(f"{error.filename or folder.path}: {error.strerror}")
+        code = 1
     os._exit(code)
 
 

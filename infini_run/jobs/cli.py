@@ -141,7 +141,8 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
     folder, order = submit(planned, scheduler, environ, say=_say)
     if values["json"]:
         said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
-        _print_json({**said, "nodes": order.nodes, "slots_per_node": order.slots_per_node, "pool": order.pool})
+        shape = {"nodes": order.nodes, "slots_per_node": order.slots_per_node, "array": order.request.array}
+        _print_json({**said, **shape, "pool": order.pool})
     else:
         what = {"slurm": "partition", "pbs": "queue"}.get(scheduler.name, "")
         pool = f"  {what} {order.pool}" if order.pool and what else ""
@@ -282,39 +283,46 @@ def _details(status: Status) -> list[str]:
 def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.detect_scheduler import scheduler_of
     from infini_run.jobs.job_store import find_folder, home
-    from infini_run.jobs.logs import blocks, scheduler_log
+    from infini_run.jobs.logs import blocks, narrow, scheduler_log
     from infini_run.jobs.status import query_status
-    from infini_run.jobs.task import task_of, tasks_of
+    from infini_run.jobs.task import tasks_of
 
     above = home(values["dir"], environ)
-    folder = find_folder(above, _one("logs", words))
-    if values["task"] >= 0:
-        folder = task_of(folder, values["task"])
+    folder, tasks = narrow(find_folder(above, _one("logs", words)), values["task"])
     out = sys.stdout.buffer
     if values["scheduler_log"]:
         if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
             raise UsageError(
                 "--scheduler_log is of the whole job, as it is now: give no --follow, --rank, --node, --attempt"
             )
-        out.write(scheduler_log(folder))
+        out.write(scheduler_log(folder, tasks))
         return 0
     scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
-    if scheduler is None and not any(one.attempts() for one in tasks_of(folder) or (folder,)):
-        _Waiting().tell(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
+    silence = _Silence(tasks)
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
-    for block in blocks(folder, scheduler, **chosen, changed=_Waiting().tell):
+    for block in blocks(folder, scheduler, **chosen, tasks=tasks, changed=silence.explain):
         out.write(block)
         out.flush()
+    if scheduler is None and any(not one.attempts() for one in tasks_of(folder, tasks) or (folder,)):
+        silence.explain(query_status([folder], lambda order: scheduler_of(order, above, environ))[0])
     return 0
 
 
-class _Waiting:
-    """Says why a job whose log is read has nothing to show; each reason once."""
+class _Silence:
+    """Prints why a job, or a task, whose log is read has nothing to show; each reason once."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Sequence[int]) -> None:
+        self._tasks = tasks
         self._said = ""
+        self._lost: set[str] = set()
 
-    def tell(self, status: Status) -> None:
+    def explain(self, status: Status) -> None:
+        """status: the latest, of the job or the array."""
+        for one in status.tasks or (status,):
+            is_chosen = not self._tasks or one.task in self._tasks
+            if one.state == "LOST" and is_chosen and one.name not in self._lost:
+                self._lost.add(one.name)
+                _say(f"{one.name} is LOST: {one.reason}")
         text = ""
         has_begun = bool(status.tasks) and status.attempt >= 0  # of an array some task always waits
         if status.state == "QUEUED" and not status.is_final and not has_begun:
@@ -329,36 +337,38 @@ class _Waiting:
 
 
 def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.array import split
     from infini_run.jobs.job import find_job
-    from infini_run.jobs.job_store import find_folder, home
 
     if not words:
         raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
-    above = home(values["dir"], environ)
-    folders = [find_folder(above, name) for name in words]
     code = 0
-    for folder in folders:  # the trouble of one is not another's
+    # each once: a task of an array that ends as well would be asked twice, and lose its grace
+    names = [name for name in dict.fromkeys(words) if name == split(name)[0] or split(name)[0] not in words]
+    for name in names:  # the trouble of one is not another's
         try:
-            find_job(folder.name, dir=values["dir"]).cancel()
+            find_job(name, dir=values["dir"]).cancel()
         except InfiniRunError as error:
-            _say(f"{folder.name}: {error}" if len(folders) > 1 else str(error))
+            _say(f"{name}: {error}" if len(words) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code
     return code
 
 
 def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """One query for all of them, of each scheduler."""
-    from infini_run.jobs.job import find_jobs, forget
-    from infini_run.jobs.job_store import home
-    from infini_run.jobs.task import open_folder
+    """One query for all of them, of each scheduler. Nothing is removed where a name is wrong."""
+    from infini_run.jobs.job import find_jobs, forget, refuse_task
+    from infini_run.jobs.job_store import find_folder, home
 
     if not words:
         raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
     above = home(values["dir"], environ)
+    folders = {name: find_folder(above, name) for name in words}
+    for folder in folders.values():
+        refuse_task(folder)
     code = 0
-    for status in find_jobs(words, dir=values["dir"]):
+    for status in find_jobs(list(folders), dir=values["dir"]):
         try:
-            forget(open_folder(above, status.name), status)
+            forget(folders[status.name], status)
         except InfiniRunError as error:
             _say(str(error))
             code = code or error.exit_code

@@ -190,21 +190,30 @@ class Job:
             follow.close()
 
     def logs(
-        self, *, follow: bool = False, task: int | None = None, rank: int | None = None,
+        self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | None = None,
         node: str | int | None = None, attempt: int | None = None, scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
-        """What the ranks have written, line by line, each with the name of its rank in front. follow: go on until the
-        job has ended. task: of that task of an array (None: all, each line with the task in front). rank, node (index
-        or host): theirs only. attempt: of that run, counted from 0 (None: all). scheduler_log: what the job's script
-        and its scheduler have said instead.
+        """Read what the ranks have written, line by line, each with the name of its rank in front.
 
-        Raises UsageError: there is no such task, rank, node or attempt."""
-        from infini_run.jobs.logs import blocks
+        Args:
+            follow: Go on until the job has ended.
+            task: Index of a task of an array, or several; None: all. Of more than one, each line has its task in
+                front.
+            rank: Its lines only; None: those of all ranks.
+            node: Index or host of the node whose lines are meant; None: all.
+            attempt: This run only, counted from 0; None: all.
+            scheduler_log: Read what the job's script and its scheduler have said instead.
+
+        Raises:
+            UsageError: There is no such task, rank, node or attempt.
+        """
+        from infini_run.jobs.logs import blocks, narrow
         from infini_run.jobs.logs import scheduler_log as read
 
-        folder = self._folder if task is None else task_of(self._folder, task)
+        chosen = () if task is None else (task,) if isinstance(task, int) else tuple(task)
+        folder, tasks = narrow(self._folder, chosen)
         if scheduler_log:
-            yield from read(folder).decode("utf-8", "surrogateescape").splitlines()
+            yield from read(folder, tasks).decode("utf-8", "surrogateescape").splitlines()
             return
         for block in blocks(
             folder,
@@ -212,6 +221,7 @@ class Job:
             rank=-1 if rank is None else rank,
             node="" if node is None else str(node),
             attempt=-1 if attempt is None else attempt,
+            tasks=tasks,
         ):
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
@@ -253,8 +263,7 @@ class Job:
 
 def forget(folder: JobDir, status: Status) -> None:
     """The same, of a job that was just looked at."""
-    if isinstance(folder, Task):
-        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
+    refuse_task(folder)
     if not status.is_final and status.state != LOST:
         news = f" as far as is known ({status.news})" if status.news else ""
         raise UsageError(f"job {folder.name} is {status.state}{news}: infini-job cancel ends it")
@@ -263,6 +272,12 @@ def forget(folder: JobDir, status: Status) -> None:
         raise InfiniRunError(
             f"job {folder.name}: {folder.path} cannot be removed as a whole: look what is left in it"
         )
+
+
+def refuse_task(folder: JobDir) -> None:
+    """Raises UsageError: it is a task, which is not removed by itself."""
+    if isinstance(folder, Task):
+        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
 
 
 def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002

@@ -4,7 +4,7 @@
     job.sh         what the scheduler runs                       id          the scheduler's name for it
     job.log        what the script itself said                   cancelled   somebody has asked for its end
     exit           how it ended                                  node, bin/  what starts its container
-    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
+    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json; reserve, while it runs
     task/K/        of an array: what its task K has of these for itself
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 1
+_RESERVED = 4096  # bytes; more than any ending has
 _DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -137,7 +138,12 @@ class JobDir:
         self._order: Submission | None = None
 
     def __repr__(self) -> str:
-        return f"Folder({self.path!r})"
+        return f"JobDir({self.path!r})"
+
+    def require(self) -> None:
+        """Raises InfiniRunError: it was removed, so nothing will ever be written there."""
+        if not os.path.lexists(self.path):
+            raise InfiniRunError(f"job {self.name}: its directory {self.path} was removed")
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -240,12 +246,21 @@ class JobDir:
                 break
             except FileExistsError:
                 number += 1
+        self._reserve(number)
         if number > 0:
             try:
                 os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
             except FileNotFoundError:
                 return number  # nobody has said how that one ended
         return number
+
+    def _reserve(self, attempt: int) -> None:
+        """Space for the word of how it ends: its ranks may fill the disk."""
+        try:
+            with open(self.file(f"{attempt}/reserve"), "wb", buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVED)
+        except OSError:  # no space even now, or a file system that reserves none
+            return
 
     def attempts(self) -> int:
         """How many have begun."""
@@ -272,7 +287,18 @@ class JobDir:
         return self._read_json(f"{attempt}/first_failure")
 
     def write_ending(self, ending: JobResult) -> None:
-        self._write_json("exit", vars(ending))
+        """Raises OSError."""
+        reserve = self.file(f"{ending.attempt}/reserve")
+        try:
+            self._write_json("exit", vars(ending))
+        except OSError:
+            if not os.path.exists(reserve):
+                raise
+            with open(reserve, "r+b", buffering=0) as file:
+                file.truncate(file.write(encode(vars(ending)) + b"\n"))
+            os.rename(reserve, self.file("exit"))
+        else:
+            _remove(reserve)
 
     def propose_ending(self, ending: JobResult) -> bool:
         """The same, by who is not the job: False where the job itself has said it meanwhile."""
@@ -295,7 +321,11 @@ class JobDir:
     # ---- bytes
 
     def _write(self, name: str, data: bytes) -> None:
-        write_atomic(self.file(name), data)
+        try:
+            write_atomic(self.file(name), data)
+        except OSError as error:
+            error.filename = error.filename or self.file(name)
+            raise
 
     def _write_json(self, name: str, content: object) -> None:
         self._write(name, encode(content) + b"\n")
@@ -319,6 +349,13 @@ class JobDir:
         if not isinstance(content, dict):
             raise InfiniRunError(f"{self.file(name)} is not what infini-job has written: look who changed it")
         return content
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it was never made, or it stays: nobody reads it
+        return
 
 
 def _tuples(content: Any) -> Any:

@@ -50,7 +50,7 @@ def make_folder(above: str, name: str) -> JobDir:
 def find_folder(above: str, name: str) -> JobDir:
     """The directory of a job that there is, and that is ours, or of its task (NAME.K). Raises UsageError."""
     base, index = split(name)
-    if index >= 0 and is_name(base):
+    if index >= 0 and is_name(split(base)[0]):  # of a task `task_of` says that it has none
         return task_of(find_folder(above, base), index)
     if not is_name(name):
         raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")

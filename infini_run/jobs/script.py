@@ -10,6 +10,7 @@ import os
 import sys
 
 from infini_run.errors import UsageError
+from infini_run.jobs.array import parse
 from infini_run.jobs.container import Place, srun_options, wrap
 from infini_run.jobs.container import problems as image_problems
 from infini_run.jobs.node_shape import lay_out
@@ -50,7 +51,7 @@ def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
     elif facts.scheduler == "pbs":
         options = pbs_script.options(request, layout, f"{request.folder}/{SPOOL}")
         lines += ["#PBS " + " ".join(map(pbs_script.quoted, words)) for words in options]
-    lines += [f"# {request.name}: {described(layout)}", ""]
+    lines += [f"# {request.name}: {_tasks(request.array)}{described(layout)}", ""]
     folder, index = quoted(request.folder), _INDEX.get(facts.scheduler, "") if request.array else ""
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         log = f"{folder}/task/{index}/{LOG}" if index else quoted(f"{request.folder}/{LOG}")
@@ -106,6 +107,11 @@ def described(layout: Layout) -> str:
     if not layout.nodes:
         return f"{_counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
     return f"{_counted(layout.nodes, 'node')} x {_counted(layout.slots_per_node or layout.slots, what)}"
+
+
+def _tasks(array: str) -> str:
+    """`10 tasks (--array=0-9%3) x `; "": it is no array."""
+    return f"{_counted(len(parse(array).tasks), 'task')} (--array={array}) x " if array else ""
 
 
 def _counted(count: int, what: str) -> str:

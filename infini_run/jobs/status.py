@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
-_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
+_LEFT_OUT = "it was cancelled while it waited, or ended before it began and was forgotten: accounting would tell"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
@@ -236,7 +236,7 @@ def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], no
         return status
     answer = seen.get(folder.name)
     if answer is None:
-        is_left_out = isinstance(folder, Task) and folder.array.name in seen and status.attempt < 0
+        is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
         return _missing(folder, status, now_s, is_left_out)
     if not answer.state:
         return replace(status, news=answer.reason)
@@ -244,6 +244,11 @@ def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], no
     if answer.state in LIVE:
         return _alive(folder, status, answer)
     return _gone(folder, status, answer, now_s)
+
+
+def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
+    """Whether the answer has the array itself: another id under its name is that of a task that runs again."""
+    return task.array.name in seen and seen[task.array.name].id == task.array.id
 
 
 def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
@@ -282,13 +287,14 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
 
 
 def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) -> Status:
-    """The scheduler does not know it (any more). is_left_out: its array it knows: Slurm tells no more of a task that
-    was cancelled while it waited."""
+    """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
+    Slurm says nothing of a task that was cancelled while it waited, and forgets one that ended (MinJobAge)."""
     if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
         return _settle(folder, status, now_s, replaces=True)
-    if folder.is_cancelled or is_left_out:
-        reason = "it was cancelled" if folder.is_cancelled else _LEFT_OUT
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=reason), now_s)
+    if folder.is_cancelled:
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+    if is_left_out:
+        return replace(status, state=LOST, reason=f"{status.scheduler} knows its array without it: {_LEFT_OUT}")
     has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
     if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
         return status

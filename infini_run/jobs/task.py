@@ -13,6 +13,8 @@ from infini_run.jobs.job_dir import JobDir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.jobs.job_dir import Submission
 
 
@@ -62,15 +64,27 @@ class Task(JobDir):
         return super().was_told_to_end or self.array.was_told_to_end
 
 
-def tasks_of(folder: JobDir) -> tuple[Task, ...]:
-    """Those of an array; of a job, or a task: none. Raises UsageError: it is no job's directory."""
+def tasks_of(folder: JobDir, chosen: Sequence[int] = ()) -> tuple[Task, ...]:
+    """Return the tasks of an array; of a job, or a task: none.
+
+    Args:
+        folder: Of the array.
+        chosen: Indices, whose tasks alone are returned; empty: all.
+
+    Raises:
+        UsageError: It is no job's directory, or there is no such task.
+    """
+    if chosen:
+        return tuple(task_of(folder, index) for index in chosen)
     return () if isinstance(folder, Task) else tuple(Task(folder, index) for index in folder.read_order().tasks)
 
 
 def task_of(folder: JobDir, index: int) -> Task:
     """Raises UsageError: there is no such task."""
     order = folder.read_order()
-    if isinstance(folder, Task) or not order.tasks:
+    if isinstance(folder, Task):
+        raise UsageError(f"{folder.name} is a task, and has no tasks: {folder.array.name} is the array")
+    if not order.tasks:
         raise UsageError(f"{folder.name} is no array: there is no task {index} of it")
     if index not in order.tasks:
         raise UsageError(f"job {folder.name} has the tasks {order.request.array}, and no task {index}")

@@ -87,7 +87,8 @@ class JobWatcher:
         return self._changes.fileno()
 
     def step(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
-        """Wait for a change, the next question or one of `also`; whether `status` is another than before."""
+        """Wait for a change, the next question or one of `also`; whether `status` is another than before. Raises
+        InfiniRunError: the directory was removed."""
         before = self.status
         now_s = time.monotonic()
         due_s = min(self._ask_at_s, self._look_at_s) - now_s
@@ -119,6 +120,7 @@ class JobWatcher:
 
     def _read(self) -> None:
         """What the directory says alone; where that leaves a question, the scheduler is next."""
+        self._folder.require()
         self._look_at_s = time.monotonic() + self._look_s
         found = look_at_files(self._folder, self.status)
         self.status = latest(self.status, found)
@@ -128,6 +130,7 @@ class JobWatcher:
         self._told = told
 
     def _ask(self) -> Status:
+        self._folder.require()
         now_s = time.monotonic()
         status = query_status([self._folder], lambda _: self._scheduler)[0]
         is_missing = status.state == LOST
@@ -154,7 +157,7 @@ class JobWatcher:
                     self._watch(os.path.join(one.folder, str(one.attempt)))
 
     def _watch(self, path: str) -> None:
-        if path not in self._watched:
+        if path not in self._watched and os.path.isdir(path):  # a task's may have been removed
             self._changes.add(path)
             self._watched.add(path)
 

@@ -313,6 +313,17 @@ def test_help_and_version_are_answers(local):
     assert local.call("--version").stdout.startswith("infini-job ")
 
 
+def test_a_file_that_cannot_be_written_is_one_line(local, bell):
+    name = local.submit("--", "sh", "-c", f"echo up >{bell.path}; exec sleep 1000")
+    bell.hear(1)
+    full = ["prlimit", "--fsize=0", *JOB, "cancel", name]
+    done = subprocess.run(full, env=local.env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert done.stderr == f"infini-job: {local.path / name}/cancelled: File too large\n"
+    assert local.call("cancel", name).returncode == 0
+    assert local.wait(name)["state"] == "CANCELLED"
+
+
 def test_a_reader_that_has_enough_is_nobodys_failure(local):
     name = local.submit("--", "sh", "-c", "yes | head -c 1000000")
     local.wait(name)

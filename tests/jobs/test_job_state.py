@@ -14,7 +14,7 @@ from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_nam
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
 from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status
-from infini_run.jobs.task import make_tasks
+from infini_run.jobs.task import make_tasks, tasks_of
 
 NOW_S = 1_700_000_000.0
 ID = "48213"
@@ -50,21 +50,23 @@ def folder(tmp_path):
     return made(tmp_path, "ir-0123456789")
 
 
-def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000, array=""):
+def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000, array="", python="p", slots=8):
     request = JobRequest(
         name=name,
         folder=str(tmp_path / name),
-        command=("python", "t.py"),
+        command=("python", "t.py") if python == "p" else ("true",),
         cwd="/",
-        python="p",
-        slots=8,
+        python=python,
+        slots=slots,
         scheduler=scheduler,
         env=(("A", "1"),),
         options=("-C", "x"),
         array=array,
     )
     folder = make_folder(str(tmp_path), name)
-    order = Submission(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
+    order = Submission(
+        request=request, nodes=2, slots_per_node=min(4, slots), pool="gpu", submitted_s=submitted_s, host="h"
+    )
     folder.write_order(order, {"A": "1"})
     make_tasks(folder)
     folder.write_id(ID)
@@ -230,6 +232,30 @@ def test_one_that_is_missing_and_was_cancelled_is_cancelled(folder, slurm):
     folder.mark_cancelled()
     status = ask(folder, slurm)
     assert (status.headline, status.is_final) == ("CANCELLED", True)
+
+
+@pytest.mark.parametrize("array_id", [ID, "48300"])
+def test_a_task_that_slurm_leaves_out_is_not_settled(tmp_path, slurm, array_id):
+    """It was cancelled while it waited, or has ended and is forgotten; another id is that of another task, which was
+    submitted once more by itself."""
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=array_id, state="QUEUED")
+    slurm.query = lambda names, ids=None: dict(slurm.seen)  # as Slurm, which is asked by the array's name
+    status = ask(task, slurm)
+    assert (status.state, status.is_final) == ("LOST", False)
+    assert ("slurm knows its array without it: it was cancelled while" in status.reason) is (array_id == ID)
+    assert task.ending() is None
+    slurm.seen[task.name] = SchedulerJob(id=task.id, state="FAILED", code=1)
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED 1", True)
+
+
+def test_a_task_that_was_cancelled_by_its_name_is_cancelled(tmp_path, slurm):
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=ID, state="QUEUED")
+    task.mark_cancelled()
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("CANCELLED", True)
 
 
 def test_one_that_is_being_submitted_is_not_lost(tmp_path, slurm):

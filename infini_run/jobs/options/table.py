@@ -6,7 +6,7 @@ NAME.
 
 from __future__ import annotations
 
-from infini_run.jobs.array import notation
+from infini_run.jobs.array import indices, notation
 from infini_run.jobs.container import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
@@ -130,7 +130,7 @@ SUBMIT = (
 
 LOGS = (
     switch("follow", "answer", "go on until the job has ended", aliases=("f",)),
-    _flag("task", bounded_int(0), -1, "answer", "K", "of this task of an array only", shown="all"),
+    _flag("task", indices, (), "answer", "LIST", "of these tasks of an array only: 4, or 0,3-5", shown="all"),
     _flag("rank", bounded_int(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
     _flag("attempt", bounded_int(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.array import indices
 from infini_run.jobs.detect_scheduler import ask, find_schedulers, scheduler_of
 from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import find_folder
-from infini_run.jobs.logs import check
+from infini_run.jobs.logs import check, narrow
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.csrf import MARK
 from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem, problem_of
@@ -87,18 +88,20 @@ class Api:
         self,
         name: Name,
         follow: Annotated[bool, Query(description="go on until the job has ended")] = False,
-        task: Annotated[int, Query(ge=-1, description="of this task of an array only; -1: all")] = -1,
+        task: Annotated[str, Query(description="of these tasks of an array only: 4, or 0,3-5")] = "",
         rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
         node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
         attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
     ) -> Response:
         """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
         task, too."""
-        folder = self._folder(name if task < 0 else f"{name}.{task}")
+        folder, tasks = self._narrowed(name, _tasks(task))
         scheduler = await self._threads.do(lambda: self._scheduler_of(folder) if follow else None)
-        await self._threads.do(lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt))
+        await self._threads.do(
+            lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt, tasks=tasks)
+        )
         stop = self._threads.stop()
-        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt)
+        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt, tasks=tasks)
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 
     async def events(self) -> Response:
@@ -169,6 +172,14 @@ class Api:
             is_there = "/" not in name and "\0" not in name and os.path.lexists(os.path.join(self._above, name))
             raise NotThere(403 if is_there else 404, str(error)) from None
 
+    def _narrowed(self, name: str, tasks: tuple[int, ...]) -> tuple[JobDir, Sequence[int]]:
+        """Raises NotThere: there is no such job, or no such task of it."""
+        folder = self._folder(name)
+        try:
+            return narrow(folder, tasks)
+        except UsageError as error:
+            raise NotThere(404, str(error)) from None
+
     def _scheduler_of(self, folder: JobDir) -> Scheduler:
         return scheduler_of(folder.read_order(), self._above, self._environ)
 
@@ -190,8 +201,15 @@ def _say(text: str) -> None:
 
 def _about(planned: SubmissionPlan, scheduler: Scheduler) -> dict[str, Any]:
     layout = planned.layout
-    shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "remark": layout.remark}
-    return {"scheduler": scheduler.name, "pool": planned.pool, **shape}
+    shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "array": planned.request.array}
+    return {"scheduler": scheduler.name, "pool": planned.pool, **shape, "remark": layout.remark}
+
+
+def _tasks(text: str) -> tuple[int, ...]:
+    try:
+        return indices(text) if text else ()
+    except ValueError as error:
+        raise UsageError(f"task={printable(text)}: {error}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -72,8 +72,8 @@ class Submission(BaseModel):
 
 
 class Submitted(BaseModel):
-    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. remark: what its
-    layout has to say."""
+    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. array: its
+    tasks' indices, as they were given; "": it is no array. remark: what its layout has to say."""
 
     name: str
     scheduler: str
@@ -81,17 +81,20 @@ class Submitted(BaseModel):
     folder: str
     nodes: int
     slots_per_node: int
+    array: str
     pool: str
     remark: str
 
 
 class Script(BaseModel):
-    """What would be submitted. script: the batch script. remark: what its layout has to say."""
+    """What would be submitted. script: the batch script. array: as of a job that was taken. remark: what its layout
+    has to say."""
 
     scheduler: str
     script: str
     nodes: int
     slots_per_node: int
+    array: str
     pool: str
     remark: str
 
