@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from infini_run.jobs.job_dir import Submission
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir, Submission
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
     from infini_run.jobs.submit import SubmissionPlan
@@ -165,7 +166,7 @@ class Job:
 
     def status(self) -> Status:
         """How it is now. Costs at most one query; none, once it has ended."""
-        from infini_run.jobs.status import query_status
+        from infini_run.jobs.status_query import query_status
 
         return query_status([self._folder], lambda _: self._scheduler)[0]
 
@@ -295,7 +296,7 @@ def find_jobs(
 ) -> list[Status]:
     """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
     directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
-    from infini_run.jobs.status import query_status
+    from infini_run.jobs.status_query import query_status
 
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
@@ -305,7 +306,7 @@ def find_jobs(
 
 def readable(folders: Iterable[JobDir], problem: Callable[[str], None]) -> Iterator[JobDir]:
     """Those that this version can read: one that it cannot is told of, and hides no other."""
-    from infini_run.jobs.status import look_at_files
+    from infini_run.jobs.status_query import look_at_files
 
     for folder in folders:
         try:

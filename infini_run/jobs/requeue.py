@@ -17,7 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import JobDir, Submission
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 

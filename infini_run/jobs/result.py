@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost
-from infini_run.jobs.job_dir import JobResult
+from infini_run.jobs.records import JobResult
 from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.report.report import signal_name

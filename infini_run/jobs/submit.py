@@ -12,8 +12,9 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.job_dir import Submission, environment
+from infini_run.jobs.job_dir import environment
 from infini_run.jobs.job_store import make_folder, remove
+from infini_run.jobs.records import Submission
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.schedulers.scheduler import TIMED_OUT, strip_scheduler_environment
 from infini_run.jobs.script import plan as lay_out

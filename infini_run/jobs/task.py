@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infini_run.jobs.job_dir import Submission
+    from infini_run.jobs.records import Submission
 
 
 class Task(JobDir):

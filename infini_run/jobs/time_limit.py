@@ -193,7 +193,7 @@ class TimeLimitTimer:
 
 def parse_span(text: str) -> float:
     """`01:30:00`, as PBS writes it; anything else is no limit."""
-    from infini_run.jobs.schedulers.pbs import span_s
+    from infini_run.jobs.schedulers.pbs_output import span_s
 
     return float(span_s(text.strip())) or NEVER
 

@@ -14,7 +14,8 @@ from infini_run.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.schedulers.local import Local, open_process
 from infini_run.jobs.schedulers.scheduler import LOST
-from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status, whole
+from infini_run.jobs.status import whole
+from infini_run.jobs.status_query import is_lost_for_good, look_at_files, query_status
 from infini_run.record import replace
 
 TYPE_CHECKING = False

@@ -12,7 +12,8 @@ import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import JobDir, JobResult, Phase
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.slurm import Slurm

@@ -14,9 +14,9 @@ import pytest
 
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
-from infini_run.jobs.job_dir import JobResult
 from infini_run.jobs.options.help import help_text
 from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.records import JobResult
 from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
 from tests.support.batch import COMMANDS

@@ -8,8 +8,8 @@ import pytest
 
 from infini_run.jobs import watch as module
 from infini_run.jobs.inotify import Changes
-from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.logs import Reader
+from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.schedulers.scheduler import SchedulerJob
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher

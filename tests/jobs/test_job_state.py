@@ -9,11 +9,11 @@ import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import JobResult, Phase, Submission
 from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
+from infini_run.jobs.records import JobResult, Phase, Submission
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
-from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status
+from infini_run.jobs.status_query import is_lost_for_good, look_at_files, query_status
 from infini_run.jobs.task import make_tasks, tasks_of
 
 NOW_S = 1_700_000_000.0

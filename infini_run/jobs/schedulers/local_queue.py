@@ -20,12 +20,13 @@ import time
 
 from infini_run.errors import DeviceError, InfiniRunError
 from infini_run.jobs.array import parse
-from infini_run.jobs.job_dir import JobDir, JobResult
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.records import JobResult
 from infini_run.jobs.request import CPU, LOG
 from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
 from infini_run.jobs.script import inside_of
-from infini_run.jobs.status import query_status
+from infini_run.jobs.status_query import query_status
 from infini_run.jobs.task import tasks_of
 from infini_run.system.cgroup import count_cpus
 

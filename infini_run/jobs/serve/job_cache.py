@@ -19,7 +19,7 @@ from infini_run.jobs.job import readable
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import all_folders, is_name
 from infini_run.jobs.schedulers.local import open_process
-from infini_run.jobs.status import LOCAL, look_at_files, query_status
+from infini_run.jobs.status_query import LOCAL, look_at_files, query_status
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.jobs.job_dir import Submission
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
