@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def run(folder: JobDir, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
-    job = folder.read_order()
+    job = folder.read_submission()
     signals = SignalPipe(hears_urgent=job.request.scheduler == "pbs")
     _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
     while True:
@@ -54,14 +54,14 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
             if ending.state == PREEMPTED and job.request.restarts:
                 from infini_run.jobs.requeue import keep_out
 
-                keep_out(folder, job, with_programs(environ), say=print_line)
+                keep_out(folder, job, with_programs(environ), print_line=print_line)
             return _end(folder, ending)
         print_line(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in ENGINES:
             from infini_run.jobs.requeue import requeue
 
-            problem = requeue(folder, job, with_programs(environ), say=print_line)
+            problem = requeue(folder, job, with_programs(environ), print_line=print_line)
             return ending.code if problem is None else _end(folder, _with(ending, problem))
 
 
@@ -74,7 +74,7 @@ def _write_id(folder: JobDir, own_id: str) -> None:
 
 
 def _end(folder: JobDir, ending: JobResult) -> int:
-    try_write("how it ended", lambda: folder.write_ending(ending))
+    try_write("how it ended", lambda: folder.write_result(ending))
     return ending.code
 
 
@@ -83,7 +83,9 @@ def _with(ending: JobResult, problem: InfiniRunError) -> JobResult:
     text = f"it could not be queued again: {problem}"
     print_line(text)
     return replace(
-        ending, reason=f"{ending.reason}; {text}", is_told=ending.is_told or isinstance(problem, QueryError)
+        ending,
+        reason=f"{ending.reason}; {text}",
+        scheduler_ended_it=ending.scheduler_ended_it or isinstance(problem, QueryError),
     )
 
 
@@ -104,14 +106,14 @@ def _failed(folder: JobDir, attempt: int) -> bool:
     phase = folder.phase(attempt)
     if phase is not None and phase.state == REQUEUED:
         return phase.reason.startswith("restart ")
-    earlier = folder.ending(attempt)
+    earlier = folder.result(attempt)
     return earlier is None or earlier.state == PREEMPTED
 
 
 def _unwanted(folder: JobDir, number: int) -> JobResult:
     """The scheduler began it once more than was asked for."""
     reason = "the scheduler ended it, and began it anew; --restarts=N lets it be run again"
-    earlier = folder.ending(number - 1)
+    earlier = folder.result(number - 1)
     state = PREEMPTED if earlier is not None and earlier.state == PREEMPTED else NODE_FAIL
     return JobResult(state=state, code=1, reason=reason, attempt=number, end_s=time.time())
 

@@ -88,20 +88,20 @@ def indices(text: str) -> tuple[int, ...]:
 
 
 def split(name: str) -> tuple[str, int]:
-    """`NAME.K`: NAME and K; -1: it names no task."""
+    """Return NAME and K of `NAME.K`; of any other name itself and -1."""
     base, _, index = name.rpartition(".")
     return (base, int(index)) if base and index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
 
 
 def task_id(whole: str, index: int) -> str:
-    """What the scheduler calls a task of the array that it calls `whole`; "": nothing that follows from that."""
+    """Return the scheduler's id of a task of the array `whole`; "": it does not follow from that."""
     if "[]" in whole:
         return whole.replace("[]", f"[{index}]")
     return f"{whole}_{index}" if whole.isdecimal() else ""
 
 
 def whole_id(id_: str) -> str:
-    """What the scheduler calls the array that this is a task of; of others the same."""
+    """Return the scheduler's id of the array that this is a task of; of any other id itself."""
     head, bracket, rest = id_.partition("[")
     if bracket:
         return f"{head}[]{rest.partition(']')[2]}"
@@ -110,8 +110,20 @@ def whole_id(id_: str) -> str:
 
 
 def members(name: str, id_: str) -> list[tuple[str, str]]:
-    """Whom an answer is about, by our name and by their id: a job; a task and its array; several tasks, of which
-    Slurm tells together as long as they wait (`12_[0-9:3%2]`). Raises ValueError: that is no list."""
+    """Return which jobs an answer is about.
+
+    Slurm answers for several tasks at once as long as they wait (`12_[0-9:3%2]`).
+
+    Args:
+        name: Of the job, in the scheduler.
+        id_: The scheduler's.
+
+    Returns:
+        Pairs of our name and its id: of a job; of a task and its array; of several tasks.
+
+    Raises:
+        ValueError: The list of tasks cannot be read.
+    """
     head, _, rest = id_.partition("_")
     if head.isdecimal() and rest:  # Slurm
         indices = parse(rest.strip("[]")).tasks

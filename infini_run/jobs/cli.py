@@ -1,4 +1,4 @@
-"""The command `infini-job`: a verb and its words in, an exit code out."""
+"""The command `infini-job`: a verb and its args in, an exit code out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_ASK = ("help", "helpfull", "h")
+_HELP = ("help", "helpfull", "h")
 
 
 def main() -> None:
-    """Do what the words say, and end with its exit code."""
+    """Do what the args print_line, and end with its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
     try:
         code = run(sys.argv[1:], dict(os.environ))
@@ -40,7 +40,7 @@ def main() -> None:
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Raises InfiniRunError: what is wrong, one line each."""
-    if not argv or argv[0].lstrip("-") in _ASK:
+    if not argv or argv[0].lstrip("-") in _HELP:
         return _help("")
     verb = argv[0]
     if verb.startswith("-") and verb.lstrip("-") != "version":
@@ -56,10 +56,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         near = nearest(verb, VERBS)
         hint = f"the nearest is {near}" if near else f"there are {', '.join(VERBS)}"
         raise UsageError(f"{quote(verb)} is nothing that infini-job does; {hint}")
-    values, words, question = _read(verb, argv[1:], environ)
+    values, args, question = _read(verb, argv[1:], environ)
     if question:
         return _help(verb)
-    return int(_DO[verb](values, words, environ))
+    return int(_DO[verb](values, args, environ))
 
 
 def _verb_first(argv: Sequence[str]) -> list[str]:
@@ -80,18 +80,18 @@ def _verb_first(argv: Sequence[str]) -> list[str]:
 def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
     """The flags; what is no flag; whether help was asked for. A word ends the flags of submit only: the program."""
     values: dict[str, Any] = defaults(verb)
-    words: list[str] = []
+    args: list[str] = []
     rest = tuple(argv)
     environ = {name: text for name, text in environ.items() if name not in OF_A_RANK}
     while True:
         parsed = parse(rest, environ, TABLES[verb], PREFIXES)
         if parsed.question:
             return values, (), True
-        first = not words
+        first = not args
         values |= {name: s.value for name, s in parsed.settings.items() if first or s.level == 0}
         if verb == "submit" or not parsed.program:
-            return values, (*words, *(parsed.program if verb == "submit" else ())), False
-        words.append(parsed.program[0])
+            return values, (*args, *(parsed.program if verb == "submit" else ())), False
+        args.append(parsed.program[0])
         rest = parsed.program[1:]
 
 
@@ -115,12 +115,12 @@ def _print_json(content: object) -> int:
 # ---- submit
 
 
-def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.job import Job, could_run, prepare
     from infini_run.jobs.submit import submit
     from infini_run.jobs.tables import short_id
 
-    planned, scheduler = prepare(words, values, environ, say=_print_line)
+    planned, scheduler = prepare(args, values, environ, print_line=_print_line)
     if planned.layout.remark:
         _print_line(planned.layout.remark)
     if values["print"]:
@@ -133,7 +133,7 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
             _print_line(f"{scheduler.name} could run it")
     if values["print"] or values["check"]:
         return 0
-    folder, order = submit(planned, scheduler, environ, say=_print_line)
+    folder, order = submit(planned, scheduler, environ, print_line=_print_line)
     if values["json"]:
         said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
         shape = {"nodes": order.nodes, "slots_per_node": order.slots_per_node, "array": order.request.array}
@@ -153,33 +153,33 @@ def _submit(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
 # ---- looking
 
 
-def _status(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     """Of these jobs; of none: of those that have not ended."""
     from infini_run.jobs.job import find_jobs
     from infini_run.jobs.tables import print_statuses
 
-    found = find_jobs(words, dir=values["dir"], problem=_print_line)
+    found = find_jobs(args, dir=values["dir"], problem=_print_line)
     if values["json"]:
-        return _print_json([status.to_json() for status in found if words or not status.is_final])
-    shown = [status for status in found if words or not status.is_final]
+        return _print_json([status.to_json() for status in found if args or not status.is_final])
+    shown = [status for status in found if args or not status.is_final]
     if not shown:
         more = f"; infini-job list shows {len(found)} that have ended" if found else ""
         return _print(f"no job waits or runs{more}")
     return print_statuses(shown, is_long=True)
 
 
-def _list(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.job import find_jobs
     from infini_run.jobs.tables import print_statuses
 
-    _refuse_words("list", words)
+    _refuse_args("list", args)
     found = find_jobs(dir=values["dir"], problem=_print_line)
     if values["json"]:
         return _print_json([status.to_json() for status in found])
     return print_statuses(found, is_long=False) if found else _print("no job was ever submitted from here")
 
 
-def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.detect_scheduler import scheduler_of
     from infini_run.jobs.job_store import find_folder, home
     from infini_run.jobs.logs import blocks, narrow, scheduler_log
@@ -188,7 +188,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
     from infini_run.jobs.task import tasks_of
 
     above = home(values["dir"], environ)
-    folder, tasks = narrow(find_folder(above, _one("logs", words)), values["task"])
+    folder, tasks = narrow(find_folder(above, _one("logs", args)), values["task"])
     out = sys.stdout.buffer
     if values["scheduler_log"]:
         if values["follow"] or values["rank"] >= 0 or values["node"] or values["attempt"] >= 0:
@@ -197,7 +197,7 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
             )
         out.write(scheduler_log(folder, tasks))
         return 0
-    scheduler = scheduler_of(folder.read_order(), above, environ) if values["follow"] else None
+    scheduler = scheduler_of(folder.read_submission(), above, environ) if values["follow"] else None
     silence = SilenceReporter(tasks, _print_line)
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     for block in blocks(folder, scheduler, **chosen, tasks=tasks, changed=silence.explain):
@@ -208,33 +208,33 @@ def _logs(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, st
     return 0
 
 
-def _cancel(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.array import split
     from infini_run.jobs.job import find_job
 
-    if not words:
+    if not args:
         raise UsageError("which job? infini-job cancel ir-0123456789; infini-job list shows yours")
     code = 0
     # each once: a task of an array that ends as well would be asked twice, and lose its grace
-    names = [name for name in dict.fromkeys(words) if name == split(name)[0] or split(name)[0] not in words]
+    names = [name for name in dict.fromkeys(args) if name == split(name)[0] or split(name)[0] not in args]
     for name in names:  # the trouble of one is not another's
         try:
             find_job(name, dir=values["dir"]).cancel()
         except InfiniRunError as error:
-            _print_line(f"{name}: {error}" if len(words) > 1 and name not in str(error) else str(error))
+            _print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code
     return code
 
 
-def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     """One query for all of them, of each scheduler. Nothing is removed where a name is wrong."""
     from infini_run.jobs.job import find_jobs, forget, refuse_task
     from infini_run.jobs.job_store import find_folder, home
 
-    if not words:
+    if not args:
         raise UsageError("which job? infini-job forget ir-0123456789; infini-job list shows yours")
     above = home(values["dir"], environ)
-    folders = {name: find_folder(above, name) for name in words}
+    folders = {name: find_folder(above, name) for name in args}
     for folder in folders.values():
         refuse_task(folder)
     code = 0
@@ -247,31 +247,33 @@ def _forget(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, 
     return code
 
 
-def _clusters(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.detect_scheduler import ask, find_schedulers
+def _clusters(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
+    from infini_run.jobs.detect_scheduler import facts_of, find_schedulers
     from infini_run.jobs.job_store import home
     from infini_run.jobs.tables import print_facts
 
-    _refuse_words("clusters", words)
-    found = [(scheduler, ask(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
+    _refuse_args("clusters", args)
+    found = [(scheduler, facts_of(scheduler)) for scheduler in find_schedulers(home(values["dir"], environ), environ)]
     if values["json"]:
-        return _print_json([{**vars(facts), "pools": [_plain(pool) for pool in facts.pools]} for _, facts in found])
+        return _print_json(
+            [{**vars(facts), "pools": [_jsonable(pool) for pool in facts.pools]} for _, facts in found]
+        )
     for scheduler, facts in found:
         print_facts(scheduler, facts)
     return 0
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     """A record as JSON has it."""
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return {name: _plain(item) for name, item in vars(value).items()} if hasattr(value, "_fields") else value
+        return [_jsonable(item) for item in value]
+    return {name: _jsonable(item) for name, item in vars(value).items()} if hasattr(value, "_fields") else value
 
 
-def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, str]) -> int:
+def _serve(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.job_store import home
 
-    _refuse_words("serve", words)
+    _refuse_args("serve", args)
     if not values["socket"]:
         raise UsageError("where? infini-job serve --socket=$XDG_RUNTIME_DIR/infini-job.sock")
     try:
@@ -283,15 +285,15 @@ def _serve(values: dict[str, Any], words: Sequence[str], environ: Mapping[str, s
     return serve(values["socket"], home(values["dir"], environ), environ)
 
 
-def _one(verb: str, words: Sequence[str]) -> str:
-    if len(words) != 1:
+def _one(verb: str, args: Sequence[str]) -> str:
+    if len(args) != 1:
         raise UsageError(f"infini-job {verb} is about one job: infini-job {verb} ir-0123456789; infini-job list")
-    return words[0]
+    return args[0]
 
 
-def _refuse_words(verb: str, words: Sequence[str]) -> None:
-    if words:
-        raise UsageError(f"infini-job {verb} takes flags only, not {quote(words[0])}")
+def _refuse_args(verb: str, args: Sequence[str]) -> None:
+    if args:
+        raise UsageError(f"infini-job {verb} takes flags only, not {quote(args[0])}")
 
 
 def _print_line(text: str) -> None:

@@ -31,8 +31,15 @@ class Changes:
         return self._fd
 
     def add(self, path: str, *, names_only: bool = False) -> None:
-        """What is added twice is watched once. names_only: what comes, goes and is renamed there, not what is
-        written. Raises InfiniRunError."""
+        """Watch a directory; one that is added twice is watched once.
+
+        Args:
+            path: The directory.
+            names_only: Wake for names that come, go or change, not for what is written.
+
+        Raises:
+            InfiniRunError: It cannot be watched.
+        """
         mask = _CREATE | _MOVED_TO | (_MOVED_FROM | _DELETE if names_only else _MODIFY | _DELETE_SELF | _MOVE_SELF)
         self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 _RESERVED = 4096  # bytes; more than any ending has
 _DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
     "CUDA_VISIBLE_DEVICES",
@@ -52,16 +52,17 @@ _OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
 
 
 class JobDir:
-    """One job's directory. Every look at it is a new one, but at what was asked for, which never changes.
+    """The directory of one job. Each method reads it anew, except for what was submitted, which never changes.
 
-    index: of a task of an array; -1: it is none."""
+    index: of a task of an array; -1: it is none.
+    """
 
     index = -1
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._order: Submission | None = None
+        self._submission: Submission | None = None
 
     def __repr__(self) -> str:
         return f"JobDir({self.path!r})"
@@ -90,7 +91,7 @@ class JobDir:
 
     # ---- written once, by who submits
 
-    def write_order(self, order: Submission, environ: Mapping[str, str]) -> None:
+    def write_submission(self, order: Submission, environ: Mapping[str, str]) -> None:
         """What was asked for, and the environment: any bytes but NUL, which no variable can hold."""
         request = dict(vars(replace(order.request, env=())))
         if order.request.container is not None:
@@ -113,13 +114,13 @@ class JobDir:
         """Its path; "" where there is none."""
         return self.file(name) if os.path.exists(self.file(name)) else ""
 
-    def read_order(self) -> Submission:
-        """Raises UsageError: it is no job's directory, or of another version."""
-        if self._order is None:
-            self._order = self._read_order()
-        return self._order
+    def read_submission(self) -> Submission:
+        """Return what was submitted. Raises UsageError: it is no job's directory, or of another version."""
+        if self._submission is None:
+            self._submission = self._read_submission()
+        return self._submission
 
-    def _read_order(self) -> Submission:
+    def _read_submission(self) -> Submission:
         content = self._read_json("request.json")
         if not content or content.pop("format", 0) != FORMAT:
             raise UsageError(
@@ -151,20 +152,34 @@ class JobDir:
         """The scheduler's; "" where it has not (yet) taken the job."""
         return (self._read("id") or b"").decode("utf-8", "replace")
 
-    def mark_cancelled(self, *, is_told: bool = False) -> None:
-        """is_told: the scheduler has been asked to end it, and has not refused."""
-        self._write("cancelled", b"told" if is_told else b"")
+    def mark_cancelled(self, *, scheduler_was_asked: bool = False) -> None:
+        """Write down that the job is to end.
+
+        Args:
+            scheduler_was_asked: Whether the scheduler has been asked to end it, and has not refused.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._write("cancelled", b"asked" if scheduler_was_asked else b"")
 
     @property
     def is_cancelled(self) -> bool:
         return os.path.exists(self.file("cancelled"))
 
     @property
-    def was_told_to_end(self) -> bool:
+    def scheduler_was_asked(self) -> bool:
         return bool(self._read("cancelled"))
 
     def begin(self) -> int:
-        """The number of the attempt that begins now; its directory is there. What ended before is no end any more."""
+        """Make the directory of the run that begins now, with space for the word of how it ends.
+
+        Returns:
+            Its number. The result of the run before is moved into that run's directory.
+
+        Raises:
+            OSError: It cannot be made.
+        """
         number = self.attempts()
         while True:
             try:
@@ -212,8 +227,12 @@ class JobDir:
         """The first one: node, rank, code, and what it was; {}: there was none."""
         return self._read_json(f"{attempt}/first_failure")
 
-    def write_ending(self, ending: JobResult) -> None:
-        """Raises OSError."""
+    def write_result(self, ending: JobResult) -> None:
+        """Write down how the job ended; on a full disk in the space that `begin` has reserved.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         reserve = self.file(f"{ending.attempt}/reserve")
         try:
             self._write_json("exit", vars(ending))
@@ -226,8 +245,15 @@ class JobDir:
         else:
             _remove(reserve)
 
-    def propose_ending(self, ending: JobResult) -> bool:
-        """The same, by who is not the job: False where the job itself has said it meanwhile."""
+    def write_result_if_absent(self, ending: JobResult) -> bool:
+        """Write down how the job ended, as another process than the job's own.
+
+        Returns:
+            False: the job itself has written it meanwhile, and that stays.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         draft = self.file(f"exit.{os.urandom(6).hex()}")
         self._write_json(os.path.basename(draft), vars(ending))
         try:
@@ -238,9 +264,12 @@ class JobDir:
             os.unlink(draft)
         return True
 
-    def ending(self, attempt: int = -1) -> JobResult | None:
-        """How it ended, as the job itself has said; None: it has not (yet). attempt: of an earlier one, after which
-        somebody else has begun another; -1: the latest."""
+    def result(self, attempt: int = -1) -> JobResult | None:
+        """Return how the job ended; None: nobody has written it (yet).
+
+        Args:
+            attempt: Of an earlier run, after which another has begun; -1: the latest.
+        """
         content = self._read_json("exit" if attempt < 0 else f"{attempt}/exit")
         return JobResult(**content) if content else None
 
@@ -292,7 +321,12 @@ def _tuples(content: Any) -> Any:
 
 
 def environment(environ: Mapping[str, str], request: JobRequest) -> dict[str, str]:
-    """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only, or of
-    this side of a container; and what was asked for."""
+    """Return the variables that go with a job.
+
+    Args:
+        environ: The caller's, without those of schedulers. What is true of its machine only, or of this side of a
+            container, is left out.
+        request: Whose `env` is added.
+    """
     left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
     return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)

@@ -18,7 +18,7 @@ from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.result import classify
 from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
-from infini_run.jobs.time_limit import NEVER, Outside, TimeLimitTimer
+from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from infini_run.multinode.command import make_room, obey
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
@@ -59,7 +59,7 @@ class JobRun:
 
     def run(self) -> JobResult:
         """From start to end; what becomes of it is in the directory, but for the ending itself."""
-        self._tell(STARTING)
+        self._write_phase(STARTING)
         self._open_log()
         try:
             options, roster, environ = self._prepare()
@@ -77,8 +77,8 @@ class JobRun:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
                     head.step(wait_s, also=(self._signals.fd, alarm.fd))
                     for number in self._signals.read():
-                        self._obey(head, number)
-                    self._look(head, alarm)
+                        self._forward_signal(head, number)
+                    self._check_deadlines(head, alarm)
                 return self._conclude(head, alarm)
             finally:
                 alarm.close()
@@ -147,7 +147,7 @@ class JobRun:
 
     # ---- how far it is
 
-    def _obey(self, head: Head, number: int) -> None:
+    def _forward_signal(self, head: Head, number: int) -> None:
         """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
         yet."""
         if number == signal.SIGURG:
@@ -156,7 +156,7 @@ class JobRun:
         else:
             obey(head, number)
 
-    def _tell(self, state: str, reason: str = "") -> None:
+    def _write_phase(self, state: str, reason: str = "") -> None:
         now_s = time.time()
         self._phase = Phase(
             state=state,
@@ -168,11 +168,11 @@ class JobRun:
         )
         try_write("its phase", lambda: self._folder.write_phase(self._number, self._phase))
 
-    def _look(self, head: Head, alarm: TimeLimitTimer) -> None:
+    def _check_deadlines(self, head: Head, alarm: TimeLimitTimer) -> None:
         if self._phase.state == STARTING and head.peers[0].state == "running":
             self._nodes = tuple(peer.name for peer in head.peers)
-            self._tell(RUNNING)
-        left_s, is_over = alarm.look(time.time())
+            self._write_phase(RUNNING)
+        left_s, is_over = alarm.check(time.time())
         self._left_s = left_s or self._left_s
         if self._left_s and self._phase.state == RUNNING:  # not before there is somebody to warn
             self._warn(head, self._left_s)
@@ -185,7 +185,7 @@ class JobRun:
         number = self._job.request.warn_signal
         print_line(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
         head.signal(number)
-        self._tell(WARNED)
+        self._write_phase(WARNED)
 
     # ---- the end
 
@@ -194,7 +194,7 @@ class JobRun:
         first = report.first_failure
         if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
             self._nodes = tuple(peer.name for peer in head.peers)
-            self._tell(RUNNING)
+            self._write_phase(RUNNING)
         if report.text():
             _write(report.text())
         content = report.to_json()
@@ -206,14 +206,14 @@ class JobRun:
         path = self._folder.file(f"{self._number}/report.json")
         try_write("its report", lambda: write_report(path, content))
         is_termed = first is not None and first.signal == signal.SIGTERM
-        outside = alarm.outside() if report.received_signal or head.blames_node or is_termed else Outside()
+        end_reason = alarm.end_reason() if report.received_signal or head.blames_node or is_termed else EndReason()
         return classify(
             report,
             head.error,
             blames_node=head.blames_node,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
-            is_late=self._is_over or (report.received_signal != 0 and outside.is_late),
-            is_preempted=outside.is_preempted,
+            is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
+            is_preempted=end_reason.is_preempted,
             attempt=self._number,
         )
 

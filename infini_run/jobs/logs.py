@@ -122,8 +122,12 @@ def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[i
 
 
 def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence[int] = ()) -> None:
-    """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt. A run that one task of
-    an array had another need not have had, nor its nodes."""
+    """Check that what is chosen can exist, as far as is known by now. A task of an array need not have had the runs
+    or nodes of another.
+
+    Raises:
+        UsageError: There is no such task, rank, node or run.
+    """
     numbers = attempts_of(folder, attempt, tasks)
     if found := tasks_of(folder, tasks):
         _check_tasks(found, rank, node)
@@ -142,7 +146,7 @@ def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
     ]
     known = [phase for phases in each for phase in phases]
     chosen = [Chosen(rank, node, phase.nodes, phase.nproc, may_lack_node=True) for phase in known]
-    is_open = any(not phases and task.ending() is None for task, phases in zip(tasks, each, strict=True))
+    is_open = any(not phases and task.result() is None for task, phases in zip(tasks, each, strict=True))
     if known and not is_open and all(one.lacks_node for one in chosen):
         hosts = dict.fromkeys(host for phase in known for host in phase.nodes)
         raise _no_node(node, hosts, max(len(phase.nodes) for phase in known))
@@ -191,7 +195,7 @@ def blocks(
             if is_over or not all_runs:
                 break
             assert at is not None
-            if at.step(also=[stop] if stop >= 0 else []) and changed is not None:
+            if at.poll(also=[stop] if stop >= 0 else []) and changed is not None:
                 changed(at.status)
             if stop >= 0 and select.select([stop], [], [], 0)[0]:
                 return
@@ -265,8 +269,12 @@ class _Log:
 
 
 def scheduler_log(folder: JobDir, tasks: Sequence[int] = ()) -> bytes:
-    """What the job's script and its scheduler have said, of all its runs, task by task; tasks: of these alone. Of a
-    job that never began, why may be in there."""
+    """Return what the job's script and its scheduler have said, of all its runs, task by task.
+
+    Args:
+        folder: Of the job, array or task.
+        tasks: Indices of the tasks that are meant; empty: all.
+    """
     said = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
     for path in () if tasks else folder.scheduler_logs:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:

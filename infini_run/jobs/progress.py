@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def wait(job: Job) -> int:
-    """A line that lives, where there is a terminal; else one for each state."""
+    """Wait for the end of a job, and print its states: on a terminal in one line that changes, else a line for each.
+
+    Returns:
+        The exit code of the job.
+    """
     from infini_run.jobs.job import is_hopeless
 
     is_live = sys.stderr.isatty()
@@ -27,7 +31,7 @@ def wait(job: Job) -> int:
 
     def changed(status: Status) -> None:
         nonlocal said
-        text = f"{status.name}  {status.headline}" + (f"  ({status.news})" if status.news else "")
+        text = f"{status.name}  {status.headline}" + (f"  ({status.query_error})" if status.query_error else "")
         if is_hopeless(status):
             text += f": {status.advice or status.reason}"
         if text == said or (status.is_final and is_live):
@@ -55,7 +59,11 @@ class SilenceReporter:
         self._lost: set[str] = set()
 
     def explain(self, status: Status) -> None:
-        """status: the latest, of the job or the array."""
+        """Print why nothing is to be read, each reason once.
+
+        Args:
+            status: The latest, of the job or the array.
+        """
         for one in status.tasks or (status,):
             is_chosen = not self._tasks or one.task in self._tasks
             if one.state == "LOST" and is_chosen and one.name not in self._lost:

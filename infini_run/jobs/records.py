@@ -75,7 +75,7 @@ REQUEUED = "REQUEUED"
 @record
 class JobResult:
     """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
-    reason: in a sentence. is_told: the scheduler ended it, and may know better why."""
+    reason: in a sentence. scheduler_ended_it: the scheduler ended it, and may know better why."""
 
     state: str
     code: int
@@ -83,5 +83,5 @@ class JobResult:
     rank: int = -1
     reason: str = ""
     attempt: int = 0
-    is_told: bool = False
+    scheduler_ended_it: bool = False
     end_s: float

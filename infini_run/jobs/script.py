@@ -29,8 +29,11 @@ _INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a ta
 
 
 def plan(request: JobRequest, facts: Facts) -> Layout:
-    """The layout of a request whose options are good as well. Raises UsageError: all that is wrong with either, one
-    line each."""
+    """Return the layout of a request whose options are good as well.
+
+    Raises:
+        UsageError: All that is wrong with either, one line each.
+    """
     problems = _option_problems(request, facts)
     try:
         layout = lay_out(request, facts)
@@ -43,7 +46,13 @@ def plan(request: JobRequest, facts: Facts) -> Layout:
 
 
 def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
-    """The script of a request that `plan` has found to be good."""
+    """Return the script of a request that `plan` has found to be good.
+
+    Args:
+        request: What the user asks for.
+        layout: Its nodes.
+        facts: What the scheduler has.
+    """
     lines = ["#!/bin/sh"]
     if facts.scheduler == "slurm":
         options = slurm_script.options(request, layout, f"{request.folder}/{LOG}")
@@ -70,7 +79,7 @@ def render_task(text: str, index: int) -> str:
 
 
 def inside_of(python: str) -> list[str]:
-    """This interpreter is started without site; of another one nothing is known."""
+    """Return the words that start the launcher on the first node. This interpreter starts without site."""
     if python == sys.executable:
         return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
     return [python, "-m", "infini_run.jobs.allocation_main"]

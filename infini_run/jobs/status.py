@@ -31,14 +31,31 @@ _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
 
 @record
 class Status:
-    """A job as far as it is known.
+    """A job, as far as it is known.
 
-    state: a word of `scheduler.STATES`. code: its exit code, -1: none. node, rank: whose failure was the first; ""
-    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as
-    `SchedulerJob` has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of
-    their ranks. since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said
-    nothing, or "". is_told: the scheduler ended it, which may know why, or run it again. tasks: of an array, which
-    itself is as `whole` has it. task: of a task its index; of an array that of the first one to fail, -1: none has.
+    Args:
+        name: Of the job, or NAME.K of a task.
+        state: One of `schedulers.scheduler.STATES`.
+        scheduler: slurm, pbs or local.
+        id: The scheduler's; "": not known (yet).
+        shape: Its size, for people: `2 nodes x 8 gpus`.
+        command: What each rank runs.
+        folder: Its directory.
+        submitted_s: When, in seconds since the epoch.
+        since_s: Since when it is in this state, in seconds since the epoch.
+        is_final: Whether it will not change any more.
+        code: The exit code; -1: none.
+        node: Host of the first failure; "": no rank has failed.
+        rank: Rank of the first failure; -1: no rank has failed.
+        reason: Why it waits, or how it ended, in a sentence.
+        hold: Of a job that waits, waiting, passing or hopeless.
+        advice: What to change in a hopeless one.
+        attempt: Its latest run, counted from 0; -1: it has not begun.
+        nodes: Its hosts, in the order of their ranks.
+        query_error: Why the scheduler did not answer; "": it did, or was not asked.
+        scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
+        task: Of a task its index; of an array that of its first task to fail; -1: none.
+        tasks: Of an array, in the order of their indices.
     """
 
     name: str
@@ -59,14 +76,14 @@ class Status:
     advice: str = ""
     attempt: int = -1
     nodes: tuple[str, ...] = ()
-    news: str = ""
-    is_told: bool = False
+    query_error: str = ""
+    scheduler_ended_it: bool = False
     task: int = -1
     tasks: tuple[Status, ...] = ()
 
     @property
     def headline(self) -> str:
-        """`FAILED 7 node2 rank 5`; `QUEUED Priority`; of an array also how many of its tasks are how."""
+        """Return `FAILED 7 node2 rank 5` or `QUEUED Priority`; of an array also the number of tasks in each state."""
         each = [task.state for task in self.tasks]
         counts = [f"{each.count(state)} {state}" for state in dict.fromkeys((*STATES, *each)) if state in each]
         return f"{self._head}: {', '.join(counts)}" if len(counts) > 1 else self._head
@@ -85,21 +102,28 @@ class Status:
 
     @property
     def exit_code(self) -> int:
-        """That of the first rank to fail; 1 where a job ended badly and nobody knows a code."""
+        """Return the code of the first rank to fail; 1 if the job ended badly and no code is known."""
         if self.state == COMPLETED:
             return 0
         return self.code if self.code > 0 else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types, by the same names. What all tasks of an array have in common is not said again of each."""
+        """Return plain types by the same names; of tasks without what they have in common (`COMMON`)."""
         tasks = [{name: item for name, item in task.to_json().items() if name not in COMMON} for task in self.tasks]
         plain = {"command": list(self.command), "nodes": list(self.nodes), "tasks": tasks}
         return {**vars(self), "headline": self.headline, **plain}
 
 
 def whole(about: Status, tasks: Sequence[Status]) -> Status:
-    """An array. about: whose it is. As long as a task has not ended it is as the one that is furthest; then as the
-    first one that failed, in time, was; cancelled ones are behind all others."""
+    """Return the status of an array.
+
+    As long as a task has not ended, it is that of the task that is furthest; then that of the first task that
+    failed, in time, with cancelled ones behind all others.
+
+    Args:
+        about: The array's own name, id, shape and directory.
+        tasks: Of the array, all of them.
+    """
     live = [task for task in tasks if not task.is_final]
     bad = [task for task in tasks if task.state != COMPLETED and not live]
     if live:
@@ -113,6 +137,6 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
     return replace(
         one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=blamed,
         tasks=tuple(tasks), reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
-        attempt=max(task.attempt for task in tasks), is_told=any(task.is_told for task in live),
-        news=next((task.news for task in tasks if task.news), ""),
+        attempt=max(task.attempt for task in tasks), scheduler_ended_it=any(task.scheduler_ended_it for task in live),
+        query_error=next((task.query_error for task in tasks if task.query_error), ""),
     )  # fmt: skip

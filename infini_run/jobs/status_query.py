@@ -44,56 +44,73 @@ _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5)
 def query_status(
     folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None = None
 ) -> list[Status]:
-    """All of them, in their order. One query for each scheduler, and none for jobs that have ended."""
+    """Return the statuses of jobs, by one query of each scheduler; jobs that have ended need none.
+
+    Args:
+        folders: Of jobs, arrays or tasks.
+        scheduler_of: Gives the scheduler of a submission; UsageError and QueryError from it become `query_error`.
+        now_s: Seconds since the epoch; None: now.
+
+    Returns:
+        One status for each directory, in their order. What a scheduler might forget is written down.
+    """
     tasks = {folder.name: tasks_of(folder) for folder in folders}
     each = [one for folder in folders for one in tasks[folder.name] or (folder,)]
-    found = {status.name: status for status in _look(each, scheduler_of, now_s)}
+    found = {status.name: status for status in _query_all(each, scheduler_of, now_s)}
     return [
-        whole(_in_files(folder), [found[task.name] for task in tasks[folder.name]])
+        whole(_read(folder), [found[task.name] for task in tasks[folder.name]])
         if tasks[folder.name]
         else found[folder.name]
         for folder in folders
     ]
 
 
-def _look(
+def _query_all(
     folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None
 ) -> list[Status]:
     now = time.time() if now_s is None else now_s
-    found = {folder.name: look_at_files(folder) for folder in folders}
+    found = {folder.name: read_status(folder) for folder in folders}
     asked: dict[str, list[JobDir]] = {}
     for folder in folders:
         if not found[folder.name].is_final:
             asked.setdefault(found[folder.name].scheduler, []).append(folder)
     for group in asked.values():
         try:
-            scheduler = scheduler_of(group[0].read_order())
+            scheduler = scheduler_of(group[0].read_submission())
             ids = {folder.name: folder.id for folder in group if folder.id}
             seen = scheduler.query([folder.name for folder in group], ids)
         except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for folder in group:
-                found[folder.name] = replace(found[folder.name], news=str(error))
+                found[folder.name] = replace(found[folder.name], query_error=str(error))
             continue
         for folder in group:
             found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now)
     return [found[folder.name] for folder in folders]
 
 
-def look_at_files(folder: JobDir, known: Status | None = None) -> Status:
-    """What the directory alone says. known: of an array, for its tasks that have ended. Raises UsageError: it is no
-    job's."""
+def read_status(folder: JobDir, known: Status | None = None) -> Status:
+    """Return what the directory alone says.
+
+    Args:
+        folder: Of a job, an array or a task.
+        known: An earlier status of an array: its tasks that had ended are not read again; None: all are.
+
+    Raises:
+        UsageError: It is no job's directory.
+        InfiniRunError: A file in it is not what infini-job has written.
+    """
     tasks = tasks_of(folder)
     if not tasks:
-        return _in_files(folder)
+        return _read(folder)
     ended = {task.name: task for task in known.tasks if task.is_final} if known else {}
-    return whole(_in_files(folder), [ended.get(task.name) or _in_files(task) for task in tasks])
+    return whole(_read(folder), [ended.get(task.name) or _read(task) for task in tasks])
 
 
-def _in_files(folder: JobDir) -> Status:
-    job = folder.read_order()
+def _read(folder: JobDir) -> Status:
+    job = folder.read_submission()
     attempts = folder.attempts()
     phase = folder.phase(attempts - 1) if attempts else None
-    ending = folder.ending()
+    ending = folder.result()
     status = Status(
         name=folder.name,
         state=STARTING if attempts else QUEUED,
@@ -120,7 +137,7 @@ def _in_phase(status: Status, phase: Phase) -> Status:
 
 
 def _ended(status: Status, ending: JobResult) -> Status:
-    """is_told: the scheduler ended it, and may run it again: it is asked once more, while it knows the job."""
+    """What the scheduler has ended it may run again: it is asked once more, while it knows the job."""
     return replace(
         status,
         state=ending.state,
@@ -130,15 +147,15 @@ def _ended(status: Status, ending: JobResult) -> Status:
         reason=ending.reason,
         since_s=ending.end_s,
         attempt=max(status.attempt, ending.attempt),
-        is_final=not ending.is_told,
-        is_told=ending.is_told,
+        is_final=not ending.scheduler_ended_it,
+        scheduler_ended_it=ending.scheduler_ended_it,
     )
 
 
 def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float) -> Status:
     """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
     again under another id, of which the answer says nothing."""
-    status = look_at_files(folder)
+    status = read_status(folder)
     if status.is_final or (asked_id and status.id != asked_id):
         return status
     answer = seen.get(folder.name)
@@ -146,7 +163,7 @@ def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], no
         is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
         return _missing(folder, status, now_s, is_left_out)
     if not answer.state:
-        return replace(status, news=answer.reason)
+        return replace(status, query_error=answer.reason)
     status = replace(status, id=answer.id)
     if answer.state in LIVE:
         return _alive(folder, status, answer)
@@ -161,7 +178,7 @@ def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
 def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
     """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
     phase = folder.phase(status.attempt) if status.attempt >= 0 else None
-    base = replace(status, code=-1, node="", rank=-1, is_final=False, is_told=False)
+    base = replace(status, code=-1, node="", rank=-1, is_final=False, scheduler_ended_it=False)
     if answer.state == QUEUED:
         return replace(
             base, state=QUEUED, reason=answer.reason, hold=answer.hold, advice=answer.advice,
@@ -176,7 +193,7 @@ def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
 
 def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) -> Status:
     """It has ended without a word of its own, or with one that the scheduler knows better."""
-    if status.is_told:
+    if status.scheduler_ended_it:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
         return _settle(folder, replace(status, state=state), now_s, replaces=True)
     reason, said = answer.reason, _out_of_memory(folder)
@@ -196,7 +213,7 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
 def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) -> Status:
     """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
     Slurm says nothing of a task that was cancelled while it waited, and forgets one that ended (MinJobAge)."""
-    if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
+    if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
         return _settle(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
         return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
@@ -229,7 +246,7 @@ def _out_of_memory(folder: JobDir) -> str:
 
 
 def said_outside(folder: JobDir) -> list[str]:
-    """The lines of the job's script and of its scheduler."""
+    """Return the lines of the job's script and of its scheduler, the script's last."""
     found: list[str] = []
     for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
@@ -248,17 +265,24 @@ def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False
         attempt=status.attempt,
         end_s=status.since_s if replaces else now_s,
     )
-    earlier = folder.ending()
+    earlier = folder.result()
     try:
         if replaces or (earlier is not None and earlier.attempt < status.attempt):
-            folder.write_ending(ending)
-        elif not folder.propose_ending(ending):
-            return look_at_files(folder)
-    except OSError:  # a full disk, say: it is so all the same, and a later look writes it down
+            folder.write_result(ending)
+        elif not folder.write_result_if_absent(ending):
+            return read_status(folder)
+    except OSError:  # a full disk, print_line: it is so all the same, and a later look writes it down
         pass
     return replace(status, is_final=True, since_s=ending.end_s)
 
 
 def is_lost_for_good(status: Status, missing_since_s: float, now_s: float) -> bool:
-    """Whether who waits may stop: a file that says how it ended would be seen by now."""
+    """Return whether a command that waits may stop: a file with the end of the job would be seen by now (nfs(5),
+    acdirmax).
+
+    Args:
+        status: The latest.
+        missing_since_s: Since when the scheduler does not know the job.
+        now_s: By the same clock.
+    """
     return status.state == LOST and now_s - missing_since_s >= _KNOWN_S

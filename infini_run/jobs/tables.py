@@ -32,6 +32,7 @@ def sentence(status: Status) -> str:
 
 
 def print_statuses(found: Sequence[Status], *, is_long: bool) -> int:
+    """Print a line for each status; is_long: and each task, with what is known besides. Returns the exit code 0."""
     rows = [row for status in found for row in (_rows(status) if is_long else [_row(status)])]
     if is_long:
         found = [one for status in found for one in (status, *status.tasks)]
@@ -91,16 +92,17 @@ def _details(status: Status) -> list[str]:
         found.append(f"{status.hold}: {status.advice}")
     if status.attempt > 0:
         found.append(f"attempt {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
-    if status.news:
-        found.append(f"no news: {status.news}")
+    if status.query_error:
+        found.append(f"no query_error: {status.query_error}")
     return found
 
 
 def print_facts(scheduler: Scheduler, facts: Facts) -> None:
+    """Print what a scheduler is and has, or why it does not answer."""
     from infini_run.jobs.schedulers.scheduler import Kind
 
-    if facts.news:
-        print(printable(f"{scheduler.name} does not answer: {facts.news}"))
+    if facts.query_error:
+        print(printable(f"{scheduler.name} does not answer: {facts.query_error}"))
         return
     about = [f"{scheduler.name} {facts.version}"]
     about += [f"select/{facts.select}"] if facts.select else []

@@ -271,7 +271,7 @@ def two_hosts(local):
             task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=(host,), nproc=1))
             with open(task.log(number), "w") as file:
                 file.write(f"[rank 0] run {number}\n")
-        task.write_ending(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1, end_s=0.0))
+        task.write_result(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1, end_s=0.0))
     return array
 
 
@@ -280,7 +280,7 @@ def test_the_lines_of_one_node_are_those_of_the_tasks_that_ran_there(local, two_
     assert local.lines(two_hosts.name, "--node=n1") == ["[task 0] [rank 0] run 0"]
     assert local.lines(two_hosts.name, "--node=n2", "--attempt=1") == ["[task 1] [rank 0] run 1"]
     assert local.lines(two_hosts.name, "--node=n3") == []
-    tasks_of(two_hosts)[2].write_ending(JobResult(state="CANCELLED", code=-1, end_s=0.0))
+    tasks_of(two_hosts)[2].write_result(JobResult(state="CANCELLED", code=-1, end_s=0.0))
     done = local.call("logs", "--node=n3", two_hosts.name)
     assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: the nodes are n1, n2, or 0 to 0\n")
 
@@ -328,7 +328,7 @@ def test_a_follower_of_many_tasks_needs_few_descriptors(local):
         with open(tasks_of(array)[0].log(0), "a") as file:
             file.write("[rank 0] last\n")
         for task in tasks_of(array):
-            task.write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
+            task.write_result(JobResult(state="COMPLETED", code=0, end_s=0.0))
         assert following.wait() == 0
         lines = sorted(following.out.splitlines())
         assert (len(lines), lines[0]) == (101, b"[task 0] [rank 0] last")

@@ -150,7 +150,11 @@ def test_a_slurm_that_does_not_answer_hides_no_pbs(local, both):
     assert lines[1].startswith("pbs 23.06")
     assert lines[-2].startswith("local ")
     found = json.loads(local.call("clusters", "--json", env=both).stdout)
-    assert [(each["scheduler"], each["news"]) for each in found] == [("slurm", said), ("pbs", ""), ("local", "")]
+    assert [(each["scheduler"], each["query_error"]) for each in found] == [
+        ("slurm", said),
+        ("pbs", ""),
+        ("local", ""),
+    ]
     done = local.call("submit", "--scheduler=slurm", "--", "true", env=both)
     assert (done.returncode, done.stderr) == (1, f"infini-job: {said}\n")
 

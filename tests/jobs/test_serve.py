@@ -348,12 +348,12 @@ def test_a_scheduler_that_does_not_answer_changes_nothing_but_the_news(on_slurm,
     slurm_queue.fail("squeue", "away")
     status = on_slurm.get(f"/v1/jobs/{name}")
     assert status["state"] == "QUEUED"
-    assert status["news"]
+    assert status["query_error"]
     slurm_queue.fail("scontrol", "away")
     first, *others = on_slurm.get("/v1/clusters")
     assert (first["scheduler"], first["pools"]) == ("slurm", [])
-    assert first["news"]
-    assert [each["news"] for each in others if each["scheduler"] == "local"] == [""]
+    assert first["query_error"]
+    assert [each["query_error"] for each in others if each["scheduler"] == "local"] == [""]
     on_slurm.client.post(f"/v1/jobs/{name}/cancel")
 
 

@@ -85,7 +85,7 @@ class Queue:
     """The tasks that wait, and those that run."""
 
     def __init__(self, folder: JobDir, environ: Mapping[str, str]) -> None:
-        request = folder.read_order().request
+        request = folder.read_submission().request
         self._folder = folder
         self._environ = environ
         self._argv = inside_of(request.python)
@@ -124,7 +124,7 @@ class Queue:
             except OSError as error:
                 if error.errno in _PASSING:
                     if not self._pause_s:
-                        _say(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
+                        _print_line(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
                     return min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 what = f"{error.filename}: " if error.filename else ""
                 self._end(self._waiting[0], FAILED, -1, f"it cannot be started: {what}{error.strerror}")
@@ -167,7 +167,7 @@ class Queue:
         try:
             query_status([task], lambda _: self._scheduler)
         except (InfiniRunError, OSError) as error:
-            _say(str(error))
+            _print_line(str(error))
 
     def _stop(self) -> None:
         for task in self._waiting:
@@ -180,13 +180,13 @@ class Queue:
     def _end(self, task: Task, state: str, code: int, reason: str) -> None:
         """Of a task whose launcher has not begun."""
         result = JobResult(state=state, code=code, reason=reason, end_s=time.time(), attempt=task.attempts() - 1)
-        self._write(lambda: task.propose_ending(result))
+        self._write(lambda: task.write_result_if_absent(result))
 
     def _write(self, write: Callable[[], object]) -> None:
         try:
             write()
         except OSError as error:
-            _say(f"{error.filename or self._folder.path}: {error.strerror}")
+            _print_line(f"{error.filename or self._folder.path}: {error.strerror}")
             self._unwritten.append(write)
 
     def _write_rest(self) -> None:
@@ -198,7 +198,7 @@ class Queue:
                 self._unwritten.append(write)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     """Into the array's job.log, which may be on the same full disk."""
     with contextlib.suppress(OSError):
         os.write(2, os.fsencode(f"infini-job: {text}\n"))

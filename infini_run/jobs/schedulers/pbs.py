@@ -184,9 +184,9 @@ class Pbs:
         numbers = {number_of(job_id) for job_id in found}
         left = [job_id for job_id in ids if number_of(job_id) not in numbers]
         if left:
-            others, over = self._ask_of(left, "-f")
+            others, over = self._query_some(left, "-f")
             found |= others
-            found |= self._ask_of(over, "-x", "-f")[0] if over else {}
+            found |= self._query_some(over, "-x", "-f")[0] if over else {}
         return found
 
     def _express(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -198,7 +198,7 @@ class Pbs:
             raise QueryError(complaint("qstat -E -f", said, is_garbage=not said.timed_out))
         return found
 
-    def _ask_of(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    def _query_some(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """What one qstat tells, and which jobs it says are over. Those of which it says nothing are asked for by
         themselves. Not in JSON: of several jobs OpenPBS prints the first alone since it has cJSON (December 2023).
         Raises QueryError."""
@@ -219,7 +219,7 @@ class Pbs:
                 raise QueryError(complaint("qstat -f", said))
             raise QueryError(f"qstat -f says nothing of job {silent[0]}")
         for job_id in silent:
-            one, is_over = self._ask_of([job_id], *flags)
+            one, is_over = self._query_some([job_id], *flags)
             found |= one
             over += is_over
         return found, over

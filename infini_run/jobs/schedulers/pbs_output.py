@@ -60,6 +60,7 @@ _ADVICE = {
 
 
 def job_of(job_id: str, job: Mapping[str, Any]) -> SchedulerJob:
+    """Return a job as qstat shows it."""
     letter, substate = str(job.get("job_state", "")), job.get("substate")
     comment, nodes = str(job.get("comment", "")), str(job.get("exec_host", ""))
     holds, depends = str(job.get("Hold_Types", "")), str(job.get("depend", ""))
@@ -194,6 +195,7 @@ def number_of(job_id: str) -> str:
 
 
 def resources_of(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a node has (`resources_available`)."""
     found = node.get("resources_available")
     return found if isinstance(found, dict) else {}
 
@@ -273,6 +275,7 @@ def _whole(value: object) -> int:
 
 
 def advised(said: CommandResult) -> str:
+    """Return qsub's own words for a refusal, and what to do."""
     lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
     lines.sort(key=lambda line: not line.startswith("qsub: "))  # its own before a library's
@@ -282,11 +285,12 @@ def advised(said: CommandResult) -> str:
 
 
 def complaint(what: str, said: CommandResult, is_garbage: bool = False) -> str:
+    """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the server may be down or busy"
     if said.code == MISSING:
         return said.error
     if is_garbage:
         return f"{what}: an answer that cannot be understood: {said.out[:80]!r}"
-    words = said.last_words
+    words = said.last_line
     return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"
