@@ -56,6 +56,8 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
 class Absent:
     """A scheduler that is not here, of a job that its directory knows: to every question it says so."""
 
+    has_accounting = False
+
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
         self._problem = problem

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from infini_run.jobs.schedulers.scheduler import Scheduler, SchedulerJob
 
 LOCAL = "local"
-_LEFT_OUT = "it was cancelled while it waited, or ended before it began and was forgotten: accounting would tell"
+_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
+_LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it began and was forgotten: accounting would tell"
 _LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
 _KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
@@ -84,7 +85,7 @@ def _query_all(
                 found[folder.name] = replace(found[folder.name], query_error=str(error))
             continue
         for folder in group:
-            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now)
+            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now, scheduler.has_accounting)
     return [found[folder.name] for folder in folders]
 
 
@@ -152,7 +153,9 @@ def _ended(status: Status, ending: JobResult) -> Status:
     )
 
 
-def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float) -> Status:
+def _combine(
+    folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float, has_accounting: bool
+) -> Status:
     """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
     again under another id, of which the answer says nothing."""
     status = read_status(folder)
@@ -161,7 +164,7 @@ def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], no
     answer = seen.get(folder.name)
     if answer is None:
         is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
-        return _missing(folder, status, now_s, is_left_out)
+        return _missing(folder, status, now_s, is_left_out, has_accounting)
     if not answer.state:
         return replace(status, query_error=answer.reason)
     status = replace(status, id=answer.id)
@@ -210,15 +213,18 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
-def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) -> Status:
+def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, has_accounting: bool) -> Status:
     """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
-    Slurm says nothing of a task that was cancelled while it waited, and forgets one that ended (MinJobAge)."""
+    Slurm says nothing of a task that was cancelled while it waited, not even in its accounting, and forgets one that
+    ended (MinJobAge), unless there is accounting."""
     if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
         return _settle(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
         return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+    if is_left_out and has_accounting:
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
     if is_left_out:
-        return replace(status, state=LOST, reason=f"{status.scheduler} knows its array without it: {_LEFT_OUT}")
+        return replace(status, state=LOST, reason=_LEFT_OUT_OR_FORGOTTEN)
     has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
     if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
         return status

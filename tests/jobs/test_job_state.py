@@ -24,6 +24,7 @@ class Said:
     """A scheduler that says what it is told to."""
 
     name = "slurm"
+    has_accounting = False
 
     def __init__(self) -> None:
         self.seen: dict[str, SchedulerJob] = {}
@@ -244,10 +245,21 @@ def test_a_task_that_slurm_leaves_out_is_not_settled(tmp_path, slurm, array_id):
     slurm.query = lambda names, ids=None: dict(slurm.seen)  # as Slurm, which is asked by the array's name
     status = ask(task, slurm)
     assert (status.state, status.is_final) == ("LOST", False)
-    assert ("slurm knows its array without it: it was cancelled while" in status.reason) is (array_id == ID)
+    assert ("its array is there without it: it was cancelled while" in status.reason) is (array_id == ID)
     assert task.result() is None
     slurm.seen[task.name] = SchedulerJob(id=task.id, state="FAILED", code=1)
     assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED 1", True)
+
+
+def test_a_task_of_which_neither_slurm_nor_its_accounting_knows_was_cancelled(tmp_path, slurm):
+    """Slurm's accounting has every task that ended, and none that was cancelled while it waited."""
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=ID, state="QUEUED")
+    slurm.query = lambda names, ids=None: dict(slurm.seen)
+    slurm.has_accounting = True
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("CANCELLED", True)
+    assert task.result().reason == "its array is there without it: it was cancelled while it waited"
 
 
 def test_a_task_that_was_cancelled_by_its_name_is_cancelled(tmp_path, slurm):

@@ -63,6 +63,7 @@ class Pbs:
     """The PBS whose commands are on PATH. environ: ours; its options for PBS's commands are left out."""
 
     name = "pbs"
+    has_accounting = False
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._environ = strip_scheduler_environment(os.environ if environ is None else environ)

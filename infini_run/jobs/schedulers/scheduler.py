@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
         name: str
 
+        @property
+        def has_accounting(self) -> bool:
+            """Return whether its last answer had every job that has ended, however long ago."""
+
         def facts(self) -> Facts:
             """Return what it is, and what it has. Raises QueryError."""
 

@@ -61,6 +61,11 @@ class Slurm:
         self._environ = strip_scheduler_environment(os.environ if environ is None else environ) | _LONG
         self._has_accounting: bool | None = None
 
+    @property
+    def has_accounting(self) -> bool:
+        """Return whether sacct has answered, or Slurm's configuration says that it does."""
+        return self._has_accounting is True
+
     def facts(self) -> Facts:
         """Raises QueryError."""
         config = _config(self._output("scontrol", "show", "config"))
@@ -174,6 +179,7 @@ class Slurm:
             return {}
         if said.code:
             raise QueryError(complaint("sacct", said))
+        self._has_accounting = True
         return _best(pair for line in said.out.splitlines() for pair in _account_line(line))
 
 
