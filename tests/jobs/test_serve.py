@@ -424,7 +424,7 @@ def test_an_array_that_cannot_be_read_hides_no_job(service, local):
     local.wait(array)
     local.wait(job)
     path = local.path / array / "request.json"
-    path.write_text(path.read_text().replace('"format":1', '"format":99'))
+    path.write_text(path.read_text().replace('"format":2', '"format":99'))
     events = Events(service)
     events.until(job, "COMPLETED")
     assert (list(events.jobs), array in events.problem) == ([job], True)
