@@ -9,7 +9,7 @@ from infini_run.record import record
 from infini_run.value_types import number
 
 MOST = 1000  # the last index that Slurm takes where nobody has set MaxArraySize (1001)
-_FORM = f"indices from 0 to {MOST} are allowed, such as 0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
+_FORMS = "0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
 
 
 @record
@@ -28,51 +28,80 @@ class Array:
 
 
 def parse(text: str) -> Array:
-    """`0-9`, `1,3,7`, `0-20:5`, each with `%M`. Raises ValueError: it is not that."""
+    """Read a list of indices.
+
+    Args:
+        text: `0-9`, `1,3,7` or `0-20:5`, each with `%M` if at most M tasks may run at a time.
+
+    Raises:
+        ValueError: It is no such list; the text names the first thing that is wrong, in one sentence.
+    """
     indices, percent, most = text.partition("%")
+    if not indices:
+        raise ValueError(f"no index is given; such as {_FORMS}")
     tasks = {index for item in indices.split(",") for index in _range(item)}
-    return Array(tasks=tuple(sorted(tasks)), at_once=_number(most, 1) if percent else 0)
+    at_once = _number(most, "%M") if percent else 0
+    if percent and not at_once:
+        raise ValueError("%0 lets no task run; give %1 or more")
+    return Array(tasks=tuple(sorted(tasks)), at_once=at_once)
 
 
 def _range(item: str) -> range:
     span, colon, step = item.partition(":")
     first, dash, last = span.partition("-")
+    if not item:
+        raise ValueError(f"an index is missing beside a comma; such as {_FORMS}")
     if colon and not dash:
-        raise ValueError(_FORM)
-    start = _number(first, 0)
-    end = _number(last, start) if dash else start
-    return range(start, end + 1, _number(step, 1) if colon else 1)
+        raise ValueError(f"{item!a} has a step and no range; such as 0-20:5")
+    start = _number(first, "an index")
+    end = _number(last, "an index") if dash else start
+    width = _number(step, "a step") if colon else 1
+    if end < start:
+        raise ValueError(f"the range {span} ends before it begins")
+    if not width:
+        raise ValueError(f"the step of {item} is 0; give 1 or more")
+    return range(start, end + 1, width)
 
 
-def _number(text: str, least: int) -> int:
-    """Raises ValueError: it is none, or out of bounds."""
+def _number(text: str, what: str) -> int:
+    """what: the part of the list, with its article. Raises ValueError: it is no number, or too large."""
     value = number(text)
-    if value is None or not least <= value <= MOST:
-        raise ValueError(_FORM)
+    if value is None or value < 0:
+        said = f"{text!a} is not {what}" if text else f"{what} is missing"
+        raise ValueError(f"{said}; such as {_FORMS}")
+    if value > MOST:
+        raise ValueError(f"{what} is at most {MOST}, not {value}")
     return value
 
 
 def notation(text: str) -> str:
-    """The same text, which is one. Raises ValueError."""
+    """Check a list of indices, and return it as it is. Raises ValueError, as `parse`."""
     parse(text)
     return text
 
 
+def indices(text: str) -> tuple[int, ...]:
+    """Read which tasks are meant: as `parse`, without `%M`. Raises ValueError."""
+    if "%" in text:
+        raise ValueError("%M is of --array; tasks are chosen as 4, 0,3-5 or 0-20:5")
+    return parse(text).tasks
+
+
 def split(name: str) -> tuple[str, int]:
-    """`IDENTITY.K`: NAME and K; -1: it names no task."""
-    base, _, index = name.partition(".")
-    return (base, int(index)) if index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
+    """Return NAME and K of `NAME.K`; of any other name itself and -1."""
+    base, _, index = name.rpartition(".")
+    return (base, int(index)) if base and index.isdecimal() and f"{int(index[:5])}" == index else (name, -1)
 
 
 def task_id(whole: str, index: int) -> str:
-    """What the scheduler calls a task of the array that it calls `whole`; "": nothing that follows from that."""
+    """Return the scheduler's id of a task of the array `whole`; "": it does not follow from that."""
     if "[]" in whole:
         return whole.replace("[]", f"[{index}]")
     return f"{whole}_{index}" if whole.isdecimal() else ""
 
 
 def whole_id(id_: str) -> str:
-    """What the scheduler calls the array that this is a task of; of others the same."""
+    """Return the scheduler's id of the array that this is a task of; of any other id itself."""
     head, bracket, rest = id_.partition("[")
     if bracket:
         return f"{head}[]{rest.partition(']')[2]}"
@@ -81,8 +110,20 @@ def whole_id(id_: str) -> str:
 
 
 def members(name: str, id_: str) -> list[tuple[str, str]]:
-    """Whom an answer is about, by our name and by their id: a job; a task and its array; several tasks, of which
-    Slurm tells together as long as they wait (`12_[0-9:3%2]`). Raises ValueError: that is no list."""
+    """Return which jobs an answer is about.
+
+    Slurm answers for several tasks at once as long as they wait (`12_[0-9:3%2]`).
+
+    Args:
+        name: Of the job, in the scheduler.
+        id_: The scheduler's.
+
+    Returns:
+        Pairs of our name and its id: of a job; of a task and its array; of several tasks.
+
+    Raises:
+        ValueError: The list of tasks cannot be read.
+    """
     head, _, rest = id_.partition("_")
     if head.isdecimal() and rest:  # Slurm
         indices = parse(rest.strip("[]")).tasks

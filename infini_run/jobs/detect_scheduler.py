@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import NoReturn
 
-    from infini_run.jobs.job_dir import Submission
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
@@ -25,7 +25,16 @@ _HERE = "--scheduler=local runs it on this machine"
 
 
 def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Scheduler:
-    """The scheduler of that name. above: where jobs are. Raises UsageError: it is not here."""
+    """Return the scheduler of that name.
+
+    Args:
+        name: slurm, pbs or local.
+        above: The directory of all jobs.
+        environ: The caller's.
+
+    Raises:
+        UsageError: Its command is not on PATH.
+    """
     if name == "local":
         from infini_run.jobs.schedulers.local import Local
 
@@ -47,6 +56,8 @@ def find_scheduler(name: str, above: str, environ: Mapping[str, str]) -> Schedul
 class Absent:
     """A scheduler that is not here, of a job that its directory knows: to every question it says so."""
 
+    has_accounting = False
+
     def __init__(self, name: str, problem: str) -> None:
         self.name = name
         self._problem = problem
@@ -59,7 +70,14 @@ class Absent:
 
 
 def scheduler_of(order: Submission, above: str, environ: Mapping[str, str]) -> Scheduler:
-    """That of a job. What its directory knows it needs no scheduler for, so one that is not here is no error yet."""
+    """Return the scheduler of a job; one that is not here is `Absent`, since what the directory knows needs no
+    scheduler.
+
+    Args:
+        order: What was submitted.
+        above: The directory of all jobs.
+        environ: The caller's.
+    """
     try:
         return find_scheduler(order.request.scheduler, above, environ)
     except UsageError as error:
@@ -67,36 +85,46 @@ def scheduler_of(order: Submission, above: str, environ: Mapping[str, str]) -> S
 
 
 def choose(
-    name: str, above: str, environ: Mapping[str, str], *, say: Callable[[str], None]
+    name: str, above: str, environ: Mapping[str, str], *, print_line: Callable[[str], None]
 ) -> tuple[Scheduler, Facts]:
-    """The scheduler to submit to, and what it has. name: auto is the first one that answers. say: gets what the
-    others said. Raises UsageError: it is not here, or with auto none is; QueryError: none answers."""
+    """Return the scheduler to submit to, and what it has.
+
+    Args:
+        name: slurm, pbs, local; auto: the first one that answers.
+        above: The directory of all jobs.
+        environ: The caller's.
+        print_line: Gets the words of those that do not answer.
+
+    Raises:
+        UsageError: It is not here; with auto, none is.
+        QueryError: It does not answer; with auto, none does.
+    """
     if name != "auto":
         scheduler = find_scheduler(name, above, environ)
         return scheduler, scheduler.facts()
     troubles: list[Facts] = []
     for found in _found(environ):
         scheduler = find_scheduler(found, above, environ)
-        facts = ask(scheduler)
-        if not facts.news:
+        facts = facts_of(scheduler)
+        if not facts.query_error:
             for trouble in troubles:
-                say(f"{trouble.scheduler} does not answer: {trouble.news}; {found} does, and is taken")
+                print_line(f"{trouble.scheduler} does not answer: {trouble.query_error}; {found} does, and is taken")
             return scheduler, facts
         troubles.append(facts)
-    said = "; ".join(f"{trouble.scheduler}: {trouble.news}" for trouble in troubles)
+    said = "; ".join(f"{trouble.scheduler}: {trouble.query_error}" for trouble in troubles)
     raise QueryError(f"no scheduler answers: {said}; {_HERE}")
 
 
-def ask(scheduler: Scheduler) -> Facts:
-    """What it has; of one that does not answer `news` says why."""
+def facts_of(scheduler: Scheduler) -> Facts:
+    """Return what a scheduler has; of one that does not answer, `query_error` says why."""
     try:
         return scheduler.facts()
     except QueryError as error:
-        return Facts(scheduler=scheduler.name, news=str(error))
+        return Facts(scheduler=scheduler.name, query_error=str(error))
 
 
 def find_schedulers(above: str, environ: Mapping[str, str]) -> list[Scheduler]:
-    """All that are here, whether or not they answer; this machine is always one."""
+    """Return all schedulers that are here, whether or not they answer; this machine is always one."""
     try:
         names = _found(environ)
     except UsageError:

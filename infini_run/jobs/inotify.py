@@ -16,11 +16,12 @@ _OWN = (
     *("vfat", "exfat", "ntfs3", "fuseblk", "squashfs", "erofs", "iso9660", "udf"),
 )
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200  # linux/inotify.h
+_DELETE_SELF, _MOVE_SELF = 0x400, 0x800
 _FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Changes:
-    """Readable when something was written, made or renamed in one of the directories."""
+    """Readable when something was written, made or renamed in one of the directories, or one of them was removed."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -30,9 +31,16 @@ class Changes:
         return self._fd
 
     def add(self, path: str, *, names_only: bool = False) -> None:
-        """What is added twice is watched once. names_only: what comes, goes and is renamed there, not what is
-        written. Raises InfiniRunError."""
-        mask = _CREATE | _MOVED_TO | (_MOVED_FROM | _DELETE if names_only else _MODIFY)
+        """Watch a directory; one that is added twice is watched once.
+
+        Args:
+            path: The directory.
+            names_only: Wake for names that come, go or change, not for what is written.
+
+        Raises:
+            InfiniRunError: It cannot be watched.
+        """
+        mask = _CREATE | _MOVED_TO | (_MOVED_FROM | _DELETE if names_only else _MODIFY | _DELETE_SELF | _MOVE_SELF)
         self._checked(self._libc.inotify_add_watch(self._fd, os.fsencode(path), mask))
 
     def clear(self) -> bool:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir, Submission
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
     from infini_run.jobs.submit import SubmissionPlan
@@ -42,30 +43,49 @@ def submit(
     cwd: str | os.PathLike[str] | None = None,
     **flags: object,
 ) -> Job:
-    """Submit `command` as a job, once, and return it; nothing waits for it to begin.
+    """Submit a command as a job, once, and return it; nothing waits for it to begin.
 
-    command: what each rank runs. env: the whole environment (None: ours), which goes with the job. cwd: where the
-    ranks start (None: here), on every node.
-    flags: those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm", time="4h",
-    pool="gpu", warn="5m", restarts=2`.
+    Args:
+        command: What each rank runs: a program and its arguments.
+        env: The whole environment of the ranks, which goes with the job; None: this process's.
+        cwd: The directory in which the ranks start, on every node; None: the current one.
+        **flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
+            time="4h", pool="gpu", warn="5m", restarts=2, array="0-9%3"`.
 
-    Raises UsageError: the request makes no sense, or there is no scheduler; SubmitError: it was not taken;
-    QueryError: the scheduler does not answer. Nothing is left then, unless the SubmitError's `kind` is `timed_out`:
-    the job may be there, and `find_job` finds it.
+    Returns:
+        The job, as its directory and its scheduler.
+
+    Raises:
+        UsageError: The request makes no sense, or there is no scheduler; nothing is left.
+        SubmitError: The job was not taken; nothing is left, unless its `kind` is `timed_out`: then the job may be
+            there, and `find_job` finds it.
+        QueryError: The scheduler does not answer; nothing is left.
     """
     environ = dict(os.environ if env is None else env)
     values = read_flags(flags, environ)
     if cwd is not None:
         values["cwd"] = os.fspath(cwd)
-    planned, scheduler = prepare(command, values, environ, say=_say)
+    planned, scheduler = prepare(command, values, environ, print_line=_print_line)
     if planned.layout.remark:
-        _say(planned.layout.remark)
-    folder, _ = hand_in(planned, scheduler, environ, say=_say)
+        _print_line(planned.layout.remark)
+    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line)
     return Job(folder, scheduler)
 
 
 def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Python's names and values, by the command's own grammar. Raises UsageError."""
+    """Read Python's names and values by the command's own grammar.
+
+    Args:
+        flags: By name; True and False are `--name` and `--noname`, a list is one word for each item, None is left
+            out.
+        environ: Where `INFINI_JOB_NAME` stands for the flag NAME.
+
+    Returns:
+        The value of every flag of submit.
+
+    Raises:
+        UsageError: A name or a value is wrong.
+    """
     from infini_run.options.grammar import parse
 
     words = []
@@ -83,19 +103,45 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
 
 
 def prepare(
-    command: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str], *, say: Callable[[str], None]
+    command: Sequence[str],
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    print_line: Callable[[str], None],
 ) -> tuple[SubmissionPlan, Scheduler]:
-    """Flags to a plan; nothing is written yet. say: gets what a scheduler said that is not taken. Raises UsageError,
-    QueryError."""
+    """Make a plan of flags; nothing is written yet.
+
+    Args:
+        command: What each rank runs.
+        values: The value of every flag of submit.
+        environ: The caller's.
+        print_line: Gets the words of a scheduler that does not answer and is passed over.
+
+    Returns:
+        The plan, and the scheduler to submit it to.
+
+    Raises:
+        UsageError: All that is wrong with the request, one line each.
+        QueryError: The scheduler does not answer.
+    """
     if not command:
         raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
     above = home(values["dir"], environ)
-    scheduler, facts = choose(values["scheduler"], above, environ, say=say)
+    scheduler, facts = choose(values["scheduler"], above, environ, print_line=print_line)
     return plan(make_request(command, values, above), scheduler, facts), scheduler
 
 
 def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> JobRequest:
-    """What the flags ask for. Raises UsageError."""
+    """Freeze what the flags ask for.
+
+    Args:
+        command: What each rank runs.
+        values: The value of every flag of submit.
+        above: The directory of all jobs.
+
+    Raises:
+        UsageError: The working directory is not there, `--warn` comes before the start, or no container runtime is.
+    """
     cwd = os.path.abspath(values["cwd"] or os.getcwd())
     if not os.path.isdir(cwd):
         raise UsageError(f"--cwd={cwd} is not a directory")
@@ -154,24 +200,34 @@ class Job:
         return f"<Job {self.name} in {os.path.dirname(self.path)}>"
 
     @property
-    def order(self) -> Submission:
-        """What was submitted."""
-        return self._folder.read_order()
+    def submission(self) -> Submission:
+        """Return what was submitted. Raises UsageError: its directory cannot be read."""
+        return self._folder.read_submission()
 
     @property
     def id(self) -> str:
-        """The scheduler's; "" where that is not known (yet)."""
+        """Return the scheduler's id of the job; "" if that is not known (yet)."""
         return self._folder.id
 
     def status(self) -> Status:
-        """How it is now. Costs at most one query; none, once it has ended."""
-        from infini_run.jobs.status import query_status
+        """Return how the job is now, by at most one query of its scheduler; none, once it has ended."""
+        from infini_run.jobs.status_query import query_status
 
         return query_status([self._folder], lambda _: self._scheduler)[0]
 
     def wait(self, timeout_s: float | None = None, *, changed: Callable[[Status], None] | None = None) -> Status:
-        """Wait until it has ended, at most `timeout_s` seconds (None: as long as it takes), and return how it is
-        then: `is_final`, `state`, `exit_code`. changed: is called with each new status."""
+        """Wait until the job has ended.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: no limit.
+            changed: Is called with each new status; None: with none.
+
+        Returns:
+            The status at the end, or at the timeout: `is_final`, `state`, `exit_code`.
+
+        Raises:
+            InfiniRunError: Its directory was removed.
+        """
         from infini_run.jobs.watch import JobWatcher
 
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -183,28 +239,37 @@ class Job:
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     break
-                if follow.step(left_s) and changed is not None:
+                if follow.poll(left_s) and changed is not None:
                     changed(follow.status)
             return follow.status
         finally:
             follow.close()
 
     def logs(
-        self, *, follow: bool = False, task: int | None = None, rank: int | None = None,
+        self, *, follow: bool = False, task: int | Sequence[int] | None = None, rank: int | None = None,
         node: str | int | None = None, attempt: int | None = None, scheduler_log: bool = False,
     ) -> Iterator[str]:  # fmt: skip
-        """What the ranks have written, line by line, each with the name of its rank in front. follow: go on until the
-        job has ended. task: of that task of an array (None: all, each line with the task in front). rank, node (index
-        or host): theirs only. attempt: of that run, counted from 0 (None: all). scheduler_log: what the job's script
-        and its scheduler have said instead.
+        """Read what the ranks have written, line by line, each with the name of its rank in front.
 
-        Raises UsageError: there is no such task, rank, node or attempt."""
-        from infini_run.jobs.logs import blocks
+        Args:
+            follow: Go on until the job has ended.
+            task: Index of a task of an array, or several; None: all. Of more than one, each line has its task in
+                front.
+            rank: Its lines only; None: those of all ranks.
+            node: Index or host of the node whose lines are meant; None: all.
+            attempt: This run only, counted from 0; None: all.
+            scheduler_log: Read what the job's script and its scheduler have said instead.
+
+        Raises:
+            UsageError: There is no such task, rank, node or attempt.
+        """
+        from infini_run.jobs.logs import blocks, narrow
         from infini_run.jobs.logs import scheduler_log as read
 
-        folder = self._folder if task is None else task_of(self._folder, task)
+        chosen = () if task is None else (task,) if isinstance(task, int) else tuple(task)
+        folder, tasks = narrow(self._folder, chosen)
         if scheduler_log:
-            yield from read(folder).decode("utf-8", "surrogateescape").splitlines()
+            yield from read(folder, tasks).decode("utf-8", "surrogateescape").splitlines()
             return
         for block in blocks(
             folder,
@@ -212,26 +277,33 @@ class Job:
             rank=-1 if rank is None else rank,
             node="" if node is None else str(node),
             attempt=-1 if attempt is None else attempt,
+            tasks=tasks,
         ):
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
     def cancel(self) -> None:
-        """Ask for its end; what has ended is left as it is. The ranks get the launcher's grace; asked again, what the
-        scheduler gives them. Raises QueryError; UsageError: its scheduler is not here."""
+        """Ask for the end of the job; one that has ended is left as it is.
+
+        The ranks get the launcher's grace; asked again, that of the scheduler.
+
+        Raises:
+            QueryError: The scheduler does not answer.
+            UsageError: The scheduler is not here.
+        """
         status = self.status()
         if status.is_final:
             return
         if isinstance(self._scheduler, Absent):
             self._scheduler.refuse()
-        again = self._folder.was_told_to_end
+        again = self._folder.scheduler_was_asked
         if not again:
             self._folder.mark_cancelled()
         ids = self._ids(status)
-        if status.tasks and status.news and not ids:
-            raise QueryError(status.news)
+        if status.tasks and status.query_error and not ids:
+            raise QueryError(status.query_error)
         if ids:
             self._scheduler.cancel(*ids, again=again)
-            self._folder.mark_cancelled(is_told=True)
+            self._folder.mark_cancelled(scheduler_was_asked=True)
 
     def _ids(self, status: Status) -> list[str]:
         """What the scheduler is to end: a job, or all tasks of an array that have not ended."""
@@ -246,17 +318,29 @@ class Job:
         return [folder.id for folder in folders if folder.id]
 
     def forget(self) -> None:
-        """Remove its directory and all that is in it: of a job that has ended, or that nobody knows (LOST). Raises
-        UsageError: it has not ended, as far as is known; InfiniRunError: something of it stays."""
+        """Remove the job's directory: of a job that has ended, or that its scheduler does not know (LOST).
+
+        Raises:
+            UsageError: It has not ended, as far as is known.
+            InfiniRunError: Something of it stays.
+        """
         forget(self._folder, self.status())
 
 
 def forget(folder: JobDir, status: Status) -> None:
-    """The same, of a job that was just looked at."""
-    if isinstance(folder, Task):
-        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
+    """Remove the directory of a job whose status was just read.
+
+    Args:
+        folder: Of the job.
+        status: How it is.
+
+    Raises:
+        UsageError: It has not ended, as far as is known, or it is a task.
+        InfiniRunError: Something of it stays.
+    """
+    refuse_task(folder)
     if not status.is_final and status.state != LOST:
-        news = f" as far as is known ({status.news})" if status.news else ""
+        news = f" as far as is known ({status.query_error})" if status.query_error else ""
         raise UsageError(f"job {folder.name} is {status.state}{news}: infini-job cancel ends it")
     remove(folder)
     if os.path.lexists(folder.path):
@@ -265,11 +349,25 @@ def forget(folder: JobDir, status: Status) -> None:
         )
 
 
+def refuse_task(folder: JobDir) -> None:
+    """Raises UsageError: it is a task, which is not removed by itself."""
+    if isinstance(folder, Task):
+        raise UsageError(f"{folder.name} is a task: infini-job forget {folder.array.name} removes the whole array")
+
+
 def find_job(name: str, *, dir: str | os.PathLike[str] = "") -> Job:  # noqa: A002
-    """The job of that name. dir: where jobs are kept. Raises UsageError: there is none that is ours."""
+    """Return the job, or the task `NAME.K`, of that name.
+
+    Args:
+        name: Such as ir-0123456789.
+        dir: The directory of all jobs; "": ~/.infini-run/jobs.
+
+    Raises:
+        UsageError: There is none that belongs to this user.
+    """
     above = home(os.fspath(dir), os.environ)
     folder = find_folder(above, name)
-    return Job(folder, scheduler_of(folder.read_order(), above, os.environ))
+    return Job(folder, scheduler_of(folder.read_submission(), above, os.environ))
 
 
 def find_jobs(
@@ -278,9 +376,17 @@ def find_jobs(
     dir: str | os.PathLike[str] = "",  # noqa: A002
     problem: Callable[[str], None] | None = None,
 ) -> list[Status]:
-    """How these jobs are, or all there are, the latest last: one query for each scheduler. problem: is told of a
-    directory that cannot be read, where no names are given (None: a RuntimeWarning). Raises UsageError."""
-    from infini_run.jobs.status import query_status
+    """Return the statuses of jobs, by one query of each scheduler, the latest job last.
+
+    Args:
+        names: Of these jobs; empty: of all.
+        dir: The directory of all jobs; "": ~/.infini-run/jobs.
+        problem: Without names, is called with a line for each directory that cannot be read; None: a RuntimeWarning.
+
+    Raises:
+        UsageError: There is no such job, or the directory cannot be read.
+    """
+    from infini_run.jobs.status_query import query_status
 
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
@@ -289,12 +395,12 @@ def find_jobs(
 
 
 def readable(folders: Iterable[JobDir], problem: Callable[[str], None]) -> Iterator[JobDir]:
-    """Those that this version can read: one that it cannot is told of, and hides no other."""
-    from infini_run.jobs.status import look_at_files
+    """Yield the directories that this version can read; `problem` gets a line for each other one."""
+    from infini_run.jobs.status_query import read_status
 
     for folder in folders:
         try:
-            look_at_files(folder)
+            read_status(folder)
         except InfiniRunError as error:
             problem(str(error))
         else:
@@ -308,16 +414,16 @@ def _warn(text: str) -> None:
 
 
 def is_hopeless(status: Status) -> bool:
-    """Whether it will never begin as it is."""
+    """Return whether the job never begins as it is."""
     return status.hold == HOPELESS or (status.state == LOST and status.is_final)
 
 
 def could_run(planned: SubmissionPlan, scheduler: Scheduler) -> None:
-    """Raises SubmitError: as it is the scheduler would never run it."""
+    """Check a plan with its scheduler. Raises SubmitError: as it is, the job could never run; QueryError."""
     why = check(planned, scheduler)
     if why:
         raise SubmitError("refused", f"it could never run: {why}")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"infini-job: {text}", file=sys.stderr, flush=True)

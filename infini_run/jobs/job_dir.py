@@ -4,7 +4,7 @@
     job.sh         what the scheduler runs                       id          the scheduler's name for it
     job.log        what the script itself said                   cancelled   somebody has asked for its end
     exit           how it ended                                  node, bin/  what starts its container
-    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json
+    0/, 1/, ...    one for each time that it ran: phase, log, first_failure, report.json; reserve, while it runs
     task/K/        of an array: what its task K has of these for itself
 
 The one rule: what is read by others comes by rename, so it is whole or not there. Its owner alone may look (0700).
@@ -15,10 +15,10 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.jobs.array import parse
 from infini_run.jobs.container import Image
+from infini_run.jobs.records import JobResult, Phase, Submission
 from infini_run.jobs.request import LOG, SPOOL, JobRequest
-from infini_run.record import record, replace
+from infini_run.record import replace
 from infini_run.system.json_codec import decode, encode
 from infini_run.system.secure_files import write_atomic
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-FORMAT = 1
+FORMAT = 2
+_RESERVED = 4096  # bytes; more than any ending has
 _DEVICES = (  # a scheduler says which devices a job has; what the caller's shell says is another machine's
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -50,94 +51,26 @@ _OF_A_SYSTEM = (  # where programs and libraries are: an image has its own
 )
 
 
-@record
-class Submission:
-    """A job as it was submitted: what its directory says first.
-
-    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is; 0: the scheduler
-    decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host: where from.
-    """
-
-    request: JobRequest
-    nodes: int
-    slots_per_node: int
-    pool: str
-    submitted_s: float
-    host: str
-
-    @property
-    def name(self) -> str:
-        return self.request.name
-
-    @property
-    def shape(self) -> str:
-        """`2 nodes x 8 gpus`."""
-        what = "cpu" if self.request.slot_type == "cpu" else "gpu"
-        if not self.slots_per_node:
-            return _count(self.request.slots, what)
-        slots = _count(self.slots_per_node, what)
-        return f"{_count(self.nodes, 'node')} x {slots}" if self.nodes else slots
-
-    @property
-    def tasks(self) -> tuple[int, ...]:
-        """Of an array: their indices."""
-        return parse(self.request.array).tasks if self.request.array else ()
-
-    @property
-    def whole_shape(self) -> str:
-        """`10 tasks x 2 nodes x 8 gpus`; of a job that is no array the same."""
-        return f"{_count(len(self.tasks), 'task')} x {self.shape}" if self.tasks else self.shape
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-@record
-class Phase:
-    """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
-    nodes: hosts in the order of their node ranks. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
-
-    state: str
-    since_s: float
-    nodes: tuple[str, ...] = ()
-    nproc: int = 0
-    reason: str = ""
-    begun_s: float = 0.0
-
-
-REQUEUED = "REQUEUED"
-
-
-@record
-class JobResult:
-    """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
-    reason: in a sentence. is_told: the scheduler ended it, and may know better why."""
-
-    state: str
-    code: int
-    node: str = ""
-    rank: int = -1
-    reason: str = ""
-    attempt: int = 0
-    is_told: bool = False
-    end_s: float
-
-
 class JobDir:
-    """One job's directory. Every look at it is a new one, but at what was asked for, which never changes.
+    """The directory of one job. Each method reads it anew, except for what was submitted, which never changes.
 
-    index: of a task of an array; -1: it is none."""
+    index: of a task of an array; -1: it is none.
+    """
 
     index = -1
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.name = os.path.basename(path)
-        self._order: Submission | None = None
+        self._submission: Submission | None = None
 
     def __repr__(self) -> str:
-        return f"Folder({self.path!r})"
+        return f"JobDir({self.path!r})"
+
+    def require(self) -> None:
+        """Raises InfiniRunError: it was removed, so nothing will ever be written there."""
+        if not os.path.lexists(self.path):
+            raise InfiniRunError(f"job {self.name}: its directory {self.path} was removed")
 
     def file(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -158,7 +91,7 @@ class JobDir:
 
     # ---- written once, by who submits
 
-    def write_order(self, order: Submission, environ: Mapping[str, str]) -> None:
+    def write_submission(self, order: Submission, environ: Mapping[str, str]) -> None:
         """What was asked for, and the environment: any bytes but NUL, which no variable can hold."""
         request = dict(vars(replace(order.request, env=())))
         if order.request.container is not None:
@@ -181,13 +114,13 @@ class JobDir:
         """Its path; "" where there is none."""
         return self.file(name) if os.path.exists(self.file(name)) else ""
 
-    def read_order(self) -> Submission:
-        """Raises UsageError: it is no job's directory, or of another version."""
-        if self._order is None:
-            self._order = self._read_order()
-        return self._order
+    def read_submission(self) -> Submission:
+        """Return what was submitted. Raises UsageError: it is no job's directory, or of another version."""
+        if self._submission is None:
+            self._submission = self._read_submission()
+        return self._submission
 
-    def _read_order(self) -> Submission:
+    def _read_submission(self) -> Submission:
         content = self._read_json("request.json")
         if not content or content.pop("format", 0) != FORMAT:
             raise UsageError(
@@ -219,20 +152,34 @@ class JobDir:
         """The scheduler's; "" where it has not (yet) taken the job."""
         return (self._read("id") or b"").decode("utf-8", "replace")
 
-    def mark_cancelled(self, *, is_told: bool = False) -> None:
-        """is_told: the scheduler has been asked to end it, and has not refused."""
-        self._write("cancelled", b"told" if is_told else b"")
+    def mark_cancelled(self, *, scheduler_was_asked: bool = False) -> None:
+        """Write down that the job is to end.
+
+        Args:
+            scheduler_was_asked: Whether the scheduler has been asked to end it, and has not refused.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        self._write("cancelled", b"asked" if scheduler_was_asked else b"")
 
     @property
     def is_cancelled(self) -> bool:
         return os.path.exists(self.file("cancelled"))
 
     @property
-    def was_told_to_end(self) -> bool:
+    def scheduler_was_asked(self) -> bool:
         return bool(self._read("cancelled"))
 
     def begin(self) -> int:
-        """The number of the attempt that begins now; its directory is there. What ended before is no end any more."""
+        """Make the directory of the run that begins now, with space for the word of how it ends.
+
+        Returns:
+            Its number. The result of the run before is moved into that run's directory.
+
+        Raises:
+            OSError: It cannot be made.
+        """
         number = self.attempts()
         while True:
             try:
@@ -240,12 +187,21 @@ class JobDir:
                 break
             except FileExistsError:
                 number += 1
+        self._reserve(number)
         if number > 0:
             try:
                 os.rename(self.file("exit"), self.file(f"{number - 1}/exit"))
             except FileNotFoundError:
                 return number  # nobody has said how that one ended
         return number
+
+    def _reserve(self, attempt: int) -> None:
+        """Space for the word of how it ends: its ranks may fill the disk."""
+        try:
+            with open(self.file(f"{attempt}/reserve"), "wb", buffering=0) as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVED)
+        except OSError:  # no space even now, or a file system that reserves none
+            return
 
     def attempts(self) -> int:
         """How many have begun."""
@@ -271,11 +227,33 @@ class JobDir:
         """The first one: node, rank, code, and what it was; {}: there was none."""
         return self._read_json(f"{attempt}/first_failure")
 
-    def write_ending(self, ending: JobResult) -> None:
-        self._write_json("exit", vars(ending))
+    def write_result(self, ending: JobResult) -> None:
+        """Write down how the job ended; on a full disk in the space that `begin` has reserved.
 
-    def propose_ending(self, ending: JobResult) -> bool:
-        """The same, by who is not the job: False where the job itself has said it meanwhile."""
+        Raises:
+            OSError: It cannot be written.
+        """
+        reserve = self.file(f"{ending.attempt}/reserve")
+        try:
+            self._write_json("exit", vars(ending))
+        except OSError:
+            if not os.path.exists(reserve):
+                raise
+            with open(reserve, "r+b", buffering=0) as file:
+                file.truncate(file.write(encode(vars(ending)) + b"\n"))
+            os.rename(reserve, self.file("exit"))
+        else:
+            _remove(reserve)
+
+    def write_result_if_absent(self, ending: JobResult) -> bool:
+        """Write down how the job ended, as another process than the job's own.
+
+        Returns:
+            False: the job itself has written it meanwhile, and that stays.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         draft = self.file(f"exit.{os.urandom(6).hex()}")
         self._write_json(os.path.basename(draft), vars(ending))
         try:
@@ -286,16 +264,23 @@ class JobDir:
             os.unlink(draft)
         return True
 
-    def ending(self, attempt: int = -1) -> JobResult | None:
-        """How it ended, as the job itself has said; None: it has not (yet). attempt: of an earlier one, after which
-        somebody else has begun another; -1: the latest."""
+    def result(self, attempt: int = -1) -> JobResult | None:
+        """Return how the job ended; None: nobody has written it (yet).
+
+        Args:
+            attempt: Of an earlier run, after which another has begun; -1: the latest.
+        """
         content = self._read_json("exit" if attempt < 0 else f"{attempt}/exit")
         return JobResult(**content) if content else None
 
     # ---- bytes
 
     def _write(self, name: str, data: bytes) -> None:
-        write_atomic(self.file(name), data)
+        try:
+            write_atomic(self.file(name), data)
+        except OSError as error:
+            error.filename = error.filename or self.file(name)
+            raise
 
     def _write_json(self, name: str, content: object) -> None:
         self._write(name, encode(content) + b"\n")
@@ -321,6 +306,13 @@ class JobDir:
         return content
 
 
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it was never made, or it stays: nobody reads it
+        return
+
+
 def _tuples(content: Any) -> Any:
     """Lists as JSON has them are tuples here."""
     if isinstance(content, dict):
@@ -329,7 +321,12 @@ def _tuples(content: Any) -> Any:
 
 
 def environment(environ: Mapping[str, str], request: JobRequest) -> dict[str, str]:
-    """What of the caller's (clean) environment goes with a job: all but what is true of its own machine only, or of
-    this side of a container; and what was asked for."""
+    """Return the variables that go with a job.
+
+    Args:
+        environ: The caller's, without those of schedulers. What is true of its machine only, or of this side of a
+            container, is left out.
+        request: Whose `env` is added.
+    """
     left_out = _LISTED if request.container is None else _LISTED + _OF_A_SYSTEM
     return {name: text for name, text in environ.items() if name not in left_out} | dict(request.env)

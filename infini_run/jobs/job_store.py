@@ -19,7 +19,7 @@ _ID_SIZE = 5  # random bytes of a name
 
 
 def home(given: str, environ: Mapping[str, str]) -> str:
-    """Where jobs are: --dir, or ~/.infini-run/jobs."""
+    """Return the directory of all jobs: `given` (--dir), or ~/.infini-run/jobs."""
     path = given or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".infini-run", "jobs")
     return os.path.abspath(path)
 
@@ -34,7 +34,7 @@ def is_name(text: str) -> bool:
 
 
 def make_folder(above: str, name: str) -> JobDir:
-    """A new job's directory, with those above it. Raises UsageError: it cannot be made there."""
+    """Make a new job's directory, with those above it. Raises UsageError: it cannot be made there."""
     path = os.path.join(above, name)
     try:
         os.makedirs(above, mode=0o700, exist_ok=True)
@@ -48,9 +48,17 @@ def make_folder(above: str, name: str) -> JobDir:
 
 
 def find_folder(above: str, name: str) -> JobDir:
-    """The directory of a job that there is, and that is ours, or of its task (NAME.K). Raises UsageError."""
+    """Return the directory of a job, or of a task (NAME.K).
+
+    Args:
+        above: The directory of all jobs.
+        name: Of the job.
+
+    Raises:
+        UsageError: There is none, or it belongs to another user.
+    """
     base, index = split(name)
-    if index >= 0 and is_name(base):
+    if index >= 0 and is_name(split(base)[0]):  # of a task `task_of` says that it has none
         return task_of(find_folder(above, base), index)
     if not is_name(name):
         raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")

@@ -11,7 +11,7 @@ import re
 import select
 
 from infini_run.errors import UsageError
-from infini_run.jobs.task import tasks_of
+from infini_run.jobs.task import task_of, tasks_of
 from infini_run.jobs.watch import JobWatcher
 
 TYPE_CHECKING = False
@@ -95,22 +95,42 @@ class Reader:
         return rest + b"\n" if rest else b""
 
 
-def attempts_of(folder: JobDir, asked: int) -> list[int]:
+def narrow(folder: JobDir, tasks: Sequence[int]) -> tuple[JobDir, Sequence[int]]:
+    """Take the one task that is chosen for a job of its own, whose lines have no task in front.
+
+    Args:
+        folder: Of the array.
+        tasks: Indices; empty: all.
+
+    Returns:
+        The directory to read, and which tasks of it.
+
+    Raises:
+        UsageError: There is no such task.
+    """
+    return (task_of(folder, tasks[0]), ()) if len(tasks) == 1 else (folder, tasks)
+
+
+def attempts_of(folder: JobDir, asked: int, tasks: Sequence[int] = ()) -> list[int]:
     """asked: one, or -1: all. Those of an array are those of the task that ran most often. Raises UsageError: it has
     not run so often."""
-    count = max(one.attempts() for one in tasks_of(folder) or (folder,))
+    count = max(one.attempts() for one in tasks_of(folder, tasks) or (folder,))
     if asked >= count:
         was = "has not begun" if not count else f"ran {count} time{'s' * (count > 1)}, counted from 0"
         raise UsageError(f"--attempt={asked}: job {folder.name} {was}")
     return list(range(count)) if asked < 0 else [asked]
 
 
-def check(folder: JobDir, *, rank: int, node: str, attempt: int) -> None:
-    """Raises UsageError: as far as it is known by now, there is no such rank, node or attempt. A run that one task of
-    an array had another need not have had, nor its nodes."""
-    numbers = attempts_of(folder, attempt)
-    if tasks := tasks_of(folder):
-        _check_tasks(tasks, rank, node)
+def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence[int] = ()) -> None:
+    """Check that what is chosen can exist, as far as is known by now. A task of an array need not have had the runs
+    or nodes of another.
+
+    Raises:
+        UsageError: There is no such task, rank, node or run.
+    """
+    numbers = attempts_of(folder, attempt, tasks)
+    if found := tasks_of(folder, tasks):
+        _check_tasks(found, rank, node)
         return
     for number in numbers[-1:]:
         phase = folder.phase(number)
@@ -126,7 +146,7 @@ def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
     ]
     known = [phase for phases in each for phase in phases]
     chosen = [Chosen(rank, node, phase.nodes, phase.nproc, may_lack_node=True) for phase in known]
-    is_open = any(not phases and task.ending() is None for task, phases in zip(tasks, each, strict=True))
+    is_open = any(not phases and task.result() is None for task, phases in zip(tasks, each, strict=True))
     if known and not is_open and all(one.lacks_node for one in chosen):
         hosts = dict.fromkeys(host for phase in known for host in phase.nodes)
         raise _no_node(node, hosts, max(len(phase.nodes) for phase in known))
@@ -139,17 +159,30 @@ def blocks(
     rank: int = -1,
     node: str = "",
     attempt: int = -1,
+    tasks: Sequence[int] = (),
     stop: int = -1,
     changed: Callable[[Status], None] | None = None,
 ) -> Iterator[bytes]:
-    """Whole lines, many at a time. scheduler: of a job that is to be followed until it has ended; None: what there
-    is now. attempt: -1: all of them. stop: a descriptor; following ends when it can be read. changed: is called with
-    each new status of a job that is followed. Raises UsageError: there is no such rank, node or attempt."""
+    """Read whole lines, many at a time.
+
+    Args:
+        folder: Of the job, array or task.
+        scheduler: Of a job that is to be followed until it has ended; None: what there is now.
+        rank: Its lines only; -1: all.
+        node: Its index or host; "": all.
+        attempt: This run only, counted from 0; -1: all.
+        tasks: Of an array, these only; empty: all.
+        stop: A descriptor; following ends when it can be read; -1: none.
+        changed: Is called with each new status of a job that is followed.
+
+    Raises:
+        UsageError: There is no such task, rank, node or attempt.
+    """
     is_known = scheduler is None or attempt < folder.attempts()
-    check(folder, rank=rank, node=node, attempt=attempt if is_known else -1)
+    check(folder, rank=rank, node=node, attempt=attempt if is_known else -1, tasks=tasks)
     at = None if scheduler is None else JobWatcher(folder, scheduler)
-    tasks = tasks_of(folder)
-    all_runs = [_Runs(one, rank, node, attempt, len(tasks) > 0) for one in tasks or (folder,)]
+    chosen = tasks_of(folder, tasks)
+    all_runs = [_Runs(one, rank, node, attempt, len(chosen) > 0) for one in chosen or (folder,)]
     try:
         if at is not None and changed is not None:
             changed(at.status)
@@ -162,7 +195,7 @@ def blocks(
             if is_over or not all_runs:
                 break
             assert at is not None
-            if at.step(also=[stop] if stop >= 0 else []) and changed is not None:
+            if at.poll(also=[stop] if stop >= 0 else []) and changed is not None:
                 changed(at.status)
             if stop >= 0 and select.select([stop], [], [], 0)[0]:
                 return
@@ -235,11 +268,15 @@ class _Log:
             yield rest
 
 
-def scheduler_log(folder: JobDir) -> bytes:
-    """What the job's script and its scheduler have said, of all its runs, task by task. Of a job that never began,
-    why may be in there."""
-    said = b"".join(map(scheduler_log, tasks_of(folder)))
-    for path in folder.scheduler_logs:
+def scheduler_log(folder: JobDir, tasks: Sequence[int] = ()) -> bytes:
+    """Return what the job's script and its scheduler have said, of all its runs, task by task.
+
+    Args:
+        folder: Of the job, array or task.
+        tasks: Indices of the tasks that are meant; empty: all.
+    """
+    said = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
+    for path in () if tasks else folder.scheduler_logs:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             said += file.read()
     return said

@@ -47,7 +47,11 @@ class Layout:
 
 
 def lay_out(request: JobRequest, facts: Facts) -> Layout:
-    """The layout of a request. Raises UsageError: all that is wrong, one line each."""
+    """Return the layout of a request. Pure.
+
+    Raises:
+        UsageError: All that is wrong with it, one line each.
+    """
     pool = facts.pool(request.pool)
     is_determined = request.layout == DETERMINED
     _refuse(_unknown_pool(request, facts, pool) + (_no_row(request) if is_determined else []))

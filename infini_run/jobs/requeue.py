@@ -17,38 +17,53 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from infini_run.jobs.job_dir import JobDir, Submission
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 
-def keep_out(folder: JobDir, job: Submission, environ: Mapping[str, str], *, say: Callable[[str], None]) -> None:
-    """Preempted once more than it is to be run again: the scheduler must not queue it again by itself."""
+def keep_out(
+    folder: JobDir, job: Submission, environ: Mapping[str, str], *, print_line: Callable[[str], None]
+) -> None:
+    """Keep Slurm from queueing a job again that was preempted once more than `--restarts` allows."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         find_scheduler(job.request.scheduler, folder.home, environ).cancel(folder.id)
     except (UsageError, QueryError) as error:
-        say(f"it may be queued again: {error}")  # then it ends when it begins
+        print_line(f"it may be queued again: {error}")  # then it ends when it begins
 
 
 def requeue(
-    folder: JobDir, job: Submission, environ: Mapping[str, str], *, say: Callable[[str], None]
+    folder: JobDir, job: Submission, environ: Mapping[str, str], *, print_line: Callable[[str], None]
 ) -> InfiniRunError | None:
-    """Have it run again: by its id, or as a new one of the same name. Why not, or None."""
+    """Have the scheduler run this job again: by its id, or as a new job of the same name.
+
+    Args:
+        folder: Of the job, or of a task.
+        job: What was submitted.
+        environ: That of the allocation.
+        print_line: Gets what goes wrong, and ends nothing.
+
+    Returns:
+        Why it does not run again; None: it does, or its scheduler will tell.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         scheduler = find_scheduler(job.request.scheduler, folder.home, environ)
         if not scheduler.requeue(folder.id):
-            folder.write_id(_hand_over(folder, scheduler, say))
+            folder.write_id(_hand_over(folder, scheduler, print_line))
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             return error
-        say(f"it may be queued again: {error}")  # the scheduler knows, and who asks for its state asks that one
+        print_line(
+            f"it may be queued again: {error}"
+        )  # the scheduler knows, and who asks for its state asks that one
     except (UsageError, QueryError) as error:
         return error
     return None
 
 
-def _hand_over(folder: JobDir, scheduler: Scheduler, say: Callable[[str], None]) -> str:
+def _hand_over(folder: JobDir, scheduler: Scheduler, print_line: Callable[[str], None]) -> str:
     """As a new job. Raises SubmitError."""
     from infini_run.jobs.script import render_task
     from infini_run.jobs.submit import hand_over
@@ -56,4 +71,4 @@ def _hand_over(folder: JobDir, scheduler: Scheduler, say: Callable[[str], None])
     if scheduler.name == "pbs" and isinstance(folder, Task):
         with open(folder.script, encoding="utf-8", errors="surrogateescape") as file:
             folder.write_script(render_task(file.read(), folder.index))
-    return hand_over(scheduler, folder.script, folder.name, say=say, folder=folder, before=folder.id)
+    return hand_over(scheduler, folder.script, folder.name, print_line=print_line, folder=folder, before=folder.id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.errors import NodeLost
-from infini_run.jobs.job_dir import JobResult
+from infini_run.jobs.records import JobResult
 from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.report.report import signal_name
@@ -27,9 +27,20 @@ def classify(
     is_preempted: bool = False,
     attempt: int,
 ) -> JobResult:
-    """error: why the launch ended, where that was no rank; blames_node: it came before any rank failed.
-    is_cancelled: the user has asked for the end, which goes before all. is_preempted: the scheduler has given its
-    nodes to another job. is_late: the time limit was reached."""
+    """Decide how a run ended. Pure.
+
+    Args:
+        report: The launch's.
+        error: Why the launch ended, if no rank was the reason; None: a rank was, or it ended well.
+        blames_node: Whether `error` came before any rank failed.
+        is_cancelled: Whether the user has asked for the end, which goes before all else.
+        is_late: Whether the time limit was reached.
+        is_preempted: Whether the scheduler has given the nodes to another job.
+        attempt: Number of the run.
+
+    Returns:
+        What is written down as `exit`.
+    """
     first = report.first_failure
     end = JobResult(state=COMPLETED, code=report.exit_code, attempt=attempt, end_s=report.end_s)
     is_known = is_cancelled or is_preempted
@@ -44,11 +55,11 @@ def classify(
         # who ends a job ends what reaches its nodes, too (PBS: pbs_tmrsh), and that may be seen first
         if is_known or is_late:
             return _of_signal(told, end, is_cancelled, is_preempted, is_late)
-        return _changed(end, NODE_FAIL, end.reason, is_told=True)
+        return _changed(end, NODE_FAIL, end.reason, scheduler_ended_it=True)
     if told and (first is None or first.shell_code == 128 + told or (first.code == AGAIN and not may_ask)):
         return _of_signal(told, end, is_cancelled, is_preempted, is_late)
     if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
-        return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, is_told=True)
+        return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
         return _changed(end, state, report.headline(), node=first.host, rank=first.rank)
@@ -65,8 +76,8 @@ def _of_signal(told: int, end: JobResult, is_cancelled: bool, is_preempted: bool
     if is_preempted:
         return _changed(end, PREEMPTED, "it was preempted")
     if is_late:
-        return _changed(end, TIMEOUT, "its time limit was reached", is_told=True)
-    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", is_told=True)
+        return _changed(end, TIMEOUT, "its time limit was reached", scheduler_ended_it=True)
+    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", scheduler_ended_it=True)
 
 
 def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:
@@ -82,8 +93,16 @@ def _changed(end: JobResult, state: str, reason: str, **changes: object) -> JobR
 
 
 def restart_reason(ending: JobResult, *, failures: int, restarts: int) -> str:
-    """Why the job is to be run again; "": it is not. failures: how often it was, after one. restarts: how often it
-    may be."""
+    """Decide whether a job runs again. Pure.
+
+    Args:
+        ending: How its run ended.
+        failures: How often it ran again after a failure.
+        restarts: How often it may.
+
+    Returns:
+        Why it is to run again; "": it is not.
+    """
     if ending.state in (COMPLETED, CANCELLED, TIMEOUT):
         return ""
     if ending.code == AGAIN:

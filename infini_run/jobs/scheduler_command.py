@@ -36,7 +36,7 @@ class CommandResult:
     timed_out: bool = False
 
     @property
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """Its last line on stderr that says something, else on stdout."""
         lines = [line.strip() for line in (self.error or self.out).splitlines() if line.strip()]
         return lines[-1] if lines else ""
@@ -54,7 +54,17 @@ class CommandResult:
 def run_command(
     argv: Sequence[str], environ: Mapping[str, str], limit_s: float = LIMIT_S, *, given: str = ""
 ) -> CommandResult:
-    """Run it and wait, at most `limit_s` seconds. given: its stdin."""
+    """Run a command and wait for it.
+
+    Args:
+        argv: Its words.
+        environ: Its environment, in which it is looked for on PATH.
+        limit_s: Seconds after which it is killed, with its process group.
+        given: Its stdin.
+
+    Returns:
+        How it ended; a command that is not there, or was too slow, is an answer too.
+    """
     source, out, error = (above_stdio(os.memfd_create(name)) for name in ("in", "out", "error"))
     try:
         os.pwrite(source, given.encode(), 0)
@@ -70,7 +80,19 @@ def run_command(
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int, int]) -> int:
-    """Start it in a session of its own, with these three descriptors and no others; its pid. Raises OSError."""
+    """Start a command in a session of its own.
+
+    Args:
+        argv: Its words.
+        environ: Its environment, in which it is looked for on PATH.
+        stdio: The descriptors that become 0, 1 and 2; it gets no others.
+
+    Returns:
+        Its pid.
+
+    Raises:
+        OSError: It was not started.
+    """
     path = argv[0] if "/" in argv[0] else find_program(argv[0], environ.get("PATH", os.defpath))
     if not path:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
@@ -119,7 +141,7 @@ def _wait(pid: int, limit_s: float) -> tuple[bool, int]:
 
 
 def reap(pid: int) -> int:
-    """Wait for its end; its exit code, 128 + signal; 0 where another has taken that."""
+    """Wait for the end of a child; its exit code, 128 + signal; 0 if another part of this process has reaped it."""
     try:
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:

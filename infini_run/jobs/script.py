@@ -10,6 +10,7 @@ import os
 import sys
 
 from infini_run.errors import UsageError
+from infini_run.jobs.array import parse
 from infini_run.jobs.container import Place, srun_options, wrap
 from infini_run.jobs.container import problems as image_problems
 from infini_run.jobs.node_shape import lay_out
@@ -28,8 +29,11 @@ _INDEX = {"slurm": "$SLURM_ARRAY_TASK_ID", "pbs": "$PBS_ARRAY_INDEX"}  # of a ta
 
 
 def plan(request: JobRequest, facts: Facts) -> Layout:
-    """The layout of a request whose options are good as well. Raises UsageError: all that is wrong with either, one
-    line each."""
+    """Return the layout of a request whose options are good as well.
+
+    Raises:
+        UsageError: All that is wrong with either, one line each.
+    """
     problems = _option_problems(request, facts)
     try:
         layout = lay_out(request, facts)
@@ -42,7 +46,13 @@ def plan(request: JobRequest, facts: Facts) -> Layout:
 
 
 def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
-    """The script of a request that `plan` has found to be good."""
+    """Return the script of a request that `plan` has found to be good.
+
+    Args:
+        request: What the user asks for.
+        layout: Its nodes.
+        facts: What the scheduler has.
+    """
     lines = ["#!/bin/sh"]
     if facts.scheduler == "slurm":
         options = slurm_script.options(request, layout, f"{request.folder}/{LOG}")
@@ -50,7 +60,7 @@ def render(request: JobRequest, layout: Layout, facts: Facts) -> str:
     elif facts.scheduler == "pbs":
         options = pbs_script.options(request, layout, f"{request.folder}/{SPOOL}")
         lines += ["#PBS " + " ".join(map(pbs_script.quoted, words)) for words in options]
-    lines += [f"# {request.name}: {described(layout)}", ""]
+    lines += [f"# {request.name}: {_tasks(request.array)}{described(layout)}", ""]
     folder, index = quoted(request.folder), _INDEX.get(facts.scheduler, "") if request.array else ""
     if facts.scheduler == "pbs":  # else its output is not to be seen before the end
         log = f"{folder}/task/{index}/{LOG}" if index else quoted(f"{request.folder}/{LOG}")
@@ -69,7 +79,7 @@ def render_task(text: str, index: int) -> str:
 
 
 def inside_of(python: str) -> list[str]:
-    """This interpreter is started without site; of another one nothing is known."""
+    """Return the words that start the launcher on the first node. This interpreter starts without site."""
     if python == sys.executable:
         return [python, "-S", os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")]
     return [python, "-m", "infini_run.jobs.allocation_main"]
@@ -106,6 +116,11 @@ def described(layout: Layout) -> str:
     if not layout.nodes:
         return f"{_counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
     return f"{_counted(layout.nodes, 'node')} x {_counted(layout.slots_per_node or layout.slots, what)}"
+
+
+def _tasks(array: str) -> str:
+    """`10 tasks (--array=0-9%3) x `; "": it is no array."""
+    return f"{_counted(len(parse(array).tasks), 'task')} (--array={array}) x " if array else ""
 
 
 def _counted(count: int, what: str) -> str:

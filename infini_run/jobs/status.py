@@ -1,23 +1,15 @@
-"""What became of jobs: their own word, else what their scheduler says, by one query for all of them.
+"""What is known of a job: one frozen record, and that of an array out of those of its tasks. Pure.
 
-The one rule: a job that is not in the answer is not finished, and an answer that did not come changes nothing. What a
-scheduler forgets is written down when it is seen.
+The one rule: of an array nothing is kept that does not follow from its tasks.
 """
 
 from __future__ import annotations
 
-import contextlib
-import time
-
-from infini_run.errors import QueryError, UsageError
-from infini_run.jobs.job_dir import REQUEUED, JobResult
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
-    FAILED,
     LIVE,
     LOST,
-    OOM,
     QUEUED,
     RUNNING,
     STARTING,
@@ -25,36 +17,45 @@ from infini_run.jobs.schedulers.scheduler import (
     SUSPENDED,
     WARNED,
 )
-from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
-from infini_run.jobs.task import Task, tasks_of
 from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir, Phase, Submission
-    from infini_run.jobs.schedulers.scheduler import Scheduler, SchedulerJob
 
-LOCAL = "local"
 COMMON = ("command", "scheduler", "submitted_s", "tasks")  # of an array
 _FURTHEST = (RUNNING, WARNED, STARTING, SUSPENDED, QUEUED)
-_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
-_LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
-_KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
 
 
 @record
 class Status:
-    """A job as far as it is known.
+    """A job, as far as it is known.
 
-    state: a word of `scheduler.STATES`. code: its exit code, -1: none. node, rank: whose failure was the first; ""
-    and -1: nobody's. reason: why it waits, or how it ended, in a sentence. hold, advice: of one that waits, as
-    `SchedulerJob` has them. attempt: of its runs the latest, -1: it has not begun. nodes: its hosts, in the order of
-    their ranks. since_s: since when it is so. is_final: it will not change any more. news: why the scheduler said
-    nothing, or "". is_told: the scheduler ended it, which may know why, or run it again. tasks: of an array, which
-    itself is as `whole` has it. task: of a task its index; of an array that of the first one to fail, -1: none has.
+    Args:
+        name: Of the job, or NAME.K of a task.
+        state: One of `schedulers.scheduler.STATES`.
+        scheduler: slurm, pbs or local.
+        id: The scheduler's; "": not known (yet).
+        shape: Its size, for people: `2 nodes x 8 gpus`.
+        command: What each rank runs.
+        folder: Its directory.
+        submitted_s: When, in seconds since the epoch.
+        since_s: Since when it is in this state, in seconds since the epoch.
+        is_final: Whether it will not change any more.
+        code: The exit code; -1: none.
+        node: Host of the first failure; "": no rank has failed.
+        rank: Rank of the first failure; -1: no rank has failed.
+        reason: Why it waits, or how it ended, in a sentence.
+        hold: Of a job that waits, waiting, passing or hopeless.
+        advice: What to change in a hopeless one.
+        attempt: Its latest run, counted from 0; -1: it has not begun.
+        nodes: Its hosts, in the order of their ranks.
+        query_error: Why the scheduler did not answer; "": it did, or was not asked.
+        scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
+        task: Of a task its index; of an array that of its first task to fail; -1: none.
+        tasks: Of an array, in the order of their indices.
     """
 
     name: str
@@ -75,14 +76,14 @@ class Status:
     advice: str = ""
     attempt: int = -1
     nodes: tuple[str, ...] = ()
-    news: str = ""
-    is_told: bool = False
+    query_error: str = ""
+    scheduler_ended_it: bool = False
     task: int = -1
     tasks: tuple[Status, ...] = ()
 
     @property
     def headline(self) -> str:
-        """`FAILED 7 node2 rank 5`; `QUEUED Priority`; of an array also how many of its tasks are how."""
+        """Return `FAILED 7 node2 rank 5` or `QUEUED Priority`; of an array also the number of tasks in each state."""
         each = [task.state for task in self.tasks]
         counts = [f"{each.count(state)} {state}" for state in dict.fromkeys((*STATES, *each)) if state in each]
         return f"{self._head}: {', '.join(counts)}" if len(counts) > 1 else self._head
@@ -101,21 +102,28 @@ class Status:
 
     @property
     def exit_code(self) -> int:
-        """That of the first rank to fail; 1 where a job ended badly and nobody knows a code."""
+        """Return the code of the first rank to fail; 1 if the job ended badly and no code is known."""
         if self.state == COMPLETED:
             return 0
         return self.code if self.code > 0 else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types, by the same names. What all tasks of an array have in common is not said again of each."""
+        """Return plain types by the same names; of tasks without what they have in common (`COMMON`)."""
         tasks = [{name: item for name, item in task.to_json().items() if name not in COMMON} for task in self.tasks]
         plain = {"command": list(self.command), "nodes": list(self.nodes), "tasks": tasks}
         return {**vars(self), "headline": self.headline, **plain}
 
 
 def whole(about: Status, tasks: Sequence[Status]) -> Status:
-    """An array. about: whose it is. As long as a task has not ended it is as the one that is furthest; then as the
-    first one that failed, in time, was; cancelled ones are behind all others."""
+    """Return the status of an array.
+
+    As long as a task has not ended, it is that of the task that is furthest; then that of the first task that
+    failed, in time, with cancelled ones behind all others.
+
+    Args:
+        about: The array's own name, id, shape and directory.
+        tasks: Of the array, all of them.
+    """
     live = [task for task in tasks if not task.is_final]
     bad = [task for task in tasks if task.state != COMPLETED and not live]
     if live:
@@ -129,223 +137,6 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
     return replace(
         one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=blamed,
         tasks=tuple(tasks), reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
-        attempt=max(task.attempt for task in tasks), is_told=any(task.is_told for task in live),
-        news=next((task.news for task in tasks if task.news), ""),
+        attempt=max(task.attempt for task in tasks), scheduler_ended_it=any(task.scheduler_ended_it for task in live),
+        query_error=next((task.query_error for task in tasks if task.query_error), ""),
     )  # fmt: skip
-
-
-def query_status(
-    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None = None
-) -> list[Status]:
-    """All of them, in their order. One query for each scheduler, and none for jobs that have ended."""
-    tasks = {folder.name: tasks_of(folder) for folder in folders}
-    each = [one for folder in folders for one in tasks[folder.name] or (folder,)]
-    found = {status.name: status for status in _look(each, scheduler_of, now_s)}
-    return [
-        whole(_in_files(folder), [found[task.name] for task in tasks[folder.name]])
-        if tasks[folder.name]
-        else found[folder.name]
-        for folder in folders
-    ]
-
-
-def _look(
-    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None
-) -> list[Status]:
-    now = time.time() if now_s is None else now_s
-    found = {folder.name: look_at_files(folder) for folder in folders}
-    asked: dict[str, list[JobDir]] = {}
-    for folder in folders:
-        if not found[folder.name].is_final:
-            asked.setdefault(found[folder.name].scheduler, []).append(folder)
-    for group in asked.values():
-        try:
-            scheduler = scheduler_of(group[0].read_order())
-            ids = {folder.name: folder.id for folder in group if folder.id}
-            seen = scheduler.query([folder.name for folder in group], ids)
-        except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
-            for folder in group:
-                found[folder.name] = replace(found[folder.name], news=str(error))
-            continue
-        for folder in group:
-            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now)
-    return [found[folder.name] for folder in folders]
-
-
-def look_at_files(folder: JobDir, known: Status | None = None) -> Status:
-    """What the directory alone says. known: of an array, for its tasks that have ended. Raises UsageError: it is no
-    job's."""
-    tasks = tasks_of(folder)
-    if not tasks:
-        return _in_files(folder)
-    ended = {task.name: task for task in known.tasks if task.is_final} if known else {}
-    return whole(_in_files(folder), [ended.get(task.name) or _in_files(task) for task in tasks])
-
-
-def _in_files(folder: JobDir) -> Status:
-    job = folder.read_order()
-    attempts = folder.attempts()
-    phase = folder.phase(attempts - 1) if attempts else None
-    ending = folder.ending()
-    status = Status(
-        name=folder.name,
-        state=STARTING if attempts else QUEUED,
-        scheduler=job.request.scheduler,
-        id=folder.id,
-        shape=job.shape if folder.index >= 0 else job.whole_shape,
-        command=job.request.command,
-        folder=folder.path,
-        submitted_s=job.submitted_s,
-        since_s=job.submitted_s,
-        attempt=attempts - 1,
-        task=folder.index,
-    )
-    if phase is not None:
-        status = _in_phase(status, phase)
-    if ending is not None and ending.attempt >= attempts - 1:  # else of a run before: somebody wrote it late
-        status = _ended(status, ending)
-    return status
-
-
-def _in_phase(status: Status, phase: Phase) -> Status:
-    state = QUEUED if phase.state == REQUEUED else phase.state
-    return replace(status, state=state, since_s=phase.since_s, nodes=phase.nodes, reason=phase.reason)
-
-
-def _ended(status: Status, ending: JobResult) -> Status:
-    """is_told: the scheduler ended it, and may run it again: it is asked once more, while it knows the job."""
-    return replace(
-        status,
-        state=ending.state,
-        code=ending.code,
-        node=ending.node,
-        rank=ending.rank,
-        reason=ending.reason,
-        since_s=ending.end_s,
-        attempt=max(status.attempt, ending.attempt),
-        is_final=not ending.is_told,
-        is_told=ending.is_told,
-    )
-
-
-def _combine(folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float) -> Status:
-    """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
-    again under another id, of which the answer says nothing."""
-    status = look_at_files(folder)
-    if status.is_final or (asked_id and status.id != asked_id):
-        return status
-    answer = seen.get(folder.name)
-    if answer is None:
-        is_left_out = isinstance(folder, Task) and folder.array.name in seen and status.attempt < 0
-        return _missing(folder, status, now_s, is_left_out)
-    if not answer.state:
-        return replace(status, news=answer.reason)
-    status = replace(status, id=answer.id)
-    if answer.state in LIVE:
-        return _alive(folder, status, answer)
-    return _gone(folder, status, answer, now_s)
-
-
-def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
-    """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
-    phase = folder.phase(status.attempt) if status.attempt >= 0 else None
-    base = replace(status, code=-1, node="", rank=-1, is_final=False, is_told=False)
-    if answer.state == QUEUED:
-        return replace(
-            base, state=QUEUED, reason=answer.reason, hold=answer.hold, advice=answer.advice,
-            since_s=phase.since_s if phase else status.submitted_s,
-        )  # fmt: skip
-    if answer.state == SUSPENDED:
-        return replace(base, state=SUSPENDED, reason="")
-    if phase is None or phase.state == REQUEUED:
-        return replace(base, state=STARTING, reason="")
-    return replace(base, state=phase.state, since_s=phase.since_s, reason="")
-
-
-def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) -> Status:
-    """It has ended without a word of its own, or with one that the scheduler knows better."""
-    if status.is_told:
-        state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
-        return _settle(folder, replace(status, state=state), now_s, replaces=True)
-    reason, said = answer.reason, _out_of_memory(folder)
-    if said and answer.state in (FAILED, CANCELLED, OOM):
-        return _settle(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
-    state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
-    if state == CANCELLED and status.attempt < 0:
-        reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
-    elif status.attempt < 0 and state in (FAILED, COMPLETED):
-        why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
-        reason = f"{reason}: {why}" if reason else why
-    elif status.attempt >= 0 and not reason:
-        reason = f"it has not said why; infini-job logs {folder.name} may"
-    return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
-
-
-def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool) -> Status:
-    """The scheduler does not know it (any more). is_left_out: its array it knows: Slurm tells no more of a task that
-    was cancelled while it waited."""
-    if status.state not in LIVE:  # is_told, and forgotten: its own word is all that there is
-        return _settle(folder, status, now_s, replaces=True)
-    if folder.is_cancelled or is_left_out:
-        reason = "it was cancelled" if folder.is_cancelled else _LEFT_OUT
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=reason), now_s)
-    has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
-    if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
-        return status
-    if not has_id:
-        return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
-    if status.scheduler == LOCAL:  # nothing is hidden from us here
-        who = "its process" if folder.id else "what starts the tasks of its array"
-        said = _last_line(folder)
-        if isinstance(folder, Task) and not folder.id:
-            said = said or _last_line(folder.array)
-        reason = said or f"{who} has ended without a word (SIGKILL?)"
-        return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
-    reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
-    said = _last_line(folder)
-    return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
-
-
-def _last_line(folder: JobDir) -> str:
-    return "".join(said_outside(folder)[-1:])
-
-
-def _out_of_memory(folder: JobDir) -> str:
-    """What Slurm has said of its memory, "": nothing."""
-    return next(filter(is_out_of_memory, said_outside(folder)[-_LINES:]), "")
-
-
-def said_outside(folder: JobDir) -> list[str]:
-    """The lines of the job's script and of its scheduler."""
-    found: list[str] = []
-    for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
-        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-            found += [line.strip() for line in file if line.strip()]
-    return found
-
-
-def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False) -> Status:
-    """Write it down, for a scheduler forgets. Never over the job's own word, unless that asked for it."""
-    ending = JobResult(
-        state=status.state,
-        code=status.code,
-        node=status.node,
-        rank=status.rank,
-        reason=status.reason,
-        attempt=status.attempt,
-        end_s=status.since_s if replaces else now_s,
-    )
-    earlier = folder.ending()
-    try:
-        if replaces or (earlier is not None and earlier.attempt < status.attempt):
-            folder.write_ending(ending)
-        elif not folder.propose_ending(ending):
-            return look_at_files(folder)
-    except OSError:  # a full disk, say: it is so all the same, and a later look writes it down
-        pass
-    return replace(status, is_final=True, since_s=ending.end_s)
-
-
-def is_lost_for_good(status: Status, missing_since_s: float, now_s: float) -> bool:
-    """Whether who waits may stop: a file that says how it ended would be seen by now."""
-    return status.state == LOST and now_s - missing_since_s >= _KNOWN_S

@@ -12,8 +12,9 @@ import select
 import time
 
 from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
-from infini_run.jobs.job_dir import Submission, environment
+from infini_run.jobs.job_dir import environment
 from infini_run.jobs.job_store import make_folder, remove
+from infini_run.jobs.records import Submission
 from infini_run.jobs.request import CPU, CUDA
 from infini_run.jobs.schedulers.scheduler import TIMED_OUT, strip_scheduler_environment
 from infini_run.jobs.script import plan as lay_out
@@ -50,7 +51,16 @@ class SubmissionPlan:
 
 
 def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionPlan:
-    """facts: what the scheduler has. Raises UsageError: all that is wrong with it."""
+    """Lay out and render a request; nothing is written.
+
+    Args:
+        request: What the user asks for.
+        scheduler: Where it goes.
+        facts: What the scheduler has.
+
+    Raises:
+        UsageError: All that is wrong with the request, one line each.
+    """
     if scheduler.name == "local":
         request, facts = _here(request, facts)
     layout = lay_out(request, facts)
@@ -79,7 +89,14 @@ def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
 
 
 def check(planned: SubmissionPlan, scheduler: Scheduler) -> str:
-    """Why the scheduler could never run it, ""; asked without leaving anything. Raises QueryError."""
+    """Ask a scheduler whether it could ever run a plan; nothing is left.
+
+    Returns:
+        Why not, in one line; "": it could, or the scheduler cannot tell.
+
+    Raises:
+        QueryError: The scheduler does not answer.
+    """
     import tempfile
 
     with tempfile.NamedTemporaryFile("wb", prefix="infini-job-", suffix=".sh") as file:
@@ -89,11 +106,22 @@ def check(planned: SubmissionPlan, scheduler: Scheduler) -> str:
 
 
 def submit(
-    planned: SubmissionPlan, scheduler: Scheduler, environ: Mapping[str, str], *, say: Callable[[str], None]
+    planned: SubmissionPlan, scheduler: Scheduler, environ: Mapping[str, str], *, print_line: Callable[[str], None]
 ) -> tuple[JobDir, Submission]:
-    """The job's directory, and what is in it. environ: the caller's. say: gets what takes longer than it should.
+    """Write the job's directory, and hand its script over, once.
 
-    Raises UsageError and SubmitError: nothing is left, but for a job of which nobody knows whether it was taken.
+    Args:
+        planned: The job.
+        scheduler: Where it goes.
+        environ: The caller's, which goes with the job.
+        print_line: Gets a line about each step that takes longer than it should.
+
+    Returns:
+        The directory, and what was submitted.
+
+    Raises:
+        UsageError: The directory cannot be written; nothing is left.
+        SubmitError: The job was not taken; nothing is left, unless nobody knows whether it was (`timed_out`).
     """
     request = planned.request
     folder = make_folder(os.path.dirname(request.folder), request.name)
@@ -106,12 +134,12 @@ def submit(
         host=os.uname().nodename,
     )
     try:
-        folder.write_order(order, environment(strip_scheduler_environment(environ), request))
+        folder.write_submission(order, environment(strip_scheduler_environment(environ), request))
         folder.write_script(planned.text)
         make_tasks(folder)
         for name, text in planned.programs.items():
             folder.write_program(name, text)
-        id_ = hand_over(scheduler, folder.script, request.name, say=say, folder=folder)
+        id_ = hand_over(scheduler, folder.script, request.name, print_line=print_line, folder=folder)
     except SubmitError as error:
         if error.kind != TIMED_OUT:
             remove(folder)
@@ -125,7 +153,7 @@ def submit(
     try:
         folder.write_id(id_)
     except OSError as error:  # it is taken, and what is there stays: who has its name finds it
-        say(f"{folder.path}/id cannot be written ({error.strerror}): {scheduler.name} has the job as {id_}")
+        print_line(f"{folder.path}/id cannot be written ({error.strerror}): {scheduler.name} has the job as {id_}")
     return folder, order
 
 
@@ -134,22 +162,37 @@ def hand_over(
     script: str,
     name: str,
     *,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     pauses_s: tuple[float, ...] = _PAUSES_S,
     folder: JobDir | None = None,
     before: str = "",
 ) -> str:
-    """The scheduler's id of it. folder: where the job says its own id when it begins, which a scheduler may forget
-    at its end (PBS). before: the id of the same job's last run, which is not it. Raises SubmitError; of the kind
-    `timed_out`: nobody knows."""
+    """Submit a script until the scheduler has it, and never a second time before it has said that it does not.
+
+    Args:
+        scheduler: Where it goes.
+        script: Path of the script.
+        name: Of the job, unique.
+        print_line: Gets a line about each step that takes longer than it should.
+        pauses_s: Seconds between two questions after a submission without an answer.
+        folder: Where the job writes its own id when it begins, which a scheduler may forget at its end (PBS); None:
+            nowhere.
+        before: The id of the same job's last run, which is not the one to find; "": this is its first.
+
+    Returns:
+        The scheduler's id.
+
+    Raises:
+        SubmitError: The job was not taken, or, of the kind `timed_out`, nobody knows.
+    """
     for _ in range(_TRIES):
         try:
             return scheduler.submit(script, name)
         except SubmitError as error:
             if error.kind != TIMED_OUT:
                 raise
-            say(f"{scheduler.name} has not answered ({error.text}): looking whether it has the job")
-        found = _look_for(scheduler, name, pauses_s, folder, before)
+            print_line(f"{scheduler.name} has not answered ({error.text}): looking whether it has the job")
+        found = _search(scheduler, name, pauses_s, folder, before)
         if found:
             return found
     raise SubmitError(
@@ -158,9 +201,7 @@ def hand_over(
     )
 
 
-def _look_for(
-    scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: JobDir | None, before: str
-) -> str:
+def _search(scheduler: Scheduler, name: str, pauses_s: tuple[float, ...], folder: JobDir | None, before: str) -> str:
     """Its id, by the scheduler's word or the job's own; "": the scheduler has said twice, with a pause between, that
     it does not have it. Raises SubmitError: it says nothing."""
     answers, problem = 0, ""
@@ -212,5 +253,5 @@ def _wait_for_id(folder: JobDir, before: str, limit_s: float) -> None:
 
 
 def shown_command(command: tuple[str, ...]) -> str:
-    """As a shell would read it."""
+    """Return a command as a shell reads it."""
     return joined(command)

@@ -13,7 +13,9 @@ from infini_run.jobs.job_dir import JobDir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.jobs.job_dir import Submission
+    from collections.abc import Sequence
+
+    from infini_run.jobs.records import Submission
 
 
 class Task(JobDir):
@@ -38,8 +40,8 @@ class Task(JobDir):
     def program(self, name: str) -> str:
         return self.array.program(name)
 
-    def read_order(self) -> Submission:
-        return self.array.read_order()
+    def read_submission(self) -> Submission:
+        return self.array.read_submission()
 
     def read_env(self) -> dict[str, str]:
         return self.array.read_env()
@@ -58,19 +60,31 @@ class Task(JobDir):
         return super().is_cancelled or self.array.is_cancelled
 
     @property
-    def was_told_to_end(self) -> bool:
-        return super().was_told_to_end or self.array.was_told_to_end
+    def scheduler_was_asked(self) -> bool:
+        return super().scheduler_was_asked or self.array.scheduler_was_asked
 
 
-def tasks_of(folder: JobDir) -> tuple[Task, ...]:
-    """Those of an array; of a job, or a task: none. Raises UsageError: it is no job's directory."""
-    return () if isinstance(folder, Task) else tuple(Task(folder, index) for index in folder.read_order().tasks)
+def tasks_of(folder: JobDir, chosen: Sequence[int] = ()) -> tuple[Task, ...]:
+    """Return the tasks of an array; of a job, or a task: none.
+
+    Args:
+        folder: Of the array.
+        chosen: Indices, whose tasks alone are returned; empty: all.
+
+    Raises:
+        UsageError: It is no job's directory, or there is no such task.
+    """
+    if chosen:
+        return tuple(task_of(folder, index) for index in chosen)
+    return () if isinstance(folder, Task) else tuple(Task(folder, index) for index in folder.read_submission().tasks)
 
 
 def task_of(folder: JobDir, index: int) -> Task:
-    """Raises UsageError: there is no such task."""
-    order = folder.read_order()
-    if isinstance(folder, Task) or not order.tasks:
+    """Return the task of that index. Raises UsageError: there is none, or the directory is no array's."""
+    order = folder.read_submission()
+    if isinstance(folder, Task):
+        raise UsageError(f"{folder.name} is a task, and has no tasks: {folder.array.name} is the array")
+    if not order.tasks:
         raise UsageError(f"{folder.name} is no array: there is no task {index} of it")
     if index not in order.tasks:
         raise UsageError(f"job {folder.name} has the tasks {order.request.array}, and no task {index}")

@@ -31,7 +31,7 @@ _OVER_S = 1  # squeue tells whole seconds
 
 
 @record
-class Outside:
+class EndReason:
     """Why a job was ended from outside, where anybody can say."""
 
     is_late: bool = False
@@ -66,8 +66,10 @@ class Deadline:
         self._pid = 0
         self.fd, self._answer_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
-    def ask(self) -> bool:
-        """Whether somebody is asked: then `fd` is readable when there is an answer."""
+    def request(self) -> bool:
+        """Ask the scheduler for the limit, without waiting: `fd` becomes readable with the answer. False: nobody is
+        asked.
+        """
         if not self._job:
             return False
         self._end()
@@ -99,7 +101,7 @@ class Deadline:
             self.at_s = self._start_s + parse_span(text) if self._is_pbs else parse(text)
         return True
 
-    def outside(self, spare_s: float, limit_s: float) -> Outside:
+    def end_reason(self, spare_s: float, limit_s: float) -> EndReason:
         """Why it ends. Slurm is asked, for `limit_s` seconds at most; where it says nothing, and for all others, it
         is late when the end has come but for `spare_s`.
 
@@ -107,19 +109,19 @@ class Deadline:
         preemption EndTime is the end of that. TimeLeft is what is left of the limit at the time of the end, and
         PreemptTime is set of a job that is preempted, in every mode (measured on 22.05.8)."""
         if not self._job or self._is_pbs:
-            return Outside(is_late=self._is_past(spare_s, limit_s))
+            return EndReason(is_late=self._is_past(spare_s, limit_s))
         from infini_run.jobs.scheduler_command import run_command
 
         said = run_command(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
                    self._environ, limit_s)  # fmt: skip
         words = said.out.split() if said.code == 0 else []
         if len(words) < 2:
-            return Outside(is_late=time.time() >= self.at_s - spare_s)
-        return Outside(is_late=_is_up(words[1]), is_preempted=words[0][:1].isdigit())
+            return EndReason(is_late=time.time() >= self.at_s - spare_s)
+        return EndReason(is_late=_is_up(words[1]), is_preempted=words[0][:1].isdigit())
 
     def _is_past(self, spare_s: float, limit_s: float) -> bool:
         """Whether the end has come, but for `spare_s`; asked for `limit_s` seconds at most."""
-        if self.at_s == NEVER and self.ask():
+        if self.at_s == NEVER and self.request():
             end_s = time.monotonic() + limit_s
             while not self.read():
                 if not select.select([self.fd], [], [], max(0.0, end_s - time.monotonic()))[0]:
@@ -157,15 +159,23 @@ class TimeLimitTimer:
         self._limit_s = start_s + request.time_s if is_ours and request.time_s else NEVER
         self._answer_by_s = NEVER  # asked once more whether the limit was moved, and waited for so long
         if self._warn_s:
-            self._deadline.ask()
+            self._deadline.request()
 
     @property
     def due_s(self) -> float:
         warn_at_s = self._deadline.at_s - self._warn_s if self._warn_s else NEVER
         return min(self._limit_s, self._answer_by_s if self._answer_by_s != NEVER else warn_at_s)
 
-    def look(self, now_s: float) -> tuple[float, bool]:
-        """So many seconds are left: the ranks are to be warned, once (0: not now); whether it is over, once."""
+    def check(self, now_s: float) -> tuple[float, bool]:
+        """Return what is due.
+
+        Args:
+            now_s: Seconds since the epoch.
+
+        Returns:
+            Seconds that are left if the ranks are to be warned now (0: not now), once; whether the limit is
+            reached, once.
+        """
         has_answer = self._deadline.read()
         is_over = now_s >= self._limit_s
         if is_over:
@@ -175,16 +185,16 @@ class TimeLimitTimer:
             if has_answer:
                 self._answer_by_s = NEVER
             return 0.0, is_over
-        if self._answer_by_s == NEVER and self._deadline.ask():
+        if self._answer_by_s == NEVER and self._deadline.request():
             self._answer_by_s = now_s + _ANSWER_S
         elif self._answer_by_s == NEVER or has_answer or now_s >= self._answer_by_s:
             self._warn_s, self._answer_by_s = 0, NEVER
             return max(left_s, 1.0), is_over
         return 0.0, is_over
 
-    def outside(self) -> Outside:
-        """Why the job was ended, as far as its scheduler or clocks can tell."""
-        return self._deadline.outside(_SPARE_S, _ANSWER_S)
+    def end_reason(self) -> EndReason:
+        """Return why the job was ended, as far as its scheduler or clocks can tell."""
+        return self._deadline.end_reason(_SPARE_S, _ANSWER_S)
 
     def close(self) -> None:
         """Safe twice."""
@@ -193,7 +203,7 @@ class TimeLimitTimer:
 
 def parse_span(text: str) -> float:
     """`01:30:00`, as PBS writes it; anything else is no limit."""
-    from infini_run.jobs.schedulers.pbs import span_s
+    from infini_run.jobs.schedulers.pbs_output import span_s
 
     return float(span_s(text.strip())) or NEVER
 

@@ -32,12 +32,12 @@ class Table:
 @record
 class Option:
     """One option. name: the long one where it has one, without dashes. value: None where none was given.
-    said: as it was written. words: the same, for the script. is_known: the table has it."""
+    text: as it was written. argv: the same, for the script. is_known: the table has it."""
 
     name: str
     value: str | None
-    said: str
-    words: tuple[str, ...]
+    text: str
+    argv: tuple[str, ...]
     is_known: bool = True
 
 
@@ -56,14 +56,22 @@ class Read:
         """The other options, each once."""
         found: list[Option] = []
         for option in self.options:
-            if option.name not in names and all(option.words != other.words for other in found):
+            if option.name not in names and all(option.argv != other.argv for other in found):
                 found.append(option)
         return found
 
 
 def read(words: Iterable[str], table: Table) -> Read:
-    """The options in `words`, each a word of a command line: `--comment=my job`, `-C`, `a100`; or a line, where its
-    first blank ends an option's name: `-C a100`, `--constraint "a100 | h100"`."""
+    """Read a user's options as the scheduler's command reads them (getopt_long(3)).
+
+    Args:
+        words: Each a word of a command line (`--comment=my job`, `-C`, `a100`), or a line in which the first blank
+            ends an option's name (`-C a100`).
+        table: The command's options.
+
+    Returns:
+        What they mean, and what is wrong with them.
+    """
     problems: list[str] = []
     kept = []
     for word in words:
@@ -73,13 +81,13 @@ def read(words: Iterable[str], table: Table) -> Read:
             problems.append(f"{quote(word)}: an option is one line of printable text")
     scan = _Scan(kept, table, problems)
     while scan.at < len(scan.words):
-        scan.take()
+        scan.read_next()
     return Read(options=tuple(scan.found), problems=tuple(problems))
 
 
 def refusals(options: Iterable[Option], reasons: Mapping[str, str]) -> list[str]:
     """One line for each option that is not the user's to set."""
-    return [f"{option.said}: {reasons[option.name]}" for option in options if option.name in reasons]
+    return [f"{option.text}: {reasons[option.name]}" for option in options if option.name in reasons]
 
 
 class _Scan:
@@ -92,7 +100,7 @@ class _Scan:
         self.found: list[Option] = []
         self.at = 0
 
-    def take(self) -> None:
+    def read_next(self) -> None:
         self.words[self.at : self.at + 1] = self._pieces(self.words[self.at])
         word = self.words[self.at]
         self.at += 1
@@ -163,4 +171,4 @@ class _Scan:
 
     def _add(self, name: str, value: str | None, *words: str, is_known: bool = True) -> None:
         said = quote(" ".join(words))
-        self.found.append(Option(name=name, value=value, said=said, words=words, is_known=is_known))
+        self.found.append(Option(name=name, value=value, text=said, argv=words, is_known=is_known))

@@ -14,7 +14,8 @@ from infini_run.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.schedulers.local import Local, open_process
 from infini_run.jobs.schedulers.scheduler import LOST
-from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status, whole
+from infini_run.jobs.status import whole
+from infini_run.jobs.status_query import is_lost_for_good, query_status, read_status
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -31,25 +32,30 @@ _NEVER = float("inf")
 
 
 def latest(known: Status, found: Status) -> Status:
-    """found: what its directory says alone, which may be less than what is known by the scheduler's word."""
+    """Return the later of two statuses.
+
+    Args:
+        known: By the directory and the scheduler.
+        found: By the directory alone, which may be less.
+    """
     if found.tasks:
         return whole(found, [latest(*pair) for pair in zip(known.tasks, found.tasks, strict=True)])
     if found.is_final or found.attempt > known.attempt:
         return found
-    is_news = not found.is_told and found.state != known.state and found.since_s > known.since_s
+    is_news = not found.scheduler_ended_it and found.state != known.state and found.since_s > known.since_s
     return found if is_news else known
 
 
 def answered(known: Status, answer: Status) -> Status:
-    """An answer that did not come changes nothing but the news."""
+    """Return the status after an answer; one that did not come changes `query_error` alone."""
     if answer.tasks:
         return whole(answer, [answered(*pair) for pair in zip(known.tasks, answer.tasks, strict=True)])
-    return replace(known, news=answer.news) if answer.news else answer
+    return replace(known, query_error=answer.query_error) if answer.query_error else answer
 
 
-def _told(found: Status) -> set[tuple[str, int]]:
+def _runs_ended_by_scheduler(found: Status) -> set[tuple[str, int]]:
     """The runs that the scheduler has ended, by name and attempt, and of which it may know why."""
-    return {(one.name, one.attempt) for one in found.tasks or (found,) if one.is_told and not one.is_final}
+    return {(one.name, one.attempt) for one in found.tasks or (found,) if one.scheduler_ended_it and not one.is_final}
 
 
 class JobWatcher:
@@ -63,15 +69,15 @@ class JobWatcher:
         self._watched: set[str] = set()
         try:
             self._watch(folder.path)
-            self._look_s = REMOTE_S if is_remote(folder.path) else _NEVER
+            self._read_interval_s = REMOTE_S if is_remote(folder.path) else _NEVER
             self._interval_s = FIRST_S
-            self._ask_at_s = self._look_at_s = _NEVER
+            self._query_at_s = self._read_at_s = _NEVER
             self._missing_s = _NEVER  # since when the scheduler does not know it
-            self.status = look_at_files(folder)
-            self._told = _told(self.status)
+            self.status = read_status(folder)
+            self._ended_runs = _runs_ended_by_scheduler(self.status)
             self._watch_attempts()
             if not self.status.is_final:
-                self.status = self._ask()
+                self.status = self._query()
             self._watch_attempts()
         except BaseException:
             self.close()
@@ -86,20 +92,31 @@ class JobWatcher:
         """Readable when its directory has changed."""
         return self._changes.fileno()
 
-    def step(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
-        """Wait for a change, the next question or one of `also`; whether `status` is another than before."""
+    def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> bool:
+        """Wait for a change, the next query, or a descriptor.
+
+        Args:
+            timeout_s: Seconds to wait at most; None: until the next query.
+            also: Descriptors that end the wait when they can be read.
+
+        Returns:
+            Whether `status` is another than before.
+
+        Raises:
+            InfiniRunError: The directory was removed.
+        """
         before = self.status
         now_s = time.monotonic()
-        due_s = min(self._ask_at_s, self._look_at_s) - now_s
+        due_s = min(self._query_at_s, self._read_at_s) - now_s
         wait_s = max(0.0, due_s if timeout_s is None else min(due_s, timeout_s))
         if self._wait(wait_s, also):
             self._changes.clear()
             self._read()
         now_s = time.monotonic()
-        if now_s >= self._ask_at_s:
+        if now_s >= self._query_at_s:
             self._interval_s = min(self._interval_s * GROWTH, LAST_S)
-            self.status = self._ask()
-        elif now_s >= self._look_at_s:
+            self.status = self._query()
+        elif now_s >= self._read_at_s:
             self._read()
         self._watch_attempts()
         return self.status != before
@@ -114,27 +131,31 @@ class JobWatcher:
         if self._pidfd in ready:
             os.close(self._pidfd)
             self._pidfd = -1
-            self._ask_at_s = 0.0
+            self._query_at_s = 0.0
         return any(fd in ready for fd in ours)
 
     def _read(self) -> None:
         """What the directory says alone; where that leaves a question, the scheduler is next."""
-        self._look_at_s = time.monotonic() + self._look_s
-        found = look_at_files(self._folder, self.status)
+        self._folder.require()
+        self._read_at_s = time.monotonic() + self._read_interval_s
+        found = read_status(self._folder, self.status)
         self.status = latest(self.status, found)
-        told = _told(found)
-        if told - self._told:
-            self._ask_at_s = 0.0
-        self._told = told
+        ended = _runs_ended_by_scheduler(found)
+        if ended - self._ended_runs:
+            self._query_at_s = 0.0
+        self._ended_runs = ended
 
-    def _ask(self) -> Status:
+    def _query(self) -> Status:
+        self._folder.require()
         now_s = time.monotonic()
         status = query_status([self._folder], lambda _: self._scheduler)[0]
         is_missing = status.state == LOST
-        self._missing_s = min(self._missing_s, now_s) if is_missing else self._missing_s if status.news else _NEVER
+        self._missing_s = (
+            min(self._missing_s, now_s) if is_missing else self._missing_s if status.query_error else _NEVER
+        )
         status = answered(self.status, status)
-        self._ask_at_s = now_s + self._interval_s
-        self._look_at_s = now_s + self._look_s
+        self._query_at_s = now_s + self._interval_s
+        self._read_at_s = now_s + self._read_interval_s
         self._open_process(status)
         return status
 
@@ -154,7 +175,7 @@ class JobWatcher:
                     self._watch(os.path.join(one.folder, str(one.attempt)))
 
     def _watch(self, path: str) -> None:
-        if path not in self._watched:
+        if path not in self._watched and os.path.isdir(path):  # a task's may have been removed
             self._changes.add(path)
             self._watched.add(path)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from infini_run.jobs.array import Array, members, parse, split, task_id, whole_id
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import JobDir, JobResult, Phase
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.scheduler_command import CommandResult
 from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.slurm import Slurm
@@ -38,18 +41,39 @@ def test_a_list_is_read_as_sbatch_reads_it(text, tasks, at_once, pbs):
     assert parse(text).range == pbs
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a", "3-1", "0-3:0", "0-", "-3", "1,,2", "0-3%0", "0-3%", "0-3%x", "1001", "0-99999", "1 2"]
-)
-def test_what_is_no_list_is_one_error(text):
-    with pytest.raises(ValueError, match="indices from 0 to 1000 are allowed"):
+SUCH = "; such as 0-9, 1,3,7, 0-20:5 or 0-9%3 (at most three at a time)"
+WRONG = [
+    ("", f"no index is given{SUCH}"),
+    ("%3", f"no index is given{SUCH}"),
+    ("a", f"'a' is not an index{SUCH}"),
+    ("1 2", f"'1 2' is not an index{SUCH}"),
+    ("\x1b", f"'\\x1b' is not an index{SUCH}"),
+    ("0-", f"an index is missing{SUCH}"),
+    ("-3", f"an index is missing{SUCH}"),
+    ("1,,2", f"an index is missing beside a comma{SUCH}"),
+    ("3-1", "the range 3-1 ends before it begins"),
+    ("0-3:0", "the step of 0-3:0 is 0; give 1 or more"),
+    ("0-3:x", f"'x' is not a step{SUCH}"),
+    ("0-3:", f"a step is missing{SUCH}"),
+    ("3:2", "'3:2' has a step and no range; such as 0-20:5"),
+    ("0-3%0", "%0 lets no task run; give %1 or more"),
+    ("0-3%", f"%M is missing{SUCH}"),
+    ("0-3%x", f"'x' is not %M{SUCH}"),
+    ("1001", "an index is at most 1000, not 1001"),
+    ("0-99999", "an index is at most 1000, not 99999"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_what_is_wrong_with_a_list_is_one_sentence(text, said):
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
         parse(text)
 
 
 def test_the_error_names_the_flag_and_nothing_is_left(local):
     done = local.call("submit", "--array=3-1", "--", "true")
     assert done.returncode == 2
-    assert done.stderr.startswith("infini-job: --array=3-1: indices from 0 to 1000 are allowed, such as 0-9, 1,3,7")
+    assert done.stderr == "infini-job: --array=3-1: the range 3-1 ends before it begins\n"
     assert local.is_empty()
 
 
@@ -247,7 +271,7 @@ def two_hosts(local):
             task.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=(host,), nproc=1))
             with open(task.log(number), "w") as file:
                 file.write(f"[rank 0] run {number}\n")
-        task.write_ending(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1, end_s=0.0))
+        task.write_result(JobResult(state="COMPLETED", code=0, attempt=len(hosts) - 1, end_s=0.0))
     return array
 
 
@@ -256,7 +280,7 @@ def test_the_lines_of_one_node_are_those_of_the_tasks_that_ran_there(local, two_
     assert local.lines(two_hosts.name, "--node=n1") == ["[task 0] [rank 0] run 0"]
     assert local.lines(two_hosts.name, "--node=n2", "--attempt=1") == ["[task 1] [rank 0] run 1"]
     assert local.lines(two_hosts.name, "--node=n3") == []
-    tasks_of(two_hosts)[2].write_ending(JobResult(state="CANCELLED", code=-1, end_s=0.0))
+    tasks_of(two_hosts)[2].write_result(JobResult(state="CANCELLED", code=-1, end_s=0.0))
     done = local.call("logs", "--node=n3", two_hosts.name)
     assert (done.returncode, done.stderr) == (2, "infini-job: --node=n3: the nodes are n1, n2, or 0 to 0\n")
 
@@ -304,7 +328,7 @@ def test_a_follower_of_many_tasks_needs_few_descriptors(local):
         with open(tasks_of(array)[0].log(0), "a") as file:
             file.write("[rank 0] last\n")
         for task in tasks_of(array):
-            task.write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
+            task.write_result(JobResult(state="COMPLETED", code=0, end_s=0.0))
         assert following.wait() == 0
         lines = sorted(following.out.splitlines())
         assert (len(lines), lines[0]) == (101, b"[task 0] [rank 0] last")
@@ -371,6 +395,21 @@ def test_a_task_on_pbs_is_run_again_as_a_job_by_itself(pbs, pbs_queue):
     assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
     assert [task["id"] for task in status["tasks"]] == ["101[0].pbshead", "102.pbshead"]
     assert [line.rpartition("] ")[2] for line in pbs.lines(f"{name}.1")] == ["run 0", "run 1"]
+
+
+def test_a_task_that_asks_to_run_again_while_its_array_is_cancelled_is_cancelled(pbs, pbs_queue, bell, turnstile):
+    """Its new job is submitted after the cancel, which could not know of it."""
+    name = pbs.submit(*ONE, "--array=0-1", "--", "sh", "-c", "[ $INFINI_JOB_TASK = 0 ] || exit 85; exec sleep 1000")
+    qsub = Path(pbs_queue.folder, "bin/qsub")
+    real = qsub.rename(qsub.with_name("real-qsub"))
+    qsub.write_text(f'#!/bin/sh\necho asks >{bell.path}; read _ <{turnstile.path}; exec {real} "$@"\n')
+    qsub.chmod(0o755)
+    assert bell.hear(1) == ["asks"]
+    assert pbs.call("cancel", name).returncode == 0
+    turnstile.ring("")
+    status = pbs.wait(name)
+    assert [task["headline"] for task in status["tasks"]] == ["CANCELLED"] * 2
+    pbs_queue.ended()
 
 
 def test_an_array_of_which_pbs_gave_no_answer_is_found(pbs, pbs_queue):

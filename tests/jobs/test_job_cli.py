@@ -14,9 +14,9 @@ import pytest
 
 import infini_run
 from infini_run.jobs.inotify import is_others, kind_of
-from infini_run.jobs.job_dir import JobResult
 from infini_run.jobs.options.help import help_text
 from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _warn
+from infini_run.jobs.records import JobResult
 from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
 from tests.support.batch import COMMANDS
@@ -150,7 +150,11 @@ def test_a_slurm_that_does_not_answer_hides_no_pbs(local, both):
     assert lines[1].startswith("pbs 23.06")
     assert lines[-2].startswith("local ")
     found = json.loads(local.call("clusters", "--json", env=both).stdout)
-    assert [(each["scheduler"], each["news"]) for each in found] == [("slurm", said), ("pbs", ""), ("local", "")]
+    assert [(each["scheduler"], each["query_error"]) for each in found] == [
+        ("slurm", said),
+        ("pbs", ""),
+        ("local", ""),
+    ]
     done = local.call("submit", "--scheduler=slurm", "--", "true", env=both)
     assert (done.returncode, done.stderr) == (1, f"infini-job: {said}\n")
 
@@ -311,6 +315,17 @@ def test_help_and_version_are_answers(local):
     assert local.call("--help").stdout.startswith("usage: infini-job VERB")
     assert local.call("submit", "--help").stdout.startswith("usage: infini-job submit")
     assert local.call("--version").stdout.startswith("infini-job ")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(local, bell):
+    name = local.submit("--", "sh", "-c", f"echo up >{bell.path}; exec sleep 1000")
+    bell.hear(1)
+    full = ["prlimit", "--fsize=0", *JOB, "cancel", name]
+    done = subprocess.run(full, env=local.env, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 1
+    assert done.stderr == f"infini-job: {local.path / name}/cancelled: File too large\n"
+    assert local.call("cancel", name).returncode == 0
+    assert local.wait(name)["state"] == "CANCELLED"
 
 
 def test_a_reader_that_has_enough_is_nobodys_failure(local):

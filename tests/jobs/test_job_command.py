@@ -85,7 +85,7 @@ def test_bytes_that_are_no_text_are_shown_as_well_as_can_be():
 
 @pytest.mark.parametrize(("text", "wanted"), [("echo a; echo b >&2; echo >&2", "b"), ("echo a", "a"), ("true", "")])
 def test_the_last_words_are_those_that_say_something(text, wanted):
-    assert sh(text).last_words == wanted
+    assert sh(text).last_line == wanted
 
 
 def test_without_pidfds_a_command_has_its_limit_too():

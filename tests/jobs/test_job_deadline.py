@@ -8,7 +8,7 @@ import time
 import pytest
 
 from infini_run.jobs.request import JobRequest
-from infini_run.jobs.time_limit import NEVER, Outside, TimeLimitTimer
+from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from tests.support.waiting import LIMIT_S
 
 START_S = 1_700_000_000.0
@@ -56,7 +56,7 @@ def clock(at_s):
 
 def answered(alarm, now_s):
     assert select.select([alarm.fd], [], [], LIMIT_S)[0]
-    return alarm.look(now_s)
+    return alarm.check(now_s)
 
 
 def test_slurm_says_when_and_is_asked_once_more_before_the_warning(squeue, arm):
@@ -64,9 +64,9 @@ def test_slurm_says_when_and_is_asked_once_more_before_the_warning(squeue, arm):
     alarm = arm(request())
     assert answered(alarm, START_S) == (0.0, False)
     assert alarm.due_s == START_S + 3300
-    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert alarm.check(START_S + 3300) == (0.0, False)
     assert answered(alarm, START_S + 3300) == (300.0, False)
-    assert alarm.look(START_S + 3400) == (0.0, False)
+    assert alarm.check(START_S + 3400) == (0.0, False)
     assert alarm.due_s == NEVER
 
 
@@ -75,7 +75,7 @@ def test_a_limit_that_was_moved_moves_the_warning(squeue, arm):
     alarm = arm(request())
     answered(alarm, START_S)
     squeue(clock(START_S + 7200))
-    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert alarm.check(START_S + 3300) == (0.0, False)
     assert answered(alarm, START_S + 3300) == (0.0, False)
     assert alarm.due_s == START_S + 6900
 
@@ -85,10 +85,10 @@ def test_a_controller_that_does_not_answer_holds_nobody(squeue, arm):
     alarm = arm(request())
     answered(alarm, START_S)
     squeue("")
-    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert alarm.check(START_S + 3300) == (0.0, False)
     assert START_S + 3300 < alarm.due_s < START_S + 3310
     due_s = alarm.due_s
-    assert alarm.look(due_s) == (START_S + 3600 - due_s, False)
+    assert alarm.check(due_s) == (START_S + 3600 - due_s, False)
     assert alarm.due_s == NEVER
 
 
@@ -122,21 +122,21 @@ ENDS = [
 def test_why_a_job_is_ended_is_asked_when_it_is(squeue, arm, said, is_late, is_preempted):
     squeue(f"'{said}'")
     alarm = arm(request(warn_s=0, time_s=60))
-    assert alarm.outside() == Outside(is_late=is_late, is_preempted=is_preempted)
+    assert alarm.end_reason() == EndReason(is_late=is_late, is_preempted=is_preempted)
 
 
 def test_a_controller_that_says_nothing_leaves_the_clock(squeue, arm):
     squeue("Invalid job id specified >&2; exit 1")
     squeue.environ["SLURM_JOB_END_TIME"] = str(int(time.time() + 600))
-    assert arm(request()).outside() == Outside()
+    assert arm(request()).end_reason() == EndReason()
     squeue.environ["SLURM_JOB_END_TIME"] = str(int(time.time()))
-    assert arm(request()).outside() == Outside(is_late=True)
+    assert arm(request()).end_reason() == EndReason(is_late=True)
 
 
 def test_pbs_counts_from_the_start(arm):
     alarm = arm(request("pbs", time_s=1000))
     assert alarm.due_s == START_S + 700
-    assert alarm.look(START_S + 700) == (300.0, False)
+    assert alarm.check(START_S + 700) == (300.0, False)
     assert alarm.due_s == NEVER
 
 
@@ -153,7 +153,7 @@ def test_pbs_is_asked_for_the_limit_that_its_queue_has_or_that_was_moved(tmp_pat
     assert answered(alarm, START_S) == (0.0, False)
     assert alarm.due_s == START_S + 3300
     say("Resource_List.walltime=02:00:00|")
-    assert alarm.look(START_S + 3300) == (0.0, False)
+    assert alarm.check(START_S + 3300) == (0.0, False)
     assert answered(alarm, START_S + 3300) == (0.0, False)
     assert alarm.due_s == START_S + 6900
     say("")
@@ -165,6 +165,6 @@ def test_pbs_is_asked_for_the_limit_that_its_queue_has_or_that_was_moved(tmp_pat
 def test_a_limit_that_nobody_else_keeps_is_ours(arm):
     alarm = arm(request("local", time_s=1000, warn_s=0), is_ours=True)
     assert alarm.due_s == START_S + 1000
-    assert alarm.look(START_S + 999) == (0.0, False)
-    assert alarm.look(START_S + 1000) == (0.0, True)
+    assert alarm.check(START_S + 999) == (0.0, False)
+    assert alarm.check(START_S + 1000) == (0.0, True)
     assert alarm.due_s == NEVER

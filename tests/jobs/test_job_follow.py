@@ -8,8 +8,8 @@ import pytest
 
 from infini_run.jobs import watch as module
 from infini_run.jobs.inotify import Changes
-from infini_run.jobs.job_dir import JobResult, Phase
 from infini_run.jobs.logs import Reader
+from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.schedulers.scheduler import SchedulerJob
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
@@ -45,16 +45,16 @@ def later(what):
 def test_its_phases_are_heard_of_and_not_asked_for(job, folder, slurm):
     assert job.status.headline == "QUEUED Priority"
     number = begin(folder, "STARTING")
-    assert job.step(60)
+    assert job.poll(60)
     assert job.status.state == "STARTING"
     other = later(lambda: folder.write_phase(number, Phase(state="RUNNING", since_s=2e9, nodes=("n1",), nproc=8)))
     while job.status.state != "RUNNING":
-        job.step(60)
+        job.poll(60)
     other.join()
     assert job.status.nodes == ("n1",)
-    folder.write_ending(JobResult(state="COMPLETED", code=0, end_s=2e9))
+    folder.write_result(JobResult(state="COMPLETED", code=0, end_s=2e9))
     while not job.has_ended:
-        job.step(60)
+        job.poll(60)
     assert job.status.headline == "COMPLETED"
     assert len(slurm.asked) == 1
 
@@ -67,7 +67,7 @@ def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
         seen = []
         while len(slurm.asked) < 8:
             count = len(slurm.asked)
-            job.step()
+            job.poll()
             if len(slurm.asked) > count:
                 seen.append(job._interval_s)
         assert seen == sorted(seen)
@@ -80,9 +80,9 @@ def test_the_scheduler_is_asked_ever_more_rarely(folder, slurm, monkeypatch):
 def test_an_end_that_somebody_else_brought_is_asked_about_at_once(job, folder, slurm):
     begin(folder)
     slurm.seen["ir-0123456789"] = SchedulerJob(id=ID, state="PREEMPTED")
-    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+    folder.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=2e9))
     while not job.has_ended:
-        job.step(60)
+        job.poll(60)
     assert job.status.headline == "PREEMPTED 143"
     assert len(slurm.asked) == 2
 
@@ -93,7 +93,7 @@ def test_the_output_of_one_task_asks_nothing_about_another_that_was_told_to_stop
     told, writes = tasks_of(array)
     begin(told)
     begin(writes)
-    told.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+    told.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=2e9))
     slurm.seen[told.name] = SchedulerJob(id=told.id, state="QUEUED", reason="BeginTime")
     slurm.seen[writes.name] = SchedulerJob(id=writes.id, state="RUNNING")
     job = JobWatcher(array, slurm)
@@ -101,12 +101,12 @@ def test_the_output_of_one_task_asks_nothing_about_another_that_was_told_to_stop
         with open(writes.log(0), "wb", buffering=0) as file:
             for _ in range(3):
                 file.write(b"line\n")
-                job.step(60)
+                job.poll(60)
         assert len(slurm.asked) == 1
         slurm.seen[writes.name] = SchedulerJob(id=writes.id, state="PREEMPTED")
-        writes.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=2e9))
+        writes.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=2e9))
         while not job.status.tasks[1].is_final:
-            job.step(60)
+            job.poll(60)
         assert (job.status.tasks[1].state, len(slurm.asked)) == ("PREEMPTED", 2)
     finally:
         job.close()
@@ -117,8 +117,8 @@ def test_no_news_keeps_what_was_known(folder, slurm, monkeypatch):
     job = JobWatcher(folder, slurm)
     try:
         slurm.error = "squeue: no answer in time"
-        while not job.status.news:
-            job.step()
+        while not job.status.query_error:
+            job.poll()
         assert (job.status.headline, job.has_ended) == ("QUEUED Priority", False)
     finally:
         job.close()
@@ -132,7 +132,7 @@ def test_one_that_nobody_knows_has_a_minute_to_be_heard_of(folder, slurm, monkey
         assert (job.status.state, job.has_ended) == ("LOST", False)
         slurm.seen["ir-0123456789"] = SchedulerJob(id=ID, state="QUEUED")
         while job.status.state == "LOST":
-            job.step()
+            job.poll()
         assert job.status.state == "QUEUED"
     finally:
         job.close()
@@ -144,7 +144,7 @@ def test_another_descriptor_wakes_who_waits(job, folder):
         other.add(folder.path + "/..")
         with open(folder.file("../x"), "w") as file:
             file.write("x")
-        assert job.step(60, also=(other.fileno(),)) is False
+        assert job.poll(60, also=(other.fileno(),)) is False
         assert other.clear()
         assert not other.clear()
     finally:

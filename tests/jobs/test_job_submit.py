@@ -59,7 +59,7 @@ def hand(queue, tmp_path):
 
     def call(pauses_s=NOW):
         name = "ir-0123456789"
-        return hand_over(CLASS[queue.kind](queue.env), str(script), name, say=said.append, pauses_s=pauses_s)
+        return hand_over(CLASS[queue.kind](queue.env), str(script), name, print_line=said.append, pauses_s=pauses_s)
 
     call.said = said
     return call
@@ -116,7 +116,7 @@ def test_one_that_runs_is_adopted_by_a_pbs_without_history(pbs_queue, tmp_path, 
     pbs_queue.set(history=False)
     pbs_queue.fail("qsub", "lost")
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\nread _ <{bell.path}\n")
-    found = hand_over(Pbs(pbs_queue.env), str(tmp_path / "job.sh"), "ir-0123456789", say=print, pauses_s=NOW)
+    found = hand_over(Pbs(pbs_queue.env), str(tmp_path / "job.sh"), "ir-0123456789", print_line=print, pauses_s=NOW)
     bell.ring("go")
     pbs_queue.ended()
     assert found == "101.pbshead"
@@ -163,7 +163,7 @@ def test_an_id_that_a_job_says_ends_the_pause_between_two_looks(tmp_path):
 
     thread = threading.Thread(target=folder.write_id, args=("7",))
     said = []
-    found = hand_over(Silent(), folder.script, folder.name, say=said.append, pauses_s=(3600.0,), folder=folder,
+    found = hand_over(Silent(), folder.script, folder.name, print_line=said.append, pauses_s=(3600.0,), folder=folder,
                       before=folder.id)  # fmt: skip
     thread.join()
     assert found == "7"
@@ -280,7 +280,7 @@ def test_an_answer_that_does_not_come_changes_nothing(queue, jobs, bell, fault):
     queue.fail(ASK[queue.kind], fault)
     status = jobs.status(name)
     assert (status["state"], status["is_final"]) == ("RUNNING", False)
-    assert bool(status["news"]) or (queue.kind, fault) == ("pbs", "lost")
+    assert bool(status["query_error"]) or (queue.kind, fault) == ("pbs", "lost")
     jobs.call("cancel", name)
     jobs.wait(name)
 
@@ -466,7 +466,7 @@ def test_a_requeue_without_any_answer_is_no_end_before_slurm_has_said_so(slurm_q
     name = slurm_jobs.submit(*TWO, "--restarts=1", "--", "sh", "-c", "exit 4")
     slurm_queue.ended()
     ending = json.loads((slurm_jobs.path / name / "exit").read_text())
-    assert (ending["state"], ending["is_told"]) == ("FAILED", True)
+    assert (ending["state"], ending["scheduler_ended_it"]) == ("FAILED", True)
     status = slurm_jobs.wait(name)
     assert (status["headline"].split()[:2], status["is_final"]) == (["FAILED", "4"], True)
     assert "it could not be queued again: scontrol requeue ended with 1" in status["reason"]

@@ -147,7 +147,7 @@ def test_every_spelling_of_every_option_is_read_the_same(options):
 def test_options_that_are_not_ours_come_out_as_they_went_in(options):
     kept = [one for one in options if one[0] not in slurm_script.REASONS and one[0] not in ("gres", "exclude")]
     ours = read(words_of(kept), slurm_script.OPTIONS).without()
-    assert [(o.name, o.value) for o in ours] == pairs(*(word for o in ours for word in o.words))
+    assert [(o.name, o.value) for o in ours] == pairs(*(word for o in ours for word in o.argv))
 
 
 @given(st.lists(spelled(), min_size=1, max_size=6))

@@ -31,7 +31,7 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
 
 
 @pytest.mark.parametrize(
-    ("seen", "state", "code", "node", "rank", "is_told"),
+    ("seen", "state", "code", "node", "rank", "scheduler_ended_it"),
     [
         ({}, "COMPLETED", 0, "", -1, False),
         ({"first": ended(code=7)}, "FAILED", 7, "n2", 5, False),
@@ -67,8 +67,8 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         ({"error": ProgramMissing("no such program", "x")}, "FAILED", 127, "", -1, False),
     ],
 )
-def test_what_was_seen_is_judged(seen, state, code, node, rank, is_told):
+def test_what_was_seen_is_judged(seen, state, code, node, rank, scheduler_ended_it):
     ending = judged(**seen)
     assert (ending.state, ending.code, ending.node, ending.rank) == (state, code, node, rank)
-    assert (ending.is_told, ending.attempt) == (is_told, 3)
+    assert (ending.scheduler_ended_it, ending.attempt) == (scheduler_ended_it, 3)
     assert bool(ending.reason) is (state != "COMPLETED")

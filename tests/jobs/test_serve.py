@@ -348,12 +348,12 @@ def test_a_scheduler_that_does_not_answer_changes_nothing_but_the_news(on_slurm,
     slurm_queue.fail("squeue", "away")
     status = on_slurm.get(f"/v1/jobs/{name}")
     assert status["state"] == "QUEUED"
-    assert status["news"]
+    assert status["query_error"]
     slurm_queue.fail("scontrol", "away")
     first, *others = on_slurm.get("/v1/clusters")
     assert (first["scheduler"], first["pools"]) == ("slurm", [])
-    assert first["news"]
-    assert [each["news"] for each in others if each["scheduler"] == "local"] == [""]
+    assert first["query_error"]
+    assert [each["query_error"] for each in others if each["scheduler"] == "local"] == [""]
     on_slurm.client.post(f"/v1/jobs/{name}/cancel")
 
 
@@ -424,7 +424,7 @@ def test_an_array_that_cannot_be_read_hides_no_job(service, local):
     local.wait(array)
     local.wait(job)
     path = local.path / array / "request.json"
-    path.write_text(path.read_text().replace('"format":1', '"format":99'))
+    path.write_text(path.read_text().replace('"format":2', '"format":99'))
     events = Events(service)
     events.until(job, "COMPLETED")
     assert (list(events.jobs), array in events.problem) == ([job], True)

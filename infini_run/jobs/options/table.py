@@ -6,7 +6,7 @@ NAME.
 
 from __future__ import annotations
 
-from infini_run.jobs.array import notation
+from infini_run.jobs.array import indices, notation
 from infini_run.jobs.container import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
@@ -19,7 +19,7 @@ SUBMIT_GROUPS = ("slots", "scheduler", "job", "container", "answer")
 USR2 = 12
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _argv(text: str) -> tuple[str, ...]:
     """As a shell splits them."""
     import shlex
 
@@ -30,7 +30,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _variables(text: str) -> tuple[tuple[str, str], ...]:
-    pairs = [word.partition("=") for word in _words(text)]
+    pairs = [word.partition("=") for word in _argv(text)]
     for name, equals, _ in pairs:
         if not name or not equals:
             raise ValueError("NAME=VALUE words are allowed, quoted as a shell needs it")
@@ -100,7 +100,7 @@ SUBMIT = (
     _flag("project", plain, "", "scheduler", "NAME", "Slurm's wckey, PBS's project", shown="none"),
     _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h, 1h30m, 1d or 1-12:00:00",
           shown="the pool's"),
-    _flag("options", _words, (), "scheduler", "WORDS", "further options for sbatch or qsub, quoted as in a shell",
+    _flag("options", _argv, (), "scheduler", "WORDS", "further options for sbatch or qsub, quoted as in a shell",
           shown="none"),
     _support("gres", "the scheduler knows GPUs as a resource"),
     _support("tres", "Slurm has cons_tres"),
@@ -109,7 +109,7 @@ SUBMIT = (
     _flag("env", _variables, (), "job", "NAME=VALUE ...", "variables for the ranks, beside all of ours",
           shown="none"),
     _flag("python", plain, "", "job", "FILE", "the Python of the nodes, which has infini-run", shown="this one"),
-    _flag("run_options", _words, (), "job", "WORDS", "flags for infini-run itself, such as --hang_timeout=10m",
+    _flag("run_options", _argv, (), "job", "WORDS", "flags for infini-run itself, such as --hang_timeout=10m",
           shown="none"),
     _flag("warn", _warn, (USR2, 0), "job", "[SIGNAL@]TIME", "tell the ranks so long before the limit", shown="off"),
     _flag("array", notation, "", "job", "LIST[%M]",
@@ -119,9 +119,9 @@ SUBMIT = (
     _flag("container", plain, "", "container", "IMAGE", "run in this image", shown="none"),
     _flag("runtime", plain, "", "container", "", "by which program", choices=RUNTIMES, shown="the one that is there"),
     _flag("container_python", plain, "python3", "container", "FILE", "the image's Python, which has infini-run"),
-    _flag("bind", _words, (), "container", "WORDS", "HOST[:THERE[:ro]] words, beside the job's directories",
+    _flag("bind", _argv, (), "container", "WORDS", "HOST[:THERE[:ro]] words, beside the job's directories",
           shown="none"),
-    _flag("container_options", _words, (), "container", "WORDS", "further options for the runtime", shown="none"),
+    _flag("container_options", _argv, (), "container", "WORDS", "further options for the runtime", shown="none"),
     switch("wait", "answer", "stay until it has ended; our exit code is that of the first rank to fail"),
     switch("print", "answer", "show the script, and submit nothing"),
     switch("check", "answer", "ask the scheduler whether it could ever run, and submit nothing"),
@@ -130,7 +130,7 @@ SUBMIT = (
 
 LOGS = (
     switch("follow", "answer", "go on until the job has ended", aliases=("f",)),
-    _flag("task", bounded_int(0), -1, "answer", "K", "of this task of an array only", shown="all"),
+    _flag("task", indices, (), "answer", "LIST", "of these tasks of an array only: 4, or 0,3-5", shown="all"),
     _flag("rank", bounded_int(0), -1, "answer", "R", "of this rank only", shown="all"),
     _flag("node", plain, "", "answer", "N|HOST", "of this node only", shown="all"),
     _flag("attempt", bounded_int(0), -1, "answer", "K", "of this run only, counted from 0", shown="all"),

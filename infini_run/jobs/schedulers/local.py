@@ -35,6 +35,7 @@ class Local:
     """above: where jobs are. environ: ours."""
 
     name = "local"
+    has_accounting = False
 
     def __init__(self, above: str, environ: Mapping[str, str]) -> None:
         self._above = above

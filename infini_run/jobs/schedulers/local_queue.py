@@ -2,12 +2,15 @@
 
     python -m infini_run.jobs.schedulers.local_queue FOLDER
 
-The one rule: a task is its own, as a job is: it lives on when this process is killed. Told to end (TERM), this
-process starts no more of them, and waits for those that run; whoever cancels the array tells those himself.
+The one rule: a task that has begun lives on when this process is killed. TERM ends the whole array: the launchers of
+tasks that run get it too, and give their ranks the grace; tasks that wait never start. No trouble of one task, and no
+full disk, ends the others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import select
 import signal
@@ -15,84 +18,190 @@ import subprocess
 import sys
 import time
 
+from infini_run.errors import DeviceError, InfiniRunError
 from infini_run.jobs.array import parse
-from infini_run.jobs.job_dir import JobDir, JobResult
-from infini_run.jobs.request import LOG
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.records import JobResult
+from infini_run.jobs.request import CPU, LOG
 from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
 from infini_run.jobs.script import inside_of
-from infini_run.jobs.status import query_status
+from infini_run.jobs.status_query import query_status
 from infini_run.jobs.task import tasks_of
+from infini_run.system.cgroup import count_cpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.jobs.request import JobRequest
     from infini_run.jobs.task import Task
 
 _TERM = 128 + signal.SIGTERM
+_STOPPED = "SIGTERM ended its array"
+_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE)  # of fork(2) and open(2): another process may end
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # no event tells that another user's process has ended (decision 45)
+
+
+class Devices:
+    """The GPUs of this machine in sets of `slots`, one set for each task that runs: ranks of two tasks would both
+    take the first GPU. Without GPUs, tasks share the CPUs."""
+
+    def __init__(self, request: JobRequest, environ: Mapping[str, str]) -> None:
+        self._variable = ""
+        self._sets: list[str] = []
+        self._users: list[int] = []
+        self.capacity = max(1, count_cpus() // request.slots)  # tasks at a time, where the user has given no %M
+        if request.slot_type == CPU:
+            return
+        from infini_run.devices.visible import find
+
+        try:
+            found = find(environ)
+        except DeviceError:  # the ranks say what is wrong
+            return
+        names = [gpu.name for gpu in found.gpus]
+        groups = [names[at : at + request.slots] for at in range(0, len(names), request.slots)]
+        self._variable = found.variable
+        self._sets = [",".join(group) for group in groups if len(group) == request.slots]
+        self._users = [0] * len(self._sets)
+        self.capacity = max(1, len(self._sets))
+
+    def acquire(self) -> tuple[int, dict[str, str]]:
+        """The set with the fewest users (-1: none), and the variables that show it."""
+        if not self._sets:
+            return -1, {}
+        index = min(range(len(self._sets)), key=self._users.__getitem__)
+        self._users[index] += 1
+        return index, {self._variable: self._sets[index]}
+
+    def release(self, index: int) -> None:
+        """Give back what `acquire` returned."""
+        if index >= 0:
+            self._users[index] -= 1
 
 
 class Queue:
     """The tasks that wait, and those that run."""
 
-    def __init__(self, folder: JobDir) -> None:
-        request = folder.read_order().request
+    def __init__(self, folder: JobDir, environ: Mapping[str, str]) -> None:
+        request = folder.read_submission().request
         self._folder = folder
-        self._words = inside_of(request.python)
+        self._environ = environ
+        self._argv = inside_of(request.python)
         self._waiting = list(tasks_of(folder))
-        self._at_once = parse(request.array).at_once or len(self._waiting)
-        self._running: list[tuple[Task, subprocess.Popen[bytes]]] = []
-        self._scheduler = Local(folder.home, os.environ)
+        self._devices = Devices(request, environ)
+        self._at_once = parse(request.array).at_once or self._devices.capacity
+        self._running: list[tuple[Task, subprocess.Popen[bytes], int]] = []
+        self._scheduler = Local(folder.home, environ)
+        self._unwritten: list[Callable[[], object]] = []  # of a full disk: tried again when something happens
+        self._pause_s = 0.0
+        self._is_stopping = False
 
     def run(self) -> None:
-        """Until all of them have ended. The end of one is a signal, as is being told to end."""
+        """Until all of them have ended. The end of one is a signal, as is TERM."""
         wake_fd, wake_write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(wake_write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, _nothing)
         while self._waiting or self._running:
-            while self._waiting and len(self._running) < self._at_once:
-                self._start(self._waiting.pop(0))
-            if self._running:
-                select.select([wake_fd], [], [])
+            self._pause_s = self._start_all()
+            if not (self._waiting or self._running):
+                break
+            if select.select([wake_fd], [], [], self._pause_s or None)[0]:
                 if signal.SIGTERM in os.read(wake_fd, 1 << 12):
-                    self._end_waiting()
+                    self._stop()
                 self._reap()
+            self._write_rest()
+        self._write_rest()
+
+    def _start_all(self) -> float:
+        """Start as many as may run. The seconds after which to try again, where the system has no process or memory
+        left for one; 0: there is none to try."""
+        while self._waiting and len(self._running) < self._at_once:
+            try:
+                self._start(self._waiting[0])
+            except OSError as error:
+                if error.errno in _PASSING:
+                    if not self._pause_s:
+                        _print_line(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
+                    return min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+                what = f"{error.filename}: " if error.filename else ""
+                self._end(self._waiting[0], FAILED, -1, f"it cannot be started: {what}{error.strerror}")
+            self._waiting.pop(0)
+        return 0.0
 
     def _start(self, task: Task) -> None:
+        """Raises OSError: it has not been started."""
         if task.is_cancelled:
             self._settle(task)
             return
+        devices, variables = self._devices.acquire()
         try:
             with open(task.file(LOG), "ab") as log:
                 process = subprocess.Popen(
-                    [*self._words, self._folder.path, str(task.index)],
+                    [*self._argv, self._folder.path, str(task.index)], env={**self._environ, **variables},
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )  # fmt: skip
-        except OSError as error:  # the other tasks may have more luck
-            what = f"{error.filename}: " if error.filename else ""
-            reason = f"it cannot be started: {what}{error.strerror}"
-            task.propose_ending(JobResult(state=FAILED, code=-1, reason=reason, end_s=time.time(), attempt=-1))
-            return
-        task.write_id(id_of(process.pid))
-        self._running.append((task, process))
-        if task.is_cancelled:  # by who has not seen its id
+        except OSError:
+            self._devices.release(devices)
+            raise
+        self._running.append((task, process, devices))
+        id_ = id_of(process.pid)
+        self._write(lambda: task.write_id(id_))
+        if task.is_cancelled:  # by a command that has not seen its id
             process.terminate()
 
     def _reap(self) -> None:
-        for pair in list(self._running):
-            if pair[1].poll() is not None:
-                self._running.remove(pair)
-                self._settle(pair[0])
+        for one in list(self._running):
+            task, process, devices = one
+            if process.poll() is not None:
+                self._running.remove(one)
+                self._devices.release(devices)
+                if self._is_stopping and process.returncode == -signal.SIGTERM:  # before its launcher could listen
+                    self._end(task, CANCELLED, _TERM, _STOPPED)
+                self._settle(task)
 
     def _settle(self, task: Task) -> None:
         """What has not said how it ended is written down as lost, or cancelled."""
-        query_status([task], lambda _: self._scheduler)
+        try:
+            query_status([task], lambda _: self._scheduler)
+        except (InfiniRunError, OSError) as error:
+            _print_line(str(error))
 
-    def _end_waiting(self) -> None:
+    def _stop(self) -> None:
         for task in self._waiting:
-            reason = "it was cancelled" if task.is_cancelled else "it was told to stop (SIGTERM)"
-            task.propose_ending(JobResult(state=CANCELLED, code=_TERM, reason=reason, end_s=time.time(), attempt=-1))
+            self._end(task, CANCELLED, -1, "it was cancelled" if task.is_cancelled else _STOPPED)
         self._waiting.clear()
+        self._is_stopping = True
+        for _, process, _ in self._running:
+            process.terminate()
+
+    def _end(self, task: Task, state: str, code: int, reason: str) -> None:
+        """Of a task whose launcher has not begun."""
+        result = JobResult(state=state, code=code, reason=reason, end_s=time.time(), attempt=task.attempts() - 1)
+        self._write(lambda: task.write_result_if_absent(result))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            _print_line(f"{error.filename or self._folder.path}: {error.strerror}")
+            self._unwritten.append(write)
+
+    def _write_rest(self) -> None:
+        left, self._unwritten = self._unwritten, []
+        for write in left:
+            try:
+                write()
+            except OSError:
+                self._unwritten.append(write)
+
+
+def _print_line(text: str) -> None:
+    """Into the array's job.log, which may be on the same full disk."""
+    with contextlib.suppress(OSError):
+        os.write(2, os.fsencode(f"infini-job: {text}\n"))
 
 
 def _nothing(number: int, frame: object) -> None:
@@ -100,7 +209,8 @@ def _nothing(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    Queue(JobDir(os.path.abspath(sys.argv[1]))).run()
+    """Be what the script of an array says."""
+    Queue(JobDir(os.path.abspath(sys.argv[1])), dict(os.environ)).run()
 
 
 if __name__ == "__main__":

@@ -102,17 +102,17 @@ def user_options(request: JobRequest) -> Asked:
     """The user's options, sorted by what they are, and all that is wrong with them."""
     given = read(request.options, OPTIONS)
     problems = [*given.problems, *refusals(given.options, REASONS)]
-    problems += [f"{option.said}: qsub has no such option" for option in given.options if not option.is_known]
-    others = [option.words for option in given.without("l")]
+    problems += [f"{option.text}: qsub has no such option" for option in given.options if not option.is_known]
+    others = [option.argv for option in given.without("l")]
     for option in given.options:
         names = {item.partition("=")[0].strip().lower() for item in _items(option.value or "")}
         if option.name == "W" and not names.isdisjoint(_HIDDEN):
-            problems.append(f"{option.said}: {_QSUB}")
+            problems.append(f"{option.text}: {_QSUB}")
     resources = _Resources(request)
     for option in given.options:
         if option.name == "l":
             for item in _items(option.value or ""):
-                resources.take(item, option.said)
+                resources.add(item, option.text)
     return Asked(
         chunk=tuple(resources.chunk),
         sharing=resources.sharing,
@@ -133,7 +133,7 @@ class _Resources:
         self.problems: list[str] = []
         self.sharing = self.group = ""
 
-    def take(self, item: str, said: str) -> None:
+    def add(self, item: str, said: str) -> None:
         name, _, value = item.partition("=")
         name = name.strip()
         if name == "select":

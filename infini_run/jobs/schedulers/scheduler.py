@@ -14,36 +14,81 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Scheduler(Protocol):
-        """One batch scheduler. Every call runs its commands with `clean` surroundings and a limit in time."""
+        """One batch scheduler. Each call runs its commands in an environment without its own variables, with a
+        limit in time.
+        """
 
         name: str
 
+        @property
+        def has_accounting(self) -> bool:
+            """Return whether its last answer had every job that has ended, however long ago."""
+
         def facts(self) -> Facts:
-            """What it is, and what it has. Raises QueryError."""
+            """Return what it is, and what it has. Raises QueryError."""
 
         def check(self, script_path: str) -> str:
-            """Why the script could never run, in one line; "": it could, or the scheduler cannot tell beforehand.
-            Raises QueryError."""
+            """Ask whether it could ever run a script.
+
+            Returns:
+                Why not, in one line; "": it could, or it cannot tell beforehand.
+
+            Raises:
+                QueryError: It does not answer.
+            """
 
         def submit(self, script_path: str, name: str) -> str:
-            """Hand the script over, once; the scheduler's id of the job. Raises SubmitError."""
+            """Hand a script over, once.
+
+            Args:
+                script_path: The script.
+                name: Of the job, or NAME.K: this task of an array alone, once more.
+
+            Returns:
+                The scheduler's id.
+
+            Raises:
+                SubmitError: It was refused; nobody could be asked; or no answer came (`timed_out`), and it may be
+                    there.
+            """
 
         def find(self, name: str) -> str | None:
-            """The id of a job of that name that waits, runs or has ended well; what was refused is none.
-            Raises QueryError."""
+            """Return the id of a job of that name that waits, runs or has ended; None: there is none, or it was
+            refused.
+
+            Raises:
+                QueryError: It does not answer.
+            """
 
         def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
-            """What it knows of the jobs of these names (NAME.K: a task of an array), by one command for all of them.
-            What is not in the answer is not known (any more), which says nothing of how it ended. ids: where we know
-            them, by name; PBS needs more commands for those that are missing there, or over. Raises
-            QueryError."""
+            """Return what it knows of jobs, by as few commands as it allows.
+
+            Args:
+                names: Of jobs, or NAME.K of tasks.
+                ids: Those that are known, by name; None: none. PBS needs more commands for jobs without.
+
+            Returns:
+                By name. A job that is not in the answer is not known (any more), which says nothing of how it ended.
+
+            Raises:
+                QueryError: It does not answer.
+            """
 
         def cancel(self, *ids: str, again: bool = False) -> None:
-            """End these; one that has ended already is none of our business. again: they were asked to end before,
-            and their launchers may be beyond help. Raises QueryError."""
+            """End jobs; one that has ended already is no error.
+
+            Args:
+                *ids: The scheduler's.
+                again: Whether they were asked to end before, so that their launchers may be beyond help.
+
+            Raises:
+                QueryError: It does not answer, or refuses.
+            """
 
         def requeue(self, id: str) -> bool:  # noqa: A002
-            """Run it again under the same id; False: this scheduler does not let us, submit anew."""
+            """Run a job again under the same id; False: this scheduler does not allow it, submit anew. Raises
+            QueryError.
+            """
 
 
 __all__ = [
@@ -97,7 +142,15 @@ _KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "PBS_CONF_FILE", "PBS_S
 
 @record
 class Kind:
-    """So many nodes of a pool that are alike. gpu_types: how many GPUs of which type, where they have types."""
+    """Nodes of a queue that are alike.
+
+    Args:
+        nodes: How many.
+        cpus: Of each.
+        mem_mb: Of each, in MiB; 0: not known.
+        gpus: Of each.
+        gpu_types: Pairs of type and number, if its GPUs have types.
+    """
 
     nodes: int
     cpus: int
@@ -106,7 +159,7 @@ class Kind:
     gpu_types: tuple[tuple[str, int], ...] = ()
 
     def gpus_of(self, gpu_type: str) -> int:
-        """GPUs of that type on each of them; "": of any."""
+        """Return the number of GPUs of that type on each node; "": of any type."""
         return dict(self.gpu_types).get(gpu_type, 0) if gpu_type else self.gpus
 
 
@@ -134,7 +187,16 @@ class Queue:
 def pool_of(
     name: str, kinds: Sequence[Kind], limit_s: int = 0, is_default: bool = False, default_s: int = -1
 ) -> Queue:
-    """A pool of these kinds of nodes."""
+    """Return a queue of these kinds of nodes; its numbers for one node are those of the smallest with GPUs, if any
+    has some.
+
+    Args:
+        name: Of the queue.
+        kinds: Of its nodes.
+        limit_s: Its time limit in seconds; 0: none.
+        is_default: Whether jobs go there that name none.
+        default_s: The limit in seconds of a job that asks for none; 0: it has none, -1: not known.
+    """
     first = min(kinds, key=lambda kind: (not kind.gpus, kind.gpus or kind.cpus), default=Kind(nodes=0, cpus=0))
     return Queue(
         name=name,
@@ -154,9 +216,16 @@ def pool_of(
 class Facts:
     """What a scheduler was found to be.
 
-    select: Slurm's plugin (cons_tres, cons_res, linear). has_tres: `--gpus` and its kind work. has_gres: nodes have
-    GPUs as a resource, `gpu` or `ngpus`. has_accounting: sacct answers. has_history: PBS tells of jobs that ended.
-    news: why it did not answer, and nothing else is known; "" where it did.
+    Args:
+        scheduler: slurm, pbs or local.
+        version: Its own.
+        select: Slurm's plugin: cons_tres, cons_res or linear.
+        has_tres: Whether `--gpus` and its kind work.
+        has_gres: Whether nodes have GPUs as a resource, `gpu` or `ngpus`.
+        has_accounting: Whether sacct answers.
+        has_history: Whether PBS tells of jobs that have ended.
+        pools: Its partitions or queues.
+        query_error: Why it did not answer, and nothing else is known; "": it did.
     """
 
     scheduler: str
@@ -167,20 +236,26 @@ class Facts:
     has_accounting: bool = False
     has_history: bool = False
     pools: tuple[Queue, ...] = ()
-    news: str = ""
+    query_error: str = ""
 
     def pool(self, name: str = "") -> Queue | None:
-        """The pool of that name, or the default one; None where there is none."""
+        """Return the pool of that name, or the default one; None: there is none."""
         return next((pool for pool in self.pools if (pool.name == name if name else pool.is_default)), None)
 
 
 @record
 class SchedulerJob:
-    """A job as the scheduler sees it. state: one of STATES; "": nobody could say, and `reason` has why, for the part
-    of the scheduler that would know did not answer. reason: why it waits, or how it ended, in its words.
+    """A job as its scheduler sees it.
 
-    hold: of a job that waits, WAITING, PASSING or HOPELESS. advice: what to change in a hopeless one. code: the exit
-    code that it reports, -1: none. nodes: those it has, as it writes them.
+    Args:
+        id: The scheduler's.
+        state: One of STATES; "": not known, and `reason` says why, for the part of the scheduler that would know
+            did not answer.
+        reason: Why it waits, or how it ended, in the scheduler's words.
+        hold: Of a job that waits, WAITING, PASSING or HOPELESS.
+        advice: What to change in a hopeless one.
+        code: Its exit code; -1: none.
+        nodes: Its nodes, as the scheduler writes them.
     """
 
     id: str
@@ -193,10 +268,12 @@ class SchedulerJob:
 
     @property
     def hopeless(self) -> bool:
+        """Return whether it never begins as it is."""
         return self.hold == HOPELESS
 
 
 def strip_scheduler_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment less what would be read as options by a scheduler's commands, or belongs to the job that we
-    are in. Where its configuration is stays: SLURM_CONF, PBS_CONF_FILE, PBS_SERVER."""
+    """Return the environment without the variables that a scheduler's commands read as options, and without those
+    of the job around this process. The place of a configuration stays: SLURM_CONF, PBS_CONF_FILE, PBS_SERVER.
+    """
     return {name: text for name, text in environ.items() if name in _KEPT or not name.startswith(_FOREIGN)}

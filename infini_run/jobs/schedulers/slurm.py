@@ -61,10 +61,15 @@ class Slurm:
         self._environ = strip_scheduler_environment(os.environ if environ is None else environ) | _LONG
         self._has_accounting: bool | None = None
 
+    @property
+    def has_accounting(self) -> bool:
+        """Return whether sacct has answered, or Slurm's configuration says that it does."""
+        return self._has_accounting is True
+
     def facts(self) -> Facts:
         """Raises QueryError."""
-        config = _config(self._told("scontrol", "show", "config"))
-        pools = _pools(self._told("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%l|%G"))
+        config = _config(self._output("scontrol", "show", "config"))
+        pools = _pools(self._output("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%l|%G"))
         select = config.get("SelectType", "").rpartition("/")[2]
         has_gres = "gpu" in config.get("GresTypes", "").split(",")
         self._has_accounting = config.get("AccountingStorageType", "").endswith("slurmdbd")
@@ -117,7 +122,7 @@ class Slurm:
         if not names:
             return {}
         # not --array, which has one line for each task: 22.05 leaves out the last one of 0-20:2
-        text = self._told("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(_jobs(names))}",
+        text = self._output("squeue", "--noheader", "--me", "--states=all", f"--name={','.join(_jobs(names))}",
                           "--format=%j|%i|%T|%r|%N")  # fmt: skip
         found = _best(pair for line in text.splitlines() for pair in _queue_line(line))
         missing = [name for name in names if name not in found]
@@ -147,7 +152,7 @@ class Slurm:
                 return False
         raise QueryError(complaint("scontrol requeue", said))
 
-    def _told(self, *argv: str) -> str:
+    def _output(self, *argv: str) -> str:
         said = run_command(argv, self._environ)
         if said.code:
             raise QueryError(complaint(argv[0], said))
@@ -174,6 +179,7 @@ class Slurm:
             return {}
         if said.code:
             raise QueryError(complaint("sacct", said))
+        self._has_accounting = True
         return _best(pair for line in said.out.splitlines() for pair in _account_line(line))
 
 

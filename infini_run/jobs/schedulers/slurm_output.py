@@ -145,9 +145,10 @@ def advised(said: CommandResult) -> str:
 
 
 def complaint(what: str, said: CommandResult) -> str:
+    """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the controller may be down or busy"
     if said.code == MISSING:
         return said.error
-    words = said.last_words
+    words = said.last_line
     return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"

@@ -91,11 +91,11 @@ def user_options(request: JobRequest) -> tuple[Read, list[str]]:
     problems = [*given.problems, *refusals(given.options, REASONS)]
     for option in given.options:
         if option.name in _MEMORY and request.mem_mb_per_slot:
-            problems.append(f"{option.said}: --mem_per_slot says it")
+            problems.append(f"{option.text}: --mem_per_slot says it")
         if not option.is_known and option.name.startswith("container-"):
-            problems.append(f"{option.said}: --container of infini-job says it")
+            problems.append(f"{option.text}: --container of infini-job says it")
         if option.name == "gres":
-            problems += _gres_problems(option.said, option.value or "")
+            problems += _gres_problems(option.text, option.value or "")
     return given, problems
 
 
@@ -130,9 +130,9 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
     if exclude:
         ours.append(f"--exclude={','.join(exclude)}")
     return [(word,) for word in ours] + [
-        option.words
+        option.argv
         for option in given.without("gres", "exclude")
-        if option.words != ("--exclusive",) or "--exclusive" not in ours
+        if option.argv != ("--exclusive",) or "--exclusive" not in ours
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -18,16 +18,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from infini_run.errors import InfiniRunError, UsageError, printable
-from infini_run.jobs.detect_scheduler import ask, find_schedulers, scheduler_of
+from infini_run.jobs.array import indices
+from infini_run.jobs.detect_scheduler import facts_of, find_schedulers, scheduler_of
 from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import find_folder
-from infini_run.jobs.logs import check
+from infini_run.jobs.logs import check, narrow
 from infini_run.jobs.serve import model
-from infini_run.jobs.serve.csrf import MARK
+from infini_run.jobs.serve.csrf import HEADER
 from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem, problem_of
-from infini_run.jobs.serve.job_cache import Board
-from infini_run.jobs.serve.job_timeline import read_lives
+from infini_run.jobs.serve.job_cache import JobCache
+from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.record import fields
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 _ABOUT = f"""Jobs of one user: those of `infini-job` in one directory.
 
-Over a Unix socket, for its owner alone. Host is localhost; whatever is no GET needs the header `{MARK}: 1`."""
+Over a Unix socket, for its owner alone. Host is localhost; whatever is no GET needs the header `{HEADER}: 1`."""
 _PAGE = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
@@ -56,11 +57,11 @@ Name = Annotated[str, Path(description="of a job: ir-0123456789; of its task 3: 
 class Api:
     """Each method answers one request. above: where jobs are. environ: the service's."""
 
-    def __init__(self, above: str, environ: Mapping[str, str], threads: Threads, board: Board) -> None:
+    def __init__(self, above: str, environ: Mapping[str, str], threads: Threads, cache: JobCache) -> None:
         self._above = above
         self._environ = environ
         self._threads = threads
-        self._board = board
+        self._cache = cache
 
     # ---- looking
 
@@ -68,7 +69,7 @@ class Api:
         """All jobs, or those named, the latest last: one query for each scheduler."""
         for one in name:
             self._folder(one)
-        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=_say))
+        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=_print_line))
         return Answer([status.to_json() for status in found])
 
     async def status(self, name: Name) -> Response:
@@ -80,37 +81,39 @@ class Api:
     async def timeline(self, name: Name) -> Response:
         """The life of its ranks, run by run. Times are seconds since the epoch; end_s 0: it goes on."""
         folder = self._folder(name)
-        found = await self._threads.do(lambda: read_lives(folder))
+        found = await self._threads.do(lambda: read_timelines(folder))
         return Answer([life.to_json() for life in found])
 
     async def logs(
         self,
         name: Name,
         follow: Annotated[bool, Query(description="go on until the job has ended")] = False,
-        task: Annotated[int, Query(ge=-1, description="of this task of an array only; -1: all")] = -1,
+        task: Annotated[str, Query(description="of these tasks of an array only: 4, or 0,3-5")] = "",
         rank: Annotated[int, Query(ge=-1, description="of this rank only; -1: all")] = -1,
         node: Annotated[str, Query(description="of this node only: its index or its host")] = "",
         attempt: Annotated[int, Query(ge=-1, description="of this run only, counted from 0; -1: all")] = -1,
     ) -> Response:
         """What its ranks have written, merged, each line with the name of its rank in front; of an array that of its
         task, too."""
-        folder = self._folder(name if task < 0 else f"{name}.{task}")
+        folder, tasks = self._narrowed(name, _tasks(task))
         scheduler = await self._threads.do(lambda: self._scheduler_of(folder) if follow else None)
-        await self._threads.do(lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt))
+        await self._threads.do(
+            lambda: check(folder, rank=rank, node=node, attempt=-1 if follow else attempt, tasks=tasks)
+        )
         stop = self._threads.stop()
-        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt)
+        content = lines(self._threads, folder, scheduler, stop, rank=rank, node=node, attempt=attempt, tasks=tasks)
         return Stream(content, "text/plain", release=lambda: self._threads.release(stop))
 
     async def events(self) -> Response:
         """All jobs as they change: server-sent events `jobs`, `{"jobs": [those that changed], "gone": [names],
         "problem": ""}`; the first one has all of them."""
-        return Stream(events(self._board), "text/event-stream")
+        return Stream(events(self._cache), "text/event-stream")
 
     async def clusters(self) -> Response:
         """The schedulers that are here, and what they have."""
 
         def call() -> list[Any]:
-            return [_plain(ask(found)) for found in find_schedulers(self._above, self._environ)]
+            return [_jsonable(facts_of(found)) for found in find_schedulers(self._above, self._environ)]
 
         return Answer(await self._threads.do(call))
 
@@ -121,7 +124,7 @@ class Api:
 
         def call() -> dict[str, Any]:
             planned, scheduler, environ = self._prepare(submission)
-            folder, _ = submit(planned, scheduler, environ, say=_say)
+            folder, _ = submit(planned, scheduler, environ, print_line=_print_line)
             return {"name": folder.name, "id": folder.id, "folder": folder.path, **_about(planned, scheduler)}
 
         content = await self._threads.do(call)
@@ -169,8 +172,16 @@ class Api:
             is_there = "/" not in name and "\0" not in name and os.path.lexists(os.path.join(self._above, name))
             raise NotThere(403 if is_there else 404, str(error)) from None
 
+    def _narrowed(self, name: str, tasks: tuple[int, ...]) -> tuple[JobDir, Sequence[int]]:
+        """Raises NotThere: there is no such job, or no such task of it."""
+        folder = self._folder(name)
+        try:
+            return narrow(folder, tasks)
+        except UsageError as error:
+            raise NotThere(404, str(error)) from None
+
     def _scheduler_of(self, folder: JobDir) -> Scheduler:
-        return scheduler_of(folder.read_order(), self._above, self._environ)
+        return scheduler_of(folder.read_submission(), self._above, self._environ)
 
     def _prepare(self, submission: model.Submission) -> tuple[SubmissionPlan, Scheduler, dict[str, str]]:
         for name in submission.flags:
@@ -181,24 +192,31 @@ class Api:
         values = {**read_flags(submission.flags, environ), "dir": self._above}
         if submission.cwd:
             values["cwd"] = submission.cwd
-        return *prepare(submission.command, values, environ, say=_say), environ
+        return *prepare(submission.command, values, environ, print_line=_print_line), environ
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _about(planned: SubmissionPlan, scheduler: Scheduler) -> dict[str, Any]:
     layout = planned.layout
-    shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "remark": layout.remark}
-    return {"scheduler": scheduler.name, "pool": planned.pool, **shape}
+    shape = {"nodes": layout.nodes, "slots_per_node": layout.slots_per_node, "array": planned.request.array}
+    return {"scheduler": scheduler.name, "pool": planned.pool, **shape, "remark": layout.remark}
 
 
-def _plain(value: Any) -> Any:
+def _tasks(text: str) -> tuple[int, ...]:
+    try:
+        return indices(text) if text else ()
+    except ValueError as error:
+        raise UsageError(f"task={printable(text)}: {error}") from None
+
+
+def _jsonable(value: Any) -> Any:
     """A record as JSON has it."""
     if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    return {name: _plain(getattr(value, name)) for name in fields(value)} if hasattr(value, "_fields") else value
+        return [_jsonable(item) for item in value]
+    return {name: _jsonable(getattr(value, name)) for name in fields(value)} if hasattr(value, "_fields") else value
 
 
 async def _page(request: Request) -> Response:
@@ -226,9 +244,9 @@ async def _of_http(request: Request, error: Exception) -> Response:
     return answer
 
 
-def make_app(above: str, environ: Mapping[str, str], threads: Threads, board: Board) -> FastAPI:
+def make_app(above: str, environ: Mapping[str, str], threads: Threads, cache: JobCache) -> FastAPI:
     """The whole service, for our own user: who asks is somebody else's affair."""
-    api = Api(above, environ, threads, board)
+    api = Api(above, environ, threads, cache)
     app = FastAPI(title="infini-job", version=VERSION, description=_ABOUT, docs_url=None, redoc_url=None)
 
     def add(method: str, path: str, call: Any, answer: Any, code: int = 200, **more: Any) -> None:
@@ -242,7 +260,7 @@ def make_app(above: str, environ: Mapping[str, str], threads: Threads, board: Bo
     add("POST", "/v1/jobs", api.submit, model.Submitted, 201)
     add("GET", "/v1/jobs/{name}", api.status, model.STATUS)
     add("GET", "/v1/jobs/{name}/logs", api.logs, None, response_class=Stream, responses=_TEXT)
-    add("GET", "/v1/jobs/{name}/timeline", api.timeline, list[model.LIFE])
+    add("GET", "/v1/jobs/{name}/timeline", api.timeline, list[model.TIMELINE])
     add("POST", "/v1/jobs/{name}/cancel", api.cancel, model.STATUS, 202)
     add("DELETE", "/v1/jobs/{name}", api.forget, None, 204)
     add("POST", "/v1/scripts", api.script, model.Script)

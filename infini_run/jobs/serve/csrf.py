@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-MARK = "X-Infini-Job"
+HEADER = "X-Infini-Job"
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _READS = ("GET", "HEAD")
 _POLICY = {
@@ -44,8 +44,8 @@ def refusal(method: str, headers: Headers) -> tuple[int, str]:
         return 403, f"Origin: {printable(origin)} is another page than ours"
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return 403, "another page has sent this request; open this one by its own address"
-    if method not in _READS and MARK not in headers:
-        return 403, f"what changes something needs the header {MARK}: 1"
+    if method not in _READS and HEADER not in headers:
+        return 403, f"what changes something needs the header {HEADER}: 1"
     return 0, ""
 
 

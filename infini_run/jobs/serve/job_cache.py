@@ -19,7 +19,7 @@ from infini_run.jobs.job import readable
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import all_folders, is_name
 from infini_run.jobs.schedulers.local import open_process
-from infini_run.jobs.status import LOCAL, look_at_files, query_status
+from infini_run.jobs.status_query import LOCAL, query_status, read_status
 from infini_run.jobs.watch import FIRST_S, GROWTH, LAST_S, REMOTE_S, answered, latest
 
 TYPE_CHECKING = False
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
     from typing import Any
 
-    from infini_run.jobs.job_dir import Submission
+    from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
 
 
-class Board:
+class JobCache:
     """jobs: by name, the latest last. problem: why what it shows may be old, or ""."""
 
     def __init__(
@@ -44,23 +44,23 @@ class Board:
         self._above = above
         self._environ = environ
         self._do = do
-        self._lookers: set[asyncio.Event] = set()
-        self._stirred = asyncio.Event()
+        self._watchers: set[asyncio.Event] = set()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._interval_s = FIRST_S
-        self._has_looked = False
+        self._is_filled = False
         self._is_over = False
 
     async def changes(self) -> AsyncIterator[tuple[dict[str, Status], str]]:
         """All jobs and the problem, now and whenever they have changed; at its end the service ends."""
         mine = asyncio.Event()
-        self._lookers.add(mine)
+        self._watchers.add(mine)
         self._interval_s = FIRST_S
-        self._stirred.set()
+        self._changed.set()
         try:
             if self._task is None:
-                self._task = asyncio.get_running_loop().create_task(self._keep())
-            elif self._has_looked:
+                self._task = asyncio.get_running_loop().create_task(self._run())
+            elif self._is_filled:
                 mine.set()
             while True:
                 await mine.wait()
@@ -69,46 +69,46 @@ class Board:
                     return
                 yield dict(self.jobs), self.problem
         finally:
-            self._lookers.discard(mine)
-            self._stirred.set()
+            self._watchers.discard(mine)
+            self._changed.set()
 
     def end(self) -> None:
         """Who looks has seen the last."""
         self._is_over = True
-        self._tell()
-        self._stirred.set()
+        self._notify()
+        self._changed.set()
 
     async def close(self) -> None:
         if self._task is not None:
             await self._task
 
-    def _tell(self) -> None:
-        for looker in self._lookers:
-            looker.set()
+    def _notify(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         """As long as somebody looks."""
         loop = asyncio.get_running_loop()
         try:
-            watch = _Watch(self._above, self._stirred)
+            watch = _DirectoryWatch(self._above, self._changed)
         except InfiniRunError as error:
             self.problem, self._task = str(error), None
-            self._tell()
+            self._notify()
             return
         ask_at_s = 0.0
         try:
-            while self._lookers and not self._is_over:
-                self._stirred.clear()
+            while self._watchers and not self._is_over:
+                self._changed.clear()
                 is_due = loop.time() >= ask_at_s or watch.has_ended
                 watch.has_ended = False
                 before = (self.jobs, self.problem)
-                await self._do(lambda: self._look(watch, is_due))  # noqa: B023
+                await self._do(lambda: self._refresh(watch, is_due))  # noqa: B023
                 watch.processes(self.jobs.values())
                 if self.jobs.keys() != before[0].keys():
                     self._interval_s = FIRST_S
-                if not self._has_looked or (self.jobs, self.problem) != before:
-                    self._has_looked = True
-                    self._tell()
+                if not self._is_filled or (self.jobs, self.problem) != before:
+                    self._is_filled = True
+                    self._notify()
                 if is_due:
                     ask_at_s = loop.time() + self._interval_s
                     self._interval_s = min(self._interval_s * GROWTH, LAST_S)
@@ -116,23 +116,23 @@ class Board:
         finally:
             watch.close()
             self._task = None
-            self._has_looked = False
+            self._is_filled = False
 
-    async def _wait(self, watch: _Watch, due_s: float) -> None:
+    async def _wait(self, watch: _DirectoryWatch, due_s: float) -> None:
         is_live = any(not status.is_final for status in self.jobs.values())
         waits = [due_s] if is_live or self.problem else []
         waits += [REMOTE_S] if watch.is_remote else []
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stirred.wait(), min(waits) if waits else None)
+            await asyncio.wait_for(self._changed.wait(), min(waits) if waits else None)
 
-    def _look(self, watch: _Watch, is_due: bool) -> None:
+    def _refresh(self, watch: _DirectoryWatch, is_due: bool) -> None:
         """In a thread. What has ended is not looked at again."""
         problems: list[str] = []
         try:
             watch.add(name for name in self._names() if not self._has_ended(name))
             folders = list(all_folders(self._above))
             live = list(readable((f for f in folders if not self._has_ended(f.name)), problems.append))
-            found = {status.name: status for status in self._news(live, is_due)}
+            found = {status.name: status for status in self._statuses(live, is_due)}
         except (InfiniRunError, OSError) as error:
             self.problem = str(error)
             return
@@ -154,11 +154,11 @@ class Board:
     def _has_ended(self, name: str) -> bool:
         return name in self.jobs and self.jobs[name].is_final
 
-    def _news(self, live: list[JobDir], is_due: bool) -> list[Status]:
+    def _statuses(self, live: list[JobDir], is_due: bool) -> list[Status]:
         """is_due: the schedulers are asked."""
-        seen = [look_at_files(folder, self.jobs.get(folder.name)) for folder in live]
+        seen = [read_status(folder, self.jobs.get(folder.name)) for folder in live]
         found = [latest(self.jobs[status.name], status) if status.name in self.jobs else status for status in seen]
-        is_new = any(status.is_told or status.name not in self.jobs for status in seen)
+        is_new = any(status.scheduler_ended_it or status.name not in self.jobs for status in seen)
         if not (is_due or is_new or self.problem):
             return found
         asked = query_status(
@@ -179,22 +179,22 @@ def _tasks_made(folder: JobDir) -> list[JobDir]:
         return []
 
 
-class _Watch:
+class _DirectoryWatch:
     """What stirs the board. has_ended: a job's process, so its scheduler knows more than before."""
 
-    def __init__(self, above: str, stirred: asyncio.Event) -> None:
+    def __init__(self, above: str, changed: asyncio.Event) -> None:
         self.is_remote = False
         self.has_ended = False
         self._above = above
-        self._stirred = stirred
+        self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._processes: dict[str, int] = {}
         self._changes = Changes()
-        self._loop.add_reader(self._changes.fileno(), self._hear)
+        self._loop.add_reader(self._changes.fileno(), self._on_change)
 
-    def _hear(self) -> None:
+    def _on_change(self) -> None:
         self._changes.clear()
-        self._stirred.set()
+        self._changed.set()
 
     def add(self, names: Iterable[str]) -> None:
         """In a thread. Before they are looked at, so nothing is missed; what is being made is no job yet."""
@@ -223,20 +223,20 @@ class _Watch:
                     fd = open_process(status.id)
                     if fd >= 0:
                         self._processes[status.name] = fd
-                        self._loop.add_reader(fd, self._end, status.name)
+                        self._loop.add_reader(fd, self._on_process_end, status.name)
 
-    def _end(self, name: str) -> None:
-        self._forget(name)
+    def _on_process_end(self, name: str) -> None:
+        self._unwatch(name)
         self.has_ended = True
-        self._stirred.set()
+        self._changed.set()
 
-    def _forget(self, name: str) -> None:
+    def _unwatch(self, name: str) -> None:
         fd = self._processes.pop(name)
         self._loop.remove_reader(fd)
         os.close(fd)
 
     def close(self) -> None:
         for name in list(self._processes):
-            self._forget(name)
+            self._unwatch(name)
         self._loop.remove_reader(self._changes.fileno())
         self._changes.close()

@@ -12,11 +12,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from infini_run.jobs.job_dir import JobDir, Phase
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Phase
 
 
 @record
-class Life:
+class RunTimeline:
     """One run. nodes: hosts, in the order of their node ranks. nproc: ranks on each; 0: not known. bars: one for each
     rank; of one that was restarted by the launcher, one more for each first failure. failure: the first, in a
     sentence. is_whole: it has left its report; else all that is known is that they run, or ran."""
@@ -34,17 +35,17 @@ class Life:
         return {**{name: item for name, item in vars(self).items() if name != "bars"}, "ranks": ranks}
 
 
-def read_lives(folder: JobDir) -> list[Life]:
+def read_timelines(folder: JobDir) -> list[RunTimeline]:
     """All of its runs, in their order. Raises InfiniRunError: a file is not what we write."""
     count = folder.attempts()
     return [_read(folder, number, is_last=number == count - 1) for number in range(count)]
 
 
-def _read(folder: JobDir, number: int, is_last: bool) -> Life:
+def _read(folder: JobDir, number: int, is_last: bool) -> RunTimeline:
     phase = folder.phase(number)
     bars = _reported(folder.file(f"{number}/report.json"))
-    ending = folder.ending() if is_last else None
-    return Life(
+    ending = folder.result() if is_last else None
+    return RunTimeline(
         attempt=number,
         state=ending.state if ending is not None else phase.state if phase is not None else "",
         nodes=phase.nodes if phase else (),

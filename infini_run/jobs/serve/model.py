@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from infini_run.display.timeline import Bar
 from infini_run.jobs.options.table import VERBS
 from infini_run.jobs.schedulers.scheduler import Facts
-from infini_run.jobs.serve.job_timeline import Life
+from infini_run.jobs.serve.job_timeline import RunTimeline
 from infini_run.jobs.status import COMMON, Status
 from infini_run.record import fields
 
@@ -23,15 +23,15 @@ Value = bool | int | float | str | list[str] | None
 def _model(record: type, /, skip: tuple[str, ...] = (), title: str = "", **more: Any) -> type[BaseModel]:
     """What JSON has of a record. title: another name than the record's."""
     hints = get_type_hints(record)
-    found: dict[str, Any] = {name: (_plain(hints[name]), ...) for name in fields(record) if name not in skip}
+    found: dict[str, Any] = {name: (_jsonable(hints[name]), ...) for name in fields(record) if name not in skip}
     return create_model(title or record.__name__, __doc__=record.__doc__, **found, **more)
 
 
-def _plain(hint: Any) -> Any:
+def _jsonable(hint: Any) -> Any:
     """Tuples are lists, records are models."""
     if get_origin(hint) is tuple:
         inner = get_args(hint)
-        item = _plain(inner[0]) if inner[-1] is Ellipsis else str | int  # a pair
+        item = _jsonable(inner[0]) if inner[-1] is Ellipsis else str | int  # a pair
         return list[item]  # type: ignore[valid-type]
     return _model(hint) if hasattr(hint, "_fields") else hint
 
@@ -39,7 +39,7 @@ def _plain(hint: Any) -> Any:
 TASK: Any = _model(Status, title="Task", skip=COMMON, headline=(str, ...))
 STATUS: Any = _model(Status, skip=("tasks",), headline=(str, ...), tasks=(list[TASK], ...))
 RANK: Any = _model(Bar)
-LIFE: Any = _model(Life, skip=("bars",), ranks=(list[RANK], ...))
+TIMELINE: Any = _model(RunTimeline, skip=("bars",), ranks=(list[RANK], ...))
 FACTS: Any = _model(Facts)
 
 
@@ -72,8 +72,8 @@ class Submission(BaseModel):
 
 
 class Submitted(BaseModel):
-    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. remark: what its
-    layout has to say."""
+    """A job that was taken. id: the scheduler's. slots_per_node, nodes: 0: the scheduler decides. array: its
+    tasks' indices, as they were given; "": it is no array. remark: what its layout has to say."""
 
     name: str
     scheduler: str
@@ -81,17 +81,20 @@ class Submitted(BaseModel):
     folder: str
     nodes: int
     slots_per_node: int
+    array: str
     pool: str
     remark: str
 
 
 class Script(BaseModel):
-    """What would be submitted. script: the batch script. remark: what its layout has to say."""
+    """What would be submitted. script: the batch script. array: as of a job that was taken. remark: what its layout
+    has to say."""
 
     scheduler: str
     script: str
     nodes: int
     slots_per_node: int
+    array: str
     pool: str
     remark: str
 

@@ -16,9 +16,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from infini_run.errors import UsageError
 from infini_run.jobs.serve.api import make_app
 from infini_run.jobs.serve.csrf import SameOrigin
-from infini_run.jobs.serve.job_cache import Board
+from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.stream import Threads
-from infini_run.jobs.serve.unix_listener import Door, refusal
+from infini_run.jobs.serve.unix_listener import UnixListener, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Guarded(H11Protocol):
 class Server(uvicorn.Server):
     """Sleeps until it is told to end, where the framework's looks ten times a second."""
 
-    def __init__(self, config: uvicorn.Config, threads: Threads, board: Board) -> None:
+    def __init__(self, config: uvicorn.Config, threads: Threads, cache: JobCache) -> None:
         super().__init__(config)
         self._threads = threads
-        self._board = board
-        self._told = asyncio.Event()
+        self._cache = cache
+        self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def main_loop(self) -> None:
@@ -56,18 +56,18 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         if not self.should_exit:
             print(f"infini-job: serving at {self.config.uds}", flush=True)
-            await self._told.wait()
+            await self._stop.wait()
         self._threads.end()
-        self._board.end()
+        self._cache.end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = True
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._told.set)
+            self._loop.call_soon_threadsafe(self._stop.set)
 
     async def shutdown(self, sockets: object = None) -> None:
         await super().shutdown(None)
-        await self._board.close()
+        await self._cache.close()
 
 
 def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
@@ -76,22 +76,22 @@ def serve(path: str, above: str, environ: Mapping[str, str]) -> int:
         os.makedirs(above, mode=0o700, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--dir={above}: {error.strerror}; give a folder that you may write") from None
-    door = Door(path)
+    listener = UnixListener(path)
     threads = Threads()
     try:
-        asyncio.run(_serve(door, threads, above, environ))
+        asyncio.run(_serve(listener, threads, above, environ))
     finally:
-        door.close()
+        listener.close()
         threads.close()
     return 0
 
 
-async def _serve(door: Door, threads: Threads, above: str, environ: Mapping[str, str]) -> None:
-    board = Board(above, environ, threads.do)
-    app = SameOrigin(make_app(above, environ, threads, board))
+async def _serve(listener: UnixListener, threads: Threads, above: str, environ: Mapping[str, str]) -> None:
+    cache = JobCache(above, environ, threads.do)
+    app = SameOrigin(make_app(above, environ, threads, cache))
     config = uvicorn.Config(
-        app, uds=door.path, http=Guarded, loop="asyncio", ws="none", lifespan="off", log_config=None,
+        app, uds=listener.path, http=Guarded, loop="asyncio", ws="none", lifespan="off", log_config=None,
         access_log=False, date_header=False, server_header=False, proxy_headers=False,
         timeout_graceful_shutdown=_GRACE_S,
     )  # fmt: skip
-    await Server(config, threads, board).serve([door.socket])
+    await Server(config, threads, cache).serve([listener.socket])

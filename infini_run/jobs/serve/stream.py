@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from infini_run.jobs.job_dir import JobDir
     from infini_run.jobs.schedulers.scheduler import Scheduler
-    from infini_run.jobs.serve.job_cache import Board
+    from infini_run.jobs.serve.job_cache import JobCache
     from infini_run.jobs.status import Status
 
     T = TypeVar("T")
@@ -122,12 +122,12 @@ async def lines(
         await threads.do(found.close)
 
 
-async def events(board: Board) -> AsyncGenerator[bytes, None]:
+async def events(cache: JobCache) -> AsyncGenerator[bytes, None]:
     """Server-sent events `jobs`: those that have changed, by name; first, all of them."""
     sent: dict[str, Status] = {}
     said = ""
     is_first = True
-    async with contextlib.aclosing(board.changes()) as found:  # type: ignore[type-var]
+    async with contextlib.aclosing(cache.changes()) as found:  # type: ignore[type-var]
         async for jobs, problem in found:
             changed = [status.to_json() for name, status in jobs.items() if sent.get(name) != status]
             gone = [name for name in sent if name not in jobs]

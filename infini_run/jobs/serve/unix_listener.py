@@ -25,7 +25,7 @@ _BACKLOG = 64
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
-class Door:
+class UnixListener:
     """A listening socket. Its file goes with it, unless somebody has put another one there."""
 
     def __init__(self, path: str) -> None:

@@ -106,7 +106,7 @@ function showJob() {
   at("headline").textContent = job.headline;
   at("headline").className = job.state;
   const reason = job.state === "QUEUED" ? "" : job.reason; // it is in the headline
-  at("reason").textContent = [reason, job.advice, job.news].filter(Boolean).join("\n");
+  at("reason").textContent = [reason, job.advice, job.query_error].filter(Boolean).join("\n");
   const facts = [
     ["Command", shell(job.command)],
     ["Submitted", date(job.submitted_s)],

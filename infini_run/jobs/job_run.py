@@ -1,0 +1,249 @@
+"""One run of a job on its first node: infini-run's own head, over what the scheduler gave us.
+
+The one rule: what holds for a launch holds for a job: first failure, teardown, labelled output. A run adds its files
+in the job's directory (how far it is, what failed first), and a warning before the limit; a file that cannot be
+written ends nothing.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import os
+import time
+
+from infini_run.environments.environment import BATCH
+from infini_run.environments.hostlist import Host
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.records import JobResult, Phase
+from infini_run.jobs.result import classify
+from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
+from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
+from infini_run.multinode.command import make_room, obey
+from infini_run.multinode.head import Head
+from infini_run.options.nodes import NodeList
+from infini_run.options.options import resolve
+from infini_run.record import replace
+from infini_run.report.report import signal_name
+from infini_run.system.signal_pipe import SignalPipe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infini_run.jobs.records import Submission
+    from infini_run.options.options import Options
+
+ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
+_OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
+_LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+
+
+class JobRun:
+    """One time that the job runs."""
+
+    def __init__(
+        self, folder: JobDir, job: Submission, number: int, signals: SignalPipe, environ: Mapping[str, str]
+    ) -> None:
+        self._folder = folder
+        self._job = job
+        self._number = number
+        self._signals = signals
+        self._site = environ  # the allocation's: what the scheduler's commands get
+        self._start_s = time.time()
+        self._phase = Phase(state=STARTING, since_s=self._start_s)
+        self._nodes: tuple[str, ...] = ()
+        self._left_s = 0.0  # of the limit, when the ranks are to be warned
+        self._is_over = False  # the limit was reached, and it is ours to keep
+        self._is_cancelled = False  # we were told so
+
+    def run(self) -> JobResult:
+        """From start to end; what becomes of it is in the directory, but for the ending itself."""
+        self._write_phase(STARTING)
+        self._open_log()
+        try:
+            options, roster, environ = self._prepare()
+            head = Head(options, roster, environ=environ, say=print_line, cwd=self._job.request.cwd)
+            head.start()
+        except InfiniRunError as error:
+            print_line(str(error))
+            return self._failed(error)
+        try:
+            make_room(len(roster.hosts))
+            is_ours = self._job.request.scheduler not in ENGINES
+            alarm = TimeLimitTimer(self._job.request, with_programs(self._site), self._start_s, is_ours=is_ours)
+            try:
+                while not head.ended:
+                    wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
+                    head.step(wait_s, also=(self._signals.fd, alarm.fd))
+                    for number in self._signals.read():
+                        self._forward_signal(head, number)
+                    self._check_deadlines(head, alarm)
+                return self._conclude(head, alarm)
+            finally:
+                alarm.close()
+        finally:
+            head.close()
+
+    def _failed(self, error: InfiniRunError) -> JobResult:
+        return JobResult(
+            state=FAILED, code=error.exit_code, reason=str(error), attempt=self._number, end_s=time.time()
+        )
+
+    def _open_log(self) -> None:
+        fd = os.open(self._folder.log(self._number), _LOG, 0o600)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+
+    # ---- what is run
+
+    def _prepare(self) -> tuple[Options, NodeList, dict[str, str]]:
+        """The launcher's own options, as its command line would have them. Raises UsageError."""
+        job, request = self._job, self._job.request
+        try:
+            given = self._folder.read_env()
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename} on {os.uname().nodename}: {error.strerror}; do the nodes share it?"
+            ) from None
+        given |= {"INFINI_JOB_NAME": self._folder.name, "INFINI_JOB_ATTEMPT": str(self._number)}
+        given["INFINI_JOB_FOLDER"] = self._folder.path
+        site = {name: text for name, text in self._site.items() if name not in _OF_A_TASK}
+        given = {name: text for name, text in given.items() if name not in _OF_A_TASK}  # who submits may be one
+        if self._folder.index >= 0:
+            given |= dict(zip(_OF_A_TASK, (str(self._folder.index), str(len(job.tasks))), strict=True))
+        given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
+        if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
+            given.pop("TMPDIR", None)
+        environ = {**site, **given}
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._site)["PATH"])))
+        engine = ENGINES.get(request.scheduler, "")
+        words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
+        words += [f"--hosts={','.join(self._hosts())}"] if engine else []
+        words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
+        asked = resolve([*words, "--", *request.command], environ)
+        if asked.options is None:
+            raise UsageError(f"--run_options: {' '.join(request.run_options)} asks a question, and runs nothing")
+        options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
+        if request.container is not None:  # the agent is in there, and the ranks with it
+            options = replace(options, remote_python=self._folder.program("node") or request.container.python)
+        if self._folder.program("bin/srun"):
+            environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
+        roster = asked.node_list or NodeList(engine="here", hosts=(Host(name=os.uname().nodename),))
+        return options, roster, environ
+
+    def _hosts(self) -> list[str]:
+        """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
+        Raises UsageError."""
+        from infini_run.environments.detect import detect
+        from infini_run.options.from_environment import read_file
+
+        site = detect(self._site, read_file)
+        if site is None or site.form != BATCH or not site.hosts:
+            name = self._job.request.scheduler
+            raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
+        return [host.name for host in site.hosts]
+
+    # ---- how far it is
+
+    def _forward_signal(self, head: Head, number: int) -> None:
+        """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
+        yet."""
+        if number == signal.SIGURG:
+            self._is_cancelled = True
+            head.tell(signal.SIGTERM)
+        else:
+            obey(head, number)
+
+    def _write_phase(self, state: str, reason: str = "") -> None:
+        now_s = time.time()
+        self._phase = Phase(
+            state=state,
+            since_s=now_s,
+            nodes=self._nodes,
+            nproc=self._job.slots_per_node,
+            reason=reason,
+            begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
+        )
+        try_write("its phase", lambda: self._folder.write_phase(self._number, self._phase))
+
+    def _check_deadlines(self, head: Head, alarm: TimeLimitTimer) -> None:
+        if self._phase.state == STARTING and head.peers[0].state == "running":
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._write_phase(RUNNING)
+        left_s, is_over = alarm.check(time.time())
+        self._left_s = left_s or self._left_s
+        if self._left_s and self._phase.state == RUNNING:  # not before there is somebody to warn
+            self._warn(head, self._left_s)
+            self._left_s = 0.0
+        if is_over:
+            self._is_over = True
+            head.tell(signal.SIGTERM)
+
+    def _warn(self, head: Head, left_s: float) -> None:
+        number = self._job.request.warn_signal
+        print_line(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
+        head.signal(number)
+        self._write_phase(WARNED)
+
+    # ---- the end
+
+    def _conclude(self, head: Head, alarm: TimeLimitTimer) -> JobResult:
+        report = head.report()
+        first = report.first_failure
+        if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
+            self._nodes = tuple(peer.name for peer in head.peers)
+            self._write_phase(RUNNING)
+        if report.text():
+            _write(report.text())
+        content = report.to_json()
+        if first is not None:
+            failure = {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()}
+            try_write("the first failure", lambda: self._folder.write_failure(self._number, failure))
+        from infini_run.system.secure_files import write_report
+
+        path = self._folder.file(f"{self._number}/report.json")
+        try_write("its report", lambda: write_report(path, content))
+        is_termed = first is not None and first.signal == signal.SIGTERM
+        end_reason = alarm.end_reason() if report.received_signal or head.blames_node or is_termed else EndReason()
+        return classify(
+            report,
+            head.error,
+            blames_node=head.blames_node,
+            is_cancelled=self._is_cancelled or self._folder.is_cancelled,
+            is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
+            is_preempted=end_reason.is_preempted,
+            attempt=self._number,
+        )
+
+
+def with_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """With PBS's on PATH."""
+    from infini_run.multinode.engines.pbs import programs
+
+    return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
+
+
+def _literal(name: str) -> str:
+    """A variable's name as a pattern of --export that is no pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def print_line(text: str) -> None:
+    _write(f"infini-run: {printable(text)}")
+
+
+def _write(text: str) -> None:
+    try:
+        os.write(2, os.fsencode(text + "\n"))
+    except OSError:  # the log is on a full disk
+        return
+
+
+def try_write(what: str, write: Callable[[], None]) -> None:
+    """Write a file that the job can do without: a full disk must not end it, or cost it the word of how it ended."""
+    try:
+        write()
+    except OSError as error:
+        print_line(f"{what} cannot be written: {error.strerror}")

@@ -1,0 +1,87 @@
+"""The records in a job's directory: what was submitted, how far a run is, how the job ended.
+
+The one rule: a record is whole and frozen; job_dir.py alone reads and writes it.
+"""
+
+from __future__ import annotations
+
+from infini_run.jobs.array import parse
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.jobs.request import JobRequest
+
+
+@record
+class Submission:
+    """A job as it was submitted: what its directory says first.
+
+    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is; 0: the scheduler
+    decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host: where from.
+    """
+
+    request: JobRequest
+    nodes: int
+    slots_per_node: int
+    pool: str
+    submitted_s: float
+    host: str
+
+    @property
+    def name(self) -> str:
+        return self.request.name
+
+    @property
+    def shape(self) -> str:
+        """`2 nodes x 8 gpus`."""
+        what = "cpu" if self.request.slot_type == "cpu" else "gpu"
+        if not self.slots_per_node:
+            return _count(self.request.slots, what)
+        slots = _count(self.slots_per_node, what)
+        return f"{_count(self.nodes, 'node')} x {slots}" if self.nodes else slots
+
+    @property
+    def tasks(self) -> tuple[int, ...]:
+        """Of an array: their indices."""
+        return parse(self.request.array).tasks if self.request.array else ()
+
+    @property
+    def whole_shape(self) -> str:
+        """`10 tasks x 2 nodes x 8 gpus`; of a job that is no array the same."""
+        return f"{_count(len(self.tasks), 'task')} x {self.shape}" if self.tasks else self.shape
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+@record
+class Phase:
+    """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
+    nodes: hosts in the order of their node ranks. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
+
+    state: str
+    since_s: float
+    nodes: tuple[str, ...] = ()
+    nproc: int = 0
+    reason: str = ""
+    begun_s: float = 0.0
+
+
+REQUEUED = "REQUEUED"
+
+
+@record
+class JobResult:
+    """How a job ended. code: ours, that of the first rank to fail. node, rank: whose it was; "" and -1: nobody's.
+    reason: in a sentence. scheduler_ended_it: the scheduler ended it, and may know better why."""
+
+    state: str
+    code: int
+    node: str = ""
+    rank: int = -1
+    reason: str = ""
+    attempt: int = 0
+    scheduler_ended_it: bool = False
+    end_s: float

@@ -1,0 +1,294 @@
+"""How jobs are: their own word, else what their scheduler says, by one query for all of them.
+
+The one rule: a job that is not in the answer is not finished, and an answer that did not come changes nothing. What a
+scheduler forgets is written down when it is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from infini_run.errors import QueryError, UsageError
+from infini_run.jobs.records import REQUEUED, JobResult
+from infini_run.jobs.schedulers.scheduler import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    LIVE,
+    LOST,
+    OOM,
+    QUEUED,
+    STARTING,
+    SUSPENDED,
+)
+from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
+from infini_run.jobs.status import Status, whole
+from infini_run.jobs.task import Task, tasks_of
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Phase, Submission
+    from infini_run.jobs.schedulers.scheduler import Scheduler, SchedulerJob
+
+LOCAL = "local"
+_LEFT_OUT = "its array is there without it: it was cancelled while it waited"
+_LEFT_OUT_OR_FORGOTTEN = f"{_LEFT_OUT}, or ended before it began and was forgotten: accounting would tell"
+_LINES = 5  # of the scheduler's: earlier ones may be of an earlier run
+_KNOWN_S = 60.0  # a file server may hide a file that is new for so long (nfs(5), acdirmax)
+
+
+def query_status(
+    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None = None
+) -> list[Status]:
+    """Return the statuses of jobs, by one query of each scheduler; jobs that have ended need none.
+
+    Args:
+        folders: Of jobs, arrays or tasks.
+        scheduler_of: Gives the scheduler of a submission; UsageError and QueryError from it become `query_error`.
+        now_s: Seconds since the epoch; None: now.
+
+    Returns:
+        One status for each directory, in their order. What a scheduler might forget is written down.
+    """
+    tasks = {folder.name: tasks_of(folder) for folder in folders}
+    each = [one for folder in folders for one in tasks[folder.name] or (folder,)]
+    found = {status.name: status for status in _query_all(each, scheduler_of, now_s)}
+    return [
+        whole(_read(folder), [found[task.name] for task in tasks[folder.name]])
+        if tasks[folder.name]
+        else found[folder.name]
+        for folder in folders
+    ]
+
+
+def _query_all(
+    folders: Sequence[JobDir], scheduler_of: Callable[[Submission], Scheduler], now_s: float | None
+) -> list[Status]:
+    now = time.time() if now_s is None else now_s
+    found = {folder.name: read_status(folder) for folder in folders}
+    asked: dict[str, list[JobDir]] = {}
+    for folder in folders:
+        if not found[folder.name].is_final:
+            asked.setdefault(found[folder.name].scheduler, []).append(folder)
+    for group in asked.values():
+        try:
+            scheduler = scheduler_of(group[0].read_submission())
+            ids = {folder.name: folder.id for folder in group if folder.id}
+            seen = scheduler.query([folder.name for folder in group], ids)
+        except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
+            for folder in group:
+                found[folder.name] = replace(found[folder.name], query_error=str(error))
+            continue
+        for folder in group:
+            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now, scheduler.has_accounting)
+    return [found[folder.name] for folder in folders]
+
+
+def read_status(folder: JobDir, known: Status | None = None) -> Status:
+    """Return what the directory alone says.
+
+    Args:
+        folder: Of a job, an array or a task.
+        known: An earlier status of an array: its tasks that had ended are not read again; None: all are.
+
+    Raises:
+        UsageError: It is no job's directory.
+        InfiniRunError: A file in it is not what infini-job has written.
+    """
+    tasks = tasks_of(folder)
+    if not tasks:
+        return _read(folder)
+    ended = {task.name: task for task in known.tasks if task.is_final} if known else {}
+    return whole(_read(folder), [ended.get(task.name) or _read(task) for task in tasks])
+
+
+def _read(folder: JobDir) -> Status:
+    job = folder.read_submission()
+    attempts = folder.attempts()
+    phase = folder.phase(attempts - 1) if attempts else None
+    ending = folder.result()
+    status = Status(
+        name=folder.name,
+        state=STARTING if attempts else QUEUED,
+        scheduler=job.request.scheduler,
+        id=folder.id,
+        shape=job.shape if folder.index >= 0 else job.whole_shape,
+        command=job.request.command,
+        folder=folder.path,
+        submitted_s=job.submitted_s,
+        since_s=job.submitted_s,
+        attempt=attempts - 1,
+        task=folder.index,
+    )
+    if phase is not None:
+        status = _in_phase(status, phase)
+    if ending is not None and ending.attempt >= attempts - 1:  # else of a run before: somebody wrote it late
+        status = _ended(status, ending)
+    return status
+
+
+def _in_phase(status: Status, phase: Phase) -> Status:
+    state = QUEUED if phase.state == REQUEUED else phase.state
+    return replace(status, state=state, since_s=phase.since_s, nodes=phase.nodes, reason=phase.reason)
+
+
+def _ended(status: Status, ending: JobResult) -> Status:
+    """What the scheduler has ended it may run again: it is asked once more, while it knows the job."""
+    return replace(
+        status,
+        state=ending.state,
+        code=ending.code,
+        node=ending.node,
+        rank=ending.rank,
+        reason=ending.reason,
+        since_s=ending.end_s,
+        attempt=max(status.attempt, ending.attempt),
+        is_final=not ending.scheduler_ended_it,
+        scheduler_ended_it=ending.scheduler_ended_it,
+    )
+
+
+def _combine(
+    folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float, has_accounting: bool
+) -> Status:
+    """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
+    again under another id, of which the answer says nothing."""
+    status = read_status(folder)
+    if status.is_final or (asked_id and status.id != asked_id):
+        return status
+    answer = seen.get(folder.name)
+    if answer is None:
+        is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
+        return _missing(folder, status, now_s, is_left_out, has_accounting)
+    if not answer.state:
+        return replace(status, query_error=answer.reason)
+    status = replace(status, id=answer.id)
+    if answer.state in LIVE:
+        return _alive(folder, status, answer)
+    return _gone(folder, status, answer, now_s)
+
+
+def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
+    """Whether the answer has the array itself: another id under its name is that of a task that runs again."""
+    return task.array.name in seen and seen[task.array.name].id == task.array.id
+
+
+def _alive(folder: JobDir, status: Status, answer: SchedulerJob) -> Status:
+    """It waits, or runs: how far it is says its own phase, unless that is an earlier attempt's."""
+    phase = folder.phase(status.attempt) if status.attempt >= 0 else None
+    base = replace(status, code=-1, node="", rank=-1, is_final=False, scheduler_ended_it=False)
+    if answer.state == QUEUED:
+        return replace(
+            base, state=QUEUED, reason=answer.reason, hold=answer.hold, advice=answer.advice,
+            since_s=phase.since_s if phase else status.submitted_s,
+        )  # fmt: skip
+    if answer.state == SUSPENDED:
+        return replace(base, state=SUSPENDED, reason="")
+    if phase is None or phase.state == REQUEUED:
+        return replace(base, state=STARTING, reason="")
+    return replace(base, state=phase.state, since_s=phase.since_s, reason="")
+
+
+def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) -> Status:
+    """It has ended without a word of its own, or with one that the scheduler knows better."""
+    if status.scheduler_ended_it:
+        state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
+        return _settle(folder, replace(status, state=state), now_s, replaces=True)
+    reason, said = answer.reason, _out_of_memory(folder)
+    if said and answer.state in (FAILED, CANCELLED, OOM):
+        return _settle(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
+    state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
+    if state == CANCELLED and status.attempt < 0:
+        reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
+    elif status.attempt < 0 and state in (FAILED, COMPLETED):
+        why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
+        reason = f"{reason}: {why}" if reason else why
+    elif status.attempt >= 0 and not reason:
+        reason = f"it has not said why; infini-job logs {folder.name} may"
+    return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
+
+
+def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, has_accounting: bool) -> Status:
+    """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
+    Slurm says nothing of a task that was cancelled while it waited, not even in its accounting, and forgets one that
+    ended (MinJobAge), unless there is accounting."""
+    if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
+        return _settle(folder, status, now_s, replaces=True)
+    if folder.is_cancelled:
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+    if is_left_out and has_accounting:
+        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
+    if is_left_out:
+        return replace(status, state=LOST, reason=_LEFT_OUT_OR_FORGOTTEN)
+    has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
+    if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
+        return status
+    if not has_id:
+        return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
+    if status.scheduler == LOCAL:  # nothing is hidden from us here
+        who = "its process" if folder.id else "what starts the tasks of its array"
+        said = _last_line(folder)
+        if isinstance(folder, Task) and not folder.id:
+            said = said or _last_line(folder.array)
+        reason = said or f"{who} has ended without a word (SIGKILL?)"
+        return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
+    reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
+    said = _last_line(folder)
+    return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
+
+
+def _last_line(folder: JobDir) -> str:
+    return "".join(said_outside(folder)[-1:])
+
+
+def _out_of_memory(folder: JobDir) -> str:
+    """What Slurm has said of its memory, "": nothing."""
+    return next(filter(is_out_of_memory, said_outside(folder)[-_LINES:]), "")
+
+
+def said_outside(folder: JobDir) -> list[str]:
+    """Return the lines of the job's script and of its scheduler, the script's last."""
+    found: list[str] = []
+    for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
+        with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            found += [line.strip() for line in file if line.strip()]
+    return found
+
+
+def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False) -> Status:
+    """Write it down, for a scheduler forgets. Never over the job's own word, unless that asked for it."""
+    ending = JobResult(
+        state=status.state,
+        code=status.code,
+        node=status.node,
+        rank=status.rank,
+        reason=status.reason,
+        attempt=status.attempt,
+        end_s=status.since_s if replaces else now_s,
+    )
+    earlier = folder.result()
+    try:
+        if replaces or (earlier is not None and earlier.attempt < status.attempt):
+            folder.write_result(ending)
+        elif not folder.write_result_if_absent(ending):
+            return read_status(folder)
+    except OSError:  # a full disk, print_line: it is so all the same, and a later look writes it down
+        pass
+    return replace(status, is_final=True, since_s=ending.end_s)
+
+
+def is_lost_for_good(status: Status, missing_since_s: float, now_s: float) -> bool:
+    """Return whether a command that waits may stop: a file with the end of the job would be seen by now (nfs(5),
+    acdirmax).
+
+    Args:
+        status: The latest.
+        missing_since_s: Since when the scheduler does not know the job.
+        now_s: By the same clock.
+    """
+    return status.state == LOST and now_s - missing_since_s >= _KNOWN_S
