@@ -51,7 +51,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         return _print(f"infini-job {version('infini-run')}")
     if verb not in VERBS:
-        from infini_run.options.spelling import nearest
+        from infini_run.options.hints import nearest
 
         near = nearest(verb, VERBS)
         hint = f"the nearest is {near}" if near else f"there are {', '.join(VERBS)}"

@@ -78,7 +78,7 @@ def _unknown_pool(request: JobRequest, facts: Facts, pool: Queue | None) -> list
         return []
     if not request.pool:
         return [f"there is no default pool: give --pool={'|'.join(pool.name for pool in facts.pools)}"]
-    from infini_run.options.spelling import nearest
+    from infini_run.options.hints import nearest
 
     names = [pool.name for pool in facts.pools]
     near = nearest(request.pool, names)

@@ -329,7 +329,7 @@ def _prefixed(scan: _Scan, key: str, prefix: Prefix) -> Flag | None:
 
 def _convert(flag: Flag, text: str, origin: str, level: int) -> Setting:
     if flag.choices and text not in flag.choices:
-        from infini_run.options.spelling import nearest
+        from infini_run.options.hints import nearest
 
         near = nearest(text, flag.choices)
         hint = f" (the nearest is {near})" if near else ""
@@ -348,7 +348,7 @@ def _refuse_unknown(scan: _Scan, hint: Callable[[str], str] | None) -> None:
     for name, said in scan.unknown:
         if name in scan.undefok or (name.startswith("no") and name[2:] in scan.undefok):
             continue
-        from infini_run.options.spelling import nearest
+        from infini_run.options.hints import nearest
 
         near = nearest(name, scan.table) if len(name) > 1 else ""  # one letter is near to any other
         text = (hint(name) if hint is not None else "") or (f"the nearest is --{near}" if near else "")

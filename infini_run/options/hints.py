@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import os
 
-from infini_run.options.spelling import nearest
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _PROCESSES = "--nproc_per_node=N is how many processes on each node, --nnodes=N how many nodes"
 _HOSTS = "--hosts=a,b:4 or --hostfile=FILE names the nodes"
@@ -123,3 +121,17 @@ def of_late_flag(words: Sequence[str], name: str) -> str:
     return (
         f"{name} stands after {words[0]}, so it is for that program and none of ours: flags of infini-run come first"
     )
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known word that `word` was probably meant to be, or "".
+
+    Two words are near if two of three letters are in both, in this order (difflib). Then the front of a longer
+    name counts, so that `--nproc` finds `--nproc_per_node`.
+    """
+    from difflib import get_close_matches
+
+    words = list(known)
+    fronts = {name[: len(word)]: name for name in sorted(words, reverse=True)} if len(word) > 2 else {}
+    close = get_close_matches(word, words, 1, 0.65) or [fronts[w] for w in get_close_matches(word, fronts, 1, 0.8)]
+    return close[0] if close else ""

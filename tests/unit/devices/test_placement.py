@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -196,8 +197,9 @@ def test_domains_are_whole_and_ours_and_their_threads_are_no_more_than_their_cpu
         assert set(one.cpus) <= set().union(*domains.values())
         assert one.cpus
         assert 1 <= one.threads <= len(one.cpus)
-    busy = {cpu for one in places for cpu in one.cpus}
-    assert sum(one.threads for one in places) <= max(len(busy), nproc)
+    sharers = Counter(cpu for one in places for cpu in one.cpus)
+    for one in places:
+        assert one.threads <= max(1, sum(1 / sharers[cpu] for cpu in one.cpus) + 1e-6), "no more than its fair share"
 
 
 # ---- from a tree of files to places

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from infini_run.errors import UsageError
 from infini_run.options.grammar import Flag, Prefix, boolean, index, parse, plain, switch
-from infini_run.options.spelling import nearest
+from infini_run.options.hints import nearest
 
 
 def whole(text):
