@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
     from infini_run.crews.context import Cancelled, Context, this_worker
-    from infini_run.crews.crew import Crew, CrewStatus, WorkerStatus
+    from infini_run.crews.crew import Crew
+    from infini_run.crews.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.event_queue import CrewEvent
+    from infini_run.crews.future import Ask
     from infini_run.crews.handle import LaunchHandle
     from infini_run.crews.launcher import Launcher, Pool
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.result import LaunchResult
+    from infini_run.crews.worker_handle import WorkerHandle
     from infini_run.errors import (
         CannotUnpickle,
         ChannelBroken,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from infini_run.report.report import Exit, Report
 
 __all__ = [
+    "Ask",
     "Cancelled",
     "CannotUnpickle",
     "ChannelBroken",
@@ -101,6 +105,7 @@ __all__ = [
     "UsageError",
     "WorkerDied",
     "WorkerError",
+    "WorkerHandle",
     "WorkerStatus",
     "find_job",
     "find_jobs",
@@ -120,7 +125,8 @@ _HOMES = {
 }
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
-_HOMES |= {"CrewEvent": "crews.event_queue"} | dict.fromkeys(("Crew", "CrewStatus", "WorkerStatus"), "crews.crew")
+_HOMES |= {"CrewEvent": "crews.event_queue", "Crew": "crews.crew", "Ask": "crews.future"}
+_HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {"WorkerHandle": "crews.worker_handle"}
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}

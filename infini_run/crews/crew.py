@@ -1,29 +1,28 @@
-"""The Python API of crews: `Crew`, long-lived workers that hold channels with us.
+"""The Python API of crews: `Crew`, long-lived workers with a channel to each.
 
-Everything that is done, is done by its supervisor's thread (supervisor.py); what is here checks, asks and waits.
-Usable from any thread, from asyncio, and several at a time.
+The supervisor's thread acts (crew_supervisor.py); the methods here check, submit and wait. They may be called from
+any thread and from asyncio, and several at a time.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections import deque
 from itertools import count
 from warnings import warn
 
+from infini_run.crews.crew_options import make_limits, make_spawner
+from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.crew_supervisor import CrewSupervisor
-from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.future import Ask
 from infini_run.crews.import_guard import check_may_launch
+from infini_run.crews.ordered_map import ordered_map
+from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
-from infini_run.crews.supervised_worker import Limits, PendingTask
 from infini_run.crews.targets import read_hosts, read_nproc
+from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.record import record
-from infini_run.report.failures import CrewFailed
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
 
@@ -38,62 +37,47 @@ if TYPE_CHECKING:
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
+    from infini_run.report.failures import CrewFailed
 
 _DRAIN_S = 30.0
-_MAP_AHEAD = 64  # items of a map that are on their way, for each worker
-
-
-@record
-class WorkerStatus:
-    """One worker, now. state: as in docs/crews.md. tasks: how many it has, begun or waiting. text, done, of: what it
-    last said of itself."""
-
-    rank: int
-    state: str
-    pid: int
-    host: str
-    restarts: int
-    tasks: int
-    text: str
-    done: float
-    of: float
-
-
-@record
-class CrewStatus:
-    """A crew, now. phase: RUNNING, DRAINING, EXITED or CLOSED. waiting: tasks that no worker has yet. failure: why it
-    has ended by itself. problems: what went wrong while workers were ended, a sentence each."""
-
-    phase: str
-    workers: tuple[WorkerStatus, ...]
-    waiting: int
-    failure: CrewFailed | None
-    problems: tuple[str, ...]
+_MAP_AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 
 
 class Crew:
     """Long-lived workers, and a channel to each.
 
-    target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, where
-    there is something to do, `start(self, ctx)` and `stop(self, ctx)`: each worker makes one object of it. It travels
-    by value where it must (__main__, closures); workers never import the caller's script.
-    nproc_per_node (or nproc): workers, or auto, gpu, cpu; None: what the hosts have room for (`a:4`), else one.
-    hosts: where they run, so
-    many on each (or a list of numbers); "auto": the nodes of the allocation that we are in; None: here.
-    restart: what is done when one fails (None: the crew fails);
-    a lost host fails the crew. ready_timeout_s: how long `start` may take; watchdog_s: how long a worker may give no
-    sign of life while it has something to do (ctx.emit, status, progress, checkpoint and ping are signs, and
-    WATCHDOG=1 to NOTIFY_SOCKET); 0: as long as it likes; ctx.extend puts both off. grace: seconds between the stop
-    signal and SIGKILL. drain_s: how long `close` waits for what was accepted. max_events: how many emitted objects
-    and results of `send` are kept for `events` before workers are made to wait. env: the workers' whole environment
-    (None: ours); on other hosts, what is added to that of a login there (None: what jobs commonly need). log_dir: a
-    file for each. log_level: logging records of at least this level come to our loggers, with `rank` and `host`.
-    preload: modules that a small process imports once; workers are forked from it, and there again in milliseconds
-    after a restart.
-    flags: as for `run`.
+    Leaving the `with` block closes it; an exception that leaves the block does so without waiting for tasks that are
+    not done.
 
-    Leaving the `with` block closes it; by an exception, without waiting for what is not done. Raises UsageError,
-    UnpicklableError, ProgramError, StartError: then nothing runs.
+    Args:
+        target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, if
+            there is something to do, `start(self, ctx)` and `stop(self, ctx)`, of which each worker makes one object.
+            It travels by value if no module has it (__main__, closures); workers never import the caller's script.
+        nproc_per_node: the number of workers on each host, "auto", "gpu" or "cpu", or a list with one number for each
+            host; None: what the hosts have room for (`a:4`), else one.
+        nproc: another name of nproc_per_node.
+        hosts: the names of the hosts; "auto": the nodes of the current allocation; None: this machine.
+        restart: what happens when a worker fails; None: the crew fails. A lost host always fails the crew.
+        ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.
+        watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
+            ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
+            both limits.
+        grace: seconds from the stop signal to SIGKILL; None: 10.
+        drain_s: how long `close` waits for tasks that were accepted, in seconds.
+        max_events: how many emitted objects and results of `send` are kept for `events`, before workers are made to
+            wait.
+        env: the workers' whole environment, None: this process's. On other hosts it is added to that of a login,
+            None: the variables that jobs commonly need.
+        cwd: the directory in which workers start; None: the current one.
+        log_dir: a directory for rank_N.log files of the workers' output; None: none.
+        log_level: logging records of at least this level go to the loggers of this process, with `rank` and `host`;
+            None: none.
+        preload: modules that one process imports once; workers are forked from it in milliseconds, restarts too.
+        spawner: starts the workers in place of one made from these arguments; None: none.
+        flags: the command's flags by their names, as for `run`.
+
+    Raises:
+        UsageError, UnpicklableError, ProgramError, StartError, NodeLost: then nothing runs.
     """
 
     def __init__(
@@ -122,7 +106,7 @@ class Crew:
             raise UsageError(
                 f"target={target!r}: give a function of (ctx, task), or a class with task(self, ctx, task)"
             )
-        limits = _limits(ready_timeout_s, watchdog_s, drain_s)
+        limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
         if not isinstance(max_events, int) or max_events < 1:
             raise UsageError(f"max_events={max_events!r}: give a whole number above 0")
         policy = check(NEVER if restart is None else restart)
@@ -137,7 +121,7 @@ class Crew:
             flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
             names = read_hosts(hosts)
-            spawner = _make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
+            spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
@@ -149,37 +133,52 @@ class Crew:
     # ---- work
 
     def worker(self, rank: int) -> WorkerHandle:
-        """One of them. Raises UsageError: there is no such rank."""
+        """Return the handle of one worker. Raises UsageError: there is no such rank."""
         if type(rank) is not int or not 0 <= rank < self.nproc:
             raise UsageError(f"worker({rank!r}): the ranks are 0 to {self.nproc - 1}")
         return WorkerHandle(self, rank)
 
-    def ask(self, what: object) -> Ask:
-        """Give it to whichever worker comes to it first; its result is that future's. Raises UnpicklableError,
-        CrewFailed, InfiniRunError: the crew was closed."""
-        return self._ask(what, None)
+    def ask(self, task: object) -> Ask:
+        """Submit a task for whichever worker is free first.
+
+        Args:
+            task: any object that pickles.
+
+        Returns:
+            The future of its result.
+
+        Raises:
+            UnpicklableError: with the path of the part that does not pickle.
+            MessageTooLong: no channel takes it.
+            CrewFailed, InfiniRunError: the crew has failed, or was closed.
+        """
+        return self._ask(task, None)
 
     def map(self, items: Iterable[object]) -> Iterator[Any]:
-        """The results for all items, in their order, each from whichever worker came to it first. At the first
-        failure of any, that is raised and the rest is cancelled. Items are taken as there is room: there may be any
-        number."""
-        return _map(self, iter(items))
+        """Submit a task for each item, and yield the results in the order of the items.
 
-    def _ask(self, what: object, rank: int | None) -> Ask:
-        body = dump(what, "task")
+        Args:
+            items: taken as there is room, so there may be any number.
+
+        Raises:
+            BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
+        """
+        return ordered_map(self.ask, iter(items), _MAP_AHEAD * self.nproc)
+
+    def _ask(self, task: object, rank: int | None) -> Ask:
+        body = dump(task, "task")
         self._check_open()
         ask = Ask(next(self._tasks), self._cancel)
         job = PendingTask(ask.task, body, ask, shared=rank is None)
         self._supervisor.call(lambda: self._supervisor.submit(job, rank))
         return ask
 
-    def _send(self, what: object, rank: int) -> int:
-        body = dump(what, "task")
+    def _send(self, task: object, rank: int) -> int:
+        body = dump(task, "task")
         self._check_open()
-        task = next(self._tasks)
-        job = PendingTask(task, body, None, shared=False)
+        job = PendingTask(next(self._tasks), body, None, shared=False)
         self._supervisor.call(lambda: self._supervisor.submit(job, rank))
-        return task
+        return job.task
 
     def _cancel(self, task: int) -> None:
         self._supervisor.call(lambda: self._supervisor.cancel(task))
@@ -193,9 +192,17 @@ class Crew:
     # ---- what happens
 
     def events(self, timeout_s: float | None = None) -> list[CrewEvent]:
-        """What has happened since the last call, waiting for something at most `timeout_s` seconds (None: until there
-        is). Empty when the time is up, or when the crew was closed and everything has been read. Raises CrewFailed
-        when it has failed, and everything has been read."""
+        """Return what has happened since the last call, and wait for something if nothing has.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: no limit.
+
+        Returns:
+            The events, in order. Empty: the time is up, or the crew was closed and everything has been read.
+
+        Raises:
+            CrewFailed: the crew has failed, and everything has been read.
+        """
         events = self._supervisor.events.get(timeout_s)
         if not events and self._supervisor.events.is_over:
             self._raise_failure()
@@ -211,31 +218,8 @@ class Crew:
         self._raise_failure()
 
     def status(self) -> CrewStatus:
-        """How it is now."""
-        supervisor = self._supervisor
-        workers = []
-        for worker in supervisor.workers:
-            process = worker.process
-            workers.append(
-                WorkerStatus(
-                    rank=worker.rank,
-                    state=worker.state,
-                    pid=process.pid if process is not None else 0,
-                    host=process.host if process is not None else "",
-                    restarts=max(0, worker.starts - 1),
-                    tasks=len(worker.handed) + len(worker.held),
-                    text=worker.status,
-                    done=worker.progress[0],
-                    of=worker.progress[1],
-                )
-            )
-        return CrewStatus(
-            phase=supervisor.phase,
-            workers=tuple(workers),
-            waiting=supervisor.waiting,
-            failure=supervisor.failure,
-            problems=tuple(supervisor.problems),
-        )
+        """Return how the crew and its workers are now."""
+        return crew_status(self._supervisor)
 
     @property
     def failure(self) -> CrewFailed | None:
@@ -243,7 +227,18 @@ class Crew:
         return self._supervisor.failure
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """Send a signal to one worker's process, or to every worker's; return how many it reached."""
+        """Send a signal.
+
+        Args:
+            number: the signal's number.
+            rank: to this worker's process; None: to every worker's.
+
+        Returns:
+            How many processes it reached.
+
+        Raises:
+            UsageError: there is no such signal or rank.
+        """
         workers = self._supervisor.workers if rank is None else [self._supervisor.workers[self.worker(rank).rank]]
         try:
             return sum(w.process.signal(number) for w in workers if w.process is not None and not w.is_settled)
@@ -253,19 +248,25 @@ class Crew:
     # ---- the end
 
     def close(self, *, drain: bool = True) -> CrewStatus:
-        """End it: accept nothing more, wait for what was accepted (drain=False: do not), tell the workers to end,
-        wait for them, stop what is left, free everything. How it ended; `problems` has what did not go as it should.
+        """End the crew: accept no more tasks, let the workers end, stop what is left, free everything.
 
-        Bounded by drain_s and the grace, where no worker asked for more time (ctx.extend). Safe twice, from several
-        threads, and again where an exception (Ctrl-C) came while it waited. In a callback of an Ask it does not
-        wait."""
+        It takes at most drain_s and the grace, unless a worker asked for more time (ctx.extend). Safe twice, from
+        several threads, and again after an exception (Ctrl-C) came while it waited. In a callback of an Ask it does
+        not wait.
+
+        Args:
+            drain: wait until the tasks that were accepted are done, at most drain_s seconds; False: do not.
+
+        Returns:
+            How it ended; `problems` has a sentence for everything that did not go in order.
+        """
         self._ask_end(drain)
         self._supervisor.join()
         closed(self._exit_number)
         return self.status()
 
     async def aclose(self, *, drain: bool = True) -> CrewStatus:
-        """The same, for asyncio."""
+        """As `close`, for asyncio."""
         self._ask_end(drain)
         await self._supervisor.events.wait_over()
         return self.close()
@@ -307,104 +308,9 @@ class Crew:
             self._raise_failure()
 
     def __del__(self) -> None:
-        """A crew that was dropped takes its workers with it, with a warning."""
+        """Nothing refers to it any more: end the workers, with a warning."""
         supervisor = self.__dict__.get("_supervisor")
         if supervisor is not None and supervisor.phase != "CLOSED":
             warn(f"{self!r} was dropped while its workers ran: close it", ResourceWarning, stacklevel=2)
             supervisor.call(supervisor.halt)
             supervisor.join()
-
-
-class WorkerHandle:
-    """One worker of a crew, through all its lives."""
-
-    def __init__(self, crew: Crew, rank: int) -> None:
-        self._crew = crew
-        self.rank = rank
-
-    def ask(self, what: object) -> Ask:
-        """Give it this to do; its result is that future's, and its death that future's failure (WorkerDied). What it
-        has not been handed, because it is being started again, waits for its next life. Raises as Crew.ask."""
-        return self._crew._ask(what, self.rank)
-
-    def send(self, what: object) -> int:
-        """The same, where nobody waits for the result: it comes among the events, as done or failed, with the task's
-        number, which is returned."""
-        return self._crew._send(what, self.rank)
-
-    def cancel(self, task: int) -> None:
-        """Nobody wants the result of what was sent any more: the worker's ctx.checkpoint raises Cancelled, and a
-        cancelled comes among the events. (An Ask has a `cancel` of its own.)"""
-        self._crew._cancel(task)
-
-    def signal(self, number: int) -> int:
-        """Send its process a signal; 0: it is gone."""
-        return self._crew.signal(number, self.rank)
-
-    def status(self) -> WorkerStatus:
-        """How it is now."""
-        return self._crew.status().workers[self.rank]
-
-
-def _make_spawner(
-    hosts: Sequence[str], preload: Sequence[str], count: int | str | tuple[int, ...] | None, given: dict[str, Any]
-) -> Spawner:
-    if isinstance(preload, str):
-        raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
-    if hosts:
-        from infini_run.crews.remote_spawner import RemoteSpawner
-        from infini_run.crews.worker_environ import COPIED, make_environ
-
-        if given["env"] is None:
-            given["env"] = make_environ(os.environ, COPIED, None, None)
-        return RemoteSpawner(hosts, nproc=count, preload=preload, **given)
-    assert isinstance(count, (int, str))
-    if not preload:
-        return ExecSpawner(nproc=count, **given)
-    from infini_run.crews.fork_spawner import ForkSpawner
-
-    return ForkSpawner(preload, nproc=count, **given)
-
-
-def _limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:
-    given = {"ready_timeout_s": ready_timeout_s, "watchdog_s": watchdog_s, "drain_s": drain_s}
-    for name, value in given.items():
-        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise UsageError(f"{name}={value!r}: give a number of seconds, 0 or more")
-    return Limits(**{name: float(value) for name, value in given.items()})
-
-
-def _map(crew: Crew, items: Iterator[object]) -> Iterator[Any]:
-    """Asks on their way, the oldest first; any that fails is heard of at once."""
-    changed = threading.Condition()
-    failed: list[Ask] = []
-    asks: deque[Ask] = deque()
-
-    def hear(ask: Any) -> None:
-        with changed:
-            if ask.has_failed:
-                failed.append(ask)
-            changed.notify()
-
-    def fill() -> None:
-        while len(asks) < _MAP_AHEAD * crew.nproc:
-            for item in items:
-                asks.append(crew.ask(item))
-                asks[-1].add_done_callback(hear)
-                break
-            else:
-                return
-
-    try:
-        fill()
-        while asks:
-            with changed:
-                while not failed and not asks[0].done():
-                    changed.wait()
-            if failed:
-                failed[0].result()
-            yield asks.popleft().result()
-            fill()
-    finally:
-        for ask in asks:
-            ask.cancel()

@@ -9,6 +9,7 @@ from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.protocol import Cancelled, Done, Failed
 from infini_run.crews.restart_policy import Budget, ranks_to_restart
 from infini_run.crews.supervisor import Supervisor
+from infini_run.crews.worker_death import death_error
 from infini_run.errors import InfiniRunError
 from infini_run.report.failures import CrewFailed, WorkerDied
 
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from infini_run.crews.pending_task import Limits, PendingTask
     from infini_run.crews.protocol import Hello
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
-    from infini_run.crews.supervised_worker import Limits, PendingTask, SupervisedWorker
+    from infini_run.crews.supervised_worker import SupervisedWorker
 
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
 _OWN_AHEAD = 64  # tasks that only it may do
@@ -96,7 +98,7 @@ class CrewSupervisor(Supervisor):
             self.call(self._offer)
         for job in jobs:
             if not job.shared or job.started:
-                self._fail_task(job, worker, worker.death_error())
+                self._fail_task(job, worker, death_error(worker))
 
     def cancel(self, task: int) -> None:
         """Cancel a task by its number."""

@@ -12,8 +12,8 @@ from threading import Condition
 
 from infini_run.crews.future import Ask
 from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.crews.pending_task import Limits, PendingTask
 from infini_run.crews.protocol import Body, Cancelled, Failed, Task, encode
-from infini_run.crews.supervised_worker import Limits, PendingTask
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
 from infini_run.errors import LaunchTimeout, RemoteError

@@ -1,7 +1,7 @@
-"""Between this process and its outposts on other hosts: one thread, which steps the head and moves what there is.
+"""The link between this process and the spawn servers on other hosts: one thread, which polls the head.
 
-It alone touches the head and the lanes; others ask it (`call`) and wait for what comes of it (`wait`). Each worker is
-a life here: a lane for its channel, and what is told of its process, in order with what it has said.
+It alone touches the head and the streams. Other threads ask it for something (`call`) and wait for the effect
+(`wait`). A worker has a stream for its channel here, and notes of its process, in order with its messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
     class RemoteWorker(Protocol):
-        """A worker, as the bridge knows it. What is told comes from the bridge's thread."""
+        """A worker, as the NodeLink knows it. `note` is called in its thread."""
 
         number: int
         node: RemoteNode
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
             """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended."""
 
 
-_HELD = 1 << 20  # bytes that a node has not taken: then its lanes wait
+_HELD = 1 << 20  # bytes that a node has not taken: then its streams wait
 
 
 class RemoteNode:
     """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
 
-    def __init__(self, bridge: NodeLink, peer: RemoteAgent, poller: Poller) -> None:
+    def __init__(self, link: NodeLink, peer: RemoteAgent, poller: Poller) -> None:
         self.peer = peer
         self.index = peer.index
         self.nproc = 0
         self.port = 0
         self.notices: tuple[str, ...] = ()
-        self.lives: dict[int, RemoteWorker] = {}
+        self.workers: dict[int, RemoteWorker] = {}
         self.answers: dict[int, object] = {}  # to what was asked of it: None, or an error
         self.problem: InfiniRunError | None = None  # it is of no use any more
-        self.has_been_told = False
-        self._bridge = bridge
-        self.lanes = Multiplexer(poller, lambda data: bridge.head.send_down(peer, data), self._take)
+        self.is_set_up = False
+        self._link = link
+        self.streams = Multiplexer(poller, lambda data: link.head.send_down(peer, data), self._on_control)
 
     @property
     def name(self) -> str:
@@ -69,13 +69,13 @@ class RemoteNode:
         """What makes its clock's times ours."""
         return -self.peer.clock.offset_s
 
-    def say(self, word: Mapping[str, object]) -> None:
-        """In the bridge's thread."""
-        self.lanes.say(word)
+    def send_control(self, word: Mapping[str, object]) -> None:
+        """In the link's thread."""
+        self.streams.send_control(word)
 
-    def _take(self, word: dict[str, Any]) -> None:
+    def _on_control(self, word: dict[str, Any]) -> None:
         kind, value = word.popitem()
-        life = self.lives.get(value["life"]) if "life" in value else None
+        worker = self.workers.get(value["worker"]) if "worker" in value else None
         if kind == "up":
             self.nproc, self.port, self.notices = int(value["nproc"]), int(value["port"]), tuple(value["notices"])
         elif kind == "refused":
@@ -83,52 +83,53 @@ class RemoteNode:
         elif kind == "answer":
             self.port = int(value["port"])
             self.answers[value["id"]] = _error_of(value, self.name) if "text" in value else None
-        elif life is not None:
-            lane = self.lanes.find(life.number)
-            told = partial(self._tell, life, kind, value.get("value"))
-            if lane is None or kind in ("pid", "pinged"):
-                told()
-            else:  # who hears of its end has had what it said before
-                lane.when_written(told)
+        elif worker is not None:
+            stream = self.streams.find(worker.number)
+            note = partial(self._note, worker, kind, value.get("value"))
+            if stream is None or kind in ("pid", "pinged"):
+                note()
+            else:  # its end is noted after what it said before
+                stream.when_written(note)
 
-    def _tell(self, life: RemoteWorker, kind: str, value: Any) -> None:
+    def _note(self, worker: RemoteWorker, kind: str, value: Any) -> None:
         if kind == "exit":
-            value = _ours(decode_record(Exit, value), self.clock_s, self.name)
+            value = _in_own_terms(decode_record(Exit, value), self.clock_s, self.name)
         if kind == "ended":
-            self.lives.pop(life.number, None)
-        life.note(kind, value)
-        self._bridge.changed()
+            self.workers.pop(worker.number, None)
+        worker.note(kind, value)
+        self._link.changed()
 
     def end(self, problem: InfiniRunError | None) -> None:
         """Nothing more comes from it."""
         self.problem = problem or self.problem or InfiniRunError(f"{self.peer.title} is not held any more")
-        lives, self.lives = self.lives, {}
-        self.lanes.close()
-        for life in lives.values():
-            life.note("lost", self.problem)
+        workers, self.workers = self.workers, {}
+        self.streams.close()
+        for worker in workers.values():
+            worker.note("lost", self.problem)
 
 
 class NodeLink:
-    """options, roster: as for a Head. cwd: where the outposts start. setup: what each is told first."""
+    """options, roster: as for a Head. cwd: where the spawn servers start. setup: the first message
+    to each."""
 
     def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
         own = has_own_stderr()
         self.head = Head(
-            options, roster, environ=dict(os.environ), say=None if own else print_line, cwd=cwd, hear=self._hear
+            options, roster, environ=dict(os.environ), say=None if own else print_line, cwd=cwd, hear=self._on_data
         )
         self._setup = setup
         self._poller = Poller()
         self._calls: deque[Callable[[], None]] = deque()
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
-        self.outposts = [RemoteNode(self, peer, self._poller) for peer in self.head.peers]
+        self.nodes = [RemoteNode(self, peer, self._poller) for peer in self.head.peers]
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
         """Begin to reach the nodes. Raises as Head.start: nothing was started."""
-        self._poller.watch(self._bell, READ, self._hear_bell)
+        self._poller.watch(self._wakeup_fd, READ, self._on_wakeup)
         try:
             self.head.start()
             self._thread.start()
@@ -139,11 +140,11 @@ class NodeLink:
     # ---- for other threads
 
     def call(self, what: Callable[[], None]) -> None:
-        """Have it done in the bridge's thread, in order; not at all, where that has ended."""
+        """Have it done in the link's thread, in order; not at all, where that has ended."""
         with self._changed:
             if not self._is_over:
                 self._calls.append(what)
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup_fd, 1)
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until it is; False where nothing more can happen, or not within so many seconds."""
@@ -162,7 +163,7 @@ class NodeLink:
             return self.head.error
         if self._failure is not None:
             return InfiniRunError(f"the nodes were given up: {type(self._failure).__name__}: {self._failure}")
-        problems = [outpost.problem for outpost in self.outposts if outpost.problem is not None]
+        problems = [node.problem for node in self.nodes if node.problem is not None]
         return problems[0] if problems else InfiniRunError("the nodes are not held any more")
 
     @property
@@ -170,34 +171,34 @@ class NodeLink:
         """It has ended, and with it everything on every node."""
         return self._is_over
 
-    def spread(self, number: int, lives: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
-        """A gift for each node, from which each of these gets the frame after what it was sent before. Waits until
+    def spread(self, number: int, workers: Sequence[RemoteWorker], frame: Sequence[Buffer]) -> None:
+        """Send one broadcast to each node, whose workers get the frame after what they were sent before. Wait until
         all of it is on its way."""
-        waiting = {life.number for life in lives}
+        waiting = {worker.number for worker in workers}
         by_node: dict[int, list[RemoteWorker]] = {}
-        for life in lives:
-            by_node.setdefault(life.node.index, []).append(life)
+        for worker in workers:
+            by_node.setdefault(worker.node.index, []).append(worker)
 
-        def give(outpost: RemoteNode, some: list[RemoteWorker]) -> None:
+        def send(node: RemoteNode, some: list[RemoteWorker]) -> None:
             def use() -> None:
-                for life in some:
-                    lane = outpost.lanes.find(life.number)
-                    if lane is None:
-                        waiting.discard(life.number)
+                for worker in some:
+                    stream = node.streams.find(worker.number)
+                    if stream is None:
+                        waiting.discard(worker.number)
                     else:
-                        lane.use(number)
-                        lane.when_read(partial(waiting.discard, life.number))
-                outpost.lanes.when_all_read([life.number for life in some], lambda: end(outpost))
+                        stream.use(number)
+                        stream.when_read(partial(waiting.discard, worker.number))
+                node.streams.when_all_read([worker.number for worker in some], lambda: end(node))
 
-            outpost.lanes.give(number, frame, use)
+            node.streams.send_broadcast(number, frame, use)
 
-        def end(outpost: RemoteNode) -> None:
-            outpost.say({"given": number})
+        def end(node: RemoteNode) -> None:
+            node.send_control({"broadcast_sent": number})
             self.changed()
 
         for node, some in by_node.items():
-            self.call(partial(give, self.outposts[node], some))
-        self.wait(lambda: not waiting or all(self.outposts[node].problem is not None for node in by_node))
+            self.call(partial(send, self.nodes[node], some))
+        self.wait(lambda: not waiting or all(self.nodes[node].problem is not None for node in by_node))
 
     def stop(self) -> None:
         """Let everything on every node end; `join` waits for it."""
@@ -220,12 +221,12 @@ class NodeLink:
             return
         self._changed, self._is_in_forked_child, self._is_over = Condition(), True, True
         self._poller.close()
-        for outpost in self.outposts:
-            outpost.lanes.after_fork_in_child()
+        for node in self.nodes:
+            node.streams.after_fork_in_child()
         self.head.after_fork_in_child()
-        bell, self._bell = self._bell, -1
-        if bell >= 0:
-            os.close(bell)
+        fd, self._wakeup_fd = self._wakeup_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     # ---- the thread
 
@@ -235,7 +236,7 @@ class NodeLink:
             self._poller.poll(0.0)
             while self._calls:
                 self._calls.popleft()()
-            self._look()
+            self._check_nodes()
 
     def _run(self) -> None:
         try:
@@ -244,42 +245,42 @@ class NodeLink:
         finally:
             self._free()
 
-    def _hear_bell(self) -> None:
-        os.eventfd_read(self._bell)
+    def _on_wakeup(self) -> None:
+        os.eventfd_read(self._wakeup_fd)
 
-    def _hear(self, peer: RemoteAgent, data: bytes) -> None:
-        """What an outpost sends. Raises LinkError: it makes no sense."""
-        outpost = self.outposts[peer.index]
+    def _on_data(self, peer: RemoteAgent, data: bytes) -> None:
+        """What an node sends. Raises LinkError: it makes no sense."""
+        node = self.nodes[peer.index]
         try:
-            outpost.lanes.feed(data)
+            node.streams.feed(data)
         except (KeyError, TypeError, ValueError) as error:
-            raise LinkError(f"what its outpost says is not what infini-run says ({error})") from None
+            raise LinkError(f"what its node says is not what infini-run says ({error})") from None
         self.changed()
 
-    def _look(self) -> None:
+    def _check_nodes(self) -> None:
         """How far the nodes are."""
-        for outpost in self.outposts:
-            peer = outpost.peer
+        for node in self.nodes:
+            peer = node.peer
             if peer.state == "running":
-                if not outpost.has_been_told:
-                    outpost.has_been_told = True
-                    outpost.say({"setup": {**self._setup, "node": peer.index}})
-                outpost.lanes.set_room(peer.wire is None or peer.wire.waiting < _HELD)
+                if not node.is_set_up:
+                    node.is_set_up = True
+                    node.send_control({"setup": {**self._setup, "node": peer.index}})
+                node.streams.set_room(peer.wire is None or peer.wire.waiting < _HELD)
             elif self.head.awaits_others:
                 continue  # then it says why, of all that do not come
-            elif peer.is_over and outpost.problem is None and not peer.is_unexplained:
-                outpost.end(self._why(outpost))
+            elif peer.is_over and node.problem is None and not peer.is_unexplained:
+                node.end(self._why(node))
                 self.head.stop()
                 self.changed()
 
-    def _why(self, outpost: RemoteNode) -> InfiniRunError | None:
+    def _why(self, node: RemoteNode) -> InfiniRunError | None:
         """Why there is nothing more to be had of it."""
-        peer, error = outpost.peer, self.head.error
+        peer, error = node.peer, self.head.error
         if isinstance(error, NodeLost) and error.node == peer.index:
             return error
         if self._is_closing:
             return None
-        if error is not None and not outpost.lives:
+        if error is not None and not node.workers:
             return error
         first = None if peer.report is None else peer.report.first_failure
         how = f": what holds its workers ended: {describe_end(first)}" if first is not None else ""
@@ -288,19 +289,19 @@ class NodeLink:
     def _free(self) -> None:
         if self._is_in_forked_child:
             return
-        for outpost in self.outposts:
-            outpost.end(outpost.problem or self._why(outpost))
+        for node in self.nodes:
+            node.end(node.problem or self._why(node))
         self.head.close()
         with self._changed:
             self._is_over = True
             self._calls.clear()
             self._poller.close()
-            os.close(self._bell)
-            self._bell = -1
+            os.close(self._wakeup_fd)
+            self._wakeup_fd = -1
             self._changed.notify_all()
 
 
-def _ours(exit_: Exit, clock_s: float, host: str) -> Exit:
+def _in_own_terms(exit_: Exit, clock_s: float, host: str) -> Exit:
     """With its times by our clock, and the name that we know the host by."""
     from infini_run.record import replace
 
@@ -308,9 +309,9 @@ def _ours(exit_: Exit, clock_s: float, host: str) -> Exit:
     return replace(exit_, host=host, **{name: at + clock_s for name, at in times.items() if at is not None})
 
 
-def _error_of(told: Mapping[str, Any], host: str) -> InfiniRunError:
-    """What an outpost could not do."""
-    text = f"{host}: {told['text']}"
-    if told["kind"] == "usage":
+def _error_of(problem: Mapping[str, Any], host: str) -> InfiniRunError:
+    """The error of what a node could not do."""
+    text = f"{host}: {problem['text']}"
+    if problem["kind"] == "usage":
         return UsageError(text)
-    return StartError(text, str(told["step"]), int(told["errno"]), told["rank"])
+    return StartError(text, str(problem["step"]), int(problem["errno"]), problem["rank"])

@@ -55,8 +55,8 @@ class RemoteWorkerProcess:
             theirs.close()
             self.note("lost", self.node.problem)
             return
-        self.node.lives[self.number] = self
-        self.node.lanes.add(self.number, theirs)
+        self.node.workers[self.number] = self
+        self.node.streams.add(self.number, theirs)
 
     @property
     def clock_s(self) -> float:
@@ -137,7 +137,7 @@ class RemoteWorkerProcess:
         self._request("kill")
 
     def _request(self, kind: str, **value: object) -> None:
-        self._link.call(lambda: self.node.say({kind: {"life": self.number, **value}}))
+        self._link.call(lambda: self.node.send_control({kind: {"worker": self.number, **value}}))
 
     def close(self) -> None:
         if self._wakeup_fd < 0:
@@ -149,7 +149,7 @@ class RemoteWorkerProcess:
             if not self._link.wait(lambda: self._has_ended_there, _END_S) and not self._link.is_over:
                 self._link.kill()  # the node does not obey
                 self._link.join()
-        self._link.call(partial(self.node.lanes.drop, self.number))
+        self._link.call(partial(self.node.streams.drop, self.number))
         self.ended = True
         self._close_wakeup_fd()
 

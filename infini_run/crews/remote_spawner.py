@@ -1,7 +1,7 @@
-"""Workers on other hosts, seen from their supervisor: Runners and a Spawner as any (spawner.py).
+"""Workers on other hosts: a Spawner, and WorkerProcesses (spawner.py).
 
-The head reaches each host and runs one outpost there, by its agent; the bridge's thread holds the streams. A channel
-is a socket here as on one machine; what it says, and how it ends, comes from its outpost in that order. A node
+The head reaches each host, and its agent runs one spawn server there; the NodeLink's thread holds the streams. A
+channel is a socket here, as on one machine; its messages, and then its end, come from the spawn server. A node
 that is lost ends all others: a launch raises NodeLost, a crew fails with it.
 """
 
@@ -74,8 +74,8 @@ class RemoteSpawner:
             "flags": self._flags,
         }
         self._lock = RLock()
-        self._bridge: NodeLink | None = None
-        self._numbers = 0  # given to lives, gifts and questions
+        self._link: NodeLink | None = None
+        self._numbers = 0  # given to processes, broadcasts and questions
         self._meeting = ("", 0)
         self._is_closed = False
 
@@ -87,18 +87,18 @@ class RemoteSpawner:
         with self._lock:
             if self._is_closed:
                 raise UsageError("this was closed: no worker can be started by it any more")
-            if self._bridge is None:
+            if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._bridge = NodeLink(self._options, self._roster, self._cwd, self._setup)
+                    self._link = NodeLink(self._options, self._roster, self._cwd, self._setup)
                     call_in_forked_children(self)
-                self._bridge.start()
-            bridge = self._bridge
-            bridge.wait(lambda: all(o.nproc for o in bridge.outposts) or self._has_problem())
-            if bridge.is_over or self._has_problem():
-                raise bridge.error()
+                self._link.start()
+            link = self._link
+            link.wait(lambda: all(node.nproc for node in link.nodes) or self._has_problem())
+            if link.is_over or self._has_problem():
+                raise link.error()
 
     def _has_problem(self) -> bool:
-        return self._bridge is not None and any(o.problem is not None for o in self._bridge.outposts)
+        return self._link is not None and any(node.problem is not None for node in self._link.nodes)
 
     @property
     def world_size(self) -> int:
@@ -109,17 +109,15 @@ class RemoteSpawner:
         """Ranks on each node."""
         if not all(isinstance(count, int) for count in self._nprocs):
             self.open()
-        if self._bridge is None:
+        if self._link is None:
             return [int(count) for count in self._nprocs]
-        return [
-            outpost.nproc or int(count) for outpost, count in zip(self._bridge.outposts, self._nprocs, strict=True)
-        ]
+        return [node.nproc or int(count) for node, count in zip(self._link.nodes, self._nprocs, strict=True)]
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What the user is to be told of the hosts."""
-        outposts = () if self._bridge is None else self._bridge.outposts
-        return tuple(f"{outpost.name}: {text}" for outpost in outposts for text in outpost.notices)
+        """Notes on the hosts for the user."""
+        nodes = () if self._link is None else self._link.nodes
+        return tuple(f"{node.name}: {text}" for node in nodes for text in node.notices)
 
     # ---- workers
 
@@ -127,90 +125,90 @@ class RemoteSpawner:
         """As Spawner.start; raises what `open` does, too."""
         with self._lock:
             self.open()
-            assert self._bridge is not None
+            assert self._link is not None
             counts = self._counts()
             firsts = [0, *accumulate(counts)][:-1]
             if len(ranks) == sum(counts) or not self._meeting[1]:
-                self._meeting = self._meet(self._bridge)
-            runners: list[RemoteWorkerProcess] = []
+                self._meeting = self._meet(self._link)
+            processes: list[RemoteWorkerProcess] = []
             answers: list[tuple[RemoteNode, int]] = []
             try:
-                for outpost, first, count in zip(self._bridge.outposts, firsts, counts, strict=True):
+                for node, first, count in zip(self._link.nodes, firsts, counts, strict=True):
                     mine = [rank for rank in ranks if first <= rank < first + count]
                     if mine:
-                        some = [self._runner(outpost, rank, rank - first) for rank in mine]
-                        runners += some
-                        answers.append((outpost, self._ask_start(outpost, some, first, restarts, apart)))
+                        some = [self._make_process(node, rank, rank - first) for rank in mine]
+                        processes += some
+                        answers.append((node, self._ask_start(node, some, first, restarts, apart)))
                 self._await(answers)
             except BaseException:  # KeyboardInterrupt may come between any two steps
-                for runner in runners:
-                    runner.close()
+                for process in processes:
+                    process.close()
                 raise
-        by_rank = {runner.rank: runner for runner in runners}
+        by_rank = {process.rank: process for process in processes}
         return [by_rank[rank] for rank in ranks]
 
-    def _meet(self, bridge: NodeLink) -> tuple[str, int]:
+    def _meet(self, link: NodeLink) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given."""
-        address, port = rendezvous_address(self._options, bridge.head.peers)
-        return address, port if self._options.rdzv_explicit else bridge.outposts[0].port
+        address, port = rendezvous_address(self._options, link.head.peers)
+        return address, port if self._options.rdzv_explicit else link.nodes[0].port
 
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    def _runner(self, outpost: RemoteNode, rank: int, local_rank: int) -> RemoteWorkerProcess:
-        assert self._bridge is not None
-        return RemoteWorkerProcess(self._bridge, outpost, self._number(), rank, local_rank)
+    def _make_process(self, node: RemoteNode, rank: int, local_rank: int) -> RemoteWorkerProcess:
+        assert self._link is not None
+        return RemoteWorkerProcess(self._link, node, self._number(), rank, local_rank)
 
     def _ask_start(
-        self, outpost: RemoteNode, runners: Sequence[RemoteWorkerProcess], first: int, restarts: int, apart: bool
+        self, node: RemoteNode, processes: Sequence[RemoteWorkerProcess], first: int, restarts: int, apart: bool
     ) -> int:
-        assert self._bridge is not None
+        assert self._link is not None
         question = self._number()
         asked = {
             "id": question,
-            "lives": [[runner.number, runner.rank] for runner in runners],
+            "workers": [[process.number, process.rank] for process in processes],
             "restarts": restarts,
             "apart": apart,
             "first": first,
             "world_size": self.world_size,
-            "node": outpost.index,
+            "node": node.index,
             "nnodes": len(self._roster.hosts),
-            "host": outpost.name,
+            "host": node.name,
             "address": self._meeting[0],
             "port": self._meeting[1],
         }
-        self._bridge.call(partial(outpost.say, {"start": asked}))
+        self._link.call(partial(node.send_control, {"start": asked}))
         return question
 
     def _await(self, answers: Sequence[tuple[RemoteNode, int]]) -> None:
         """Raises what any of them says."""
-        bridge = self._bridge
-        assert bridge is not None
-        bridge.wait(lambda: all(question in outpost.answers or outpost.problem for outpost, question in answers))
-        for outpost, question in answers:
-            error = outpost.answers.pop(question, None) or outpost.problem
+        link = self._link
+        assert link is not None
+        link.wait(lambda: all(question in node.answers or node.problem for node, question in answers))
+        for node, question in answers:
+            error = node.answers.pop(question, None) or node.problem
             if isinstance(error, InfiniRunError):
                 raise error
 
-    def spread(self, runners: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
+    def spread(self, processes: Sequence[WorkerProcess], frame: list[Buffer]) -> None:
         """As Spawner.spread: once to each node."""
-        lives = [runner for runner in runners if isinstance(runner, RemoteWorkerProcess)]
-        if self._bridge is not None and lives:
-            self._bridge.spread(self._number(), lives, bytes_frame(frame, LARGEST).pieces)
+        own = [process for process in processes if isinstance(process, RemoteWorkerProcess)]
+        if self._link is not None and own:
+            self._link.spread(self._number(), own, bytes_frame(frame, LARGEST).pieces)
 
     # ---- the end
 
     def close(self) -> None:
-        """End the outposts, and whatever runs there; wait until nothing is left. Safe twice."""
+        """End the spawn servers and everything that runs there; wait until nothing is left. Safe twice."""
         self._is_closed = True
-        if self._bridge is not None:
-            self._bridge.stop()
-            self._bridge.join()
+        if self._link is not None:
+            self._link.stop()
+            self._link.join()
 
     def after_fork_in_child(self) -> None:
         """In a forked child: all of it is our parent's."""
         self._lock, self._is_closed = RLock(), True
-        bridge, self._bridge = self._bridge, None
-        if bridge is not None:
-            bridge.after_fork_in_child()
+        link, self._link = self._link, None
+        if link is not None:
+            link.after_fork_in_child()

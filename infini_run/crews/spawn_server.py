@@ -1,6 +1,6 @@
-"""An outpost: what a launcher on another host has here. It starts workers, and passes on what they and it say.
+"""The spawn server of a node: it starts the workers of a launcher on another host, and passes on their messages.
 
-Its agent runs it, one on each node; its descriptor 0 is a stream to the bridge on the other side
+Its agent runs it, one on each node; its descriptor 0 is the connection to the NodeLink on the other side
 (stream_multiplexer.py). Workers' messages are passed on as bytes, their output goes the way of any rank's. When the
 stream ends, or the agent says so by a signal, everything here ends; when it is killed itself, its guard ends its
 workers.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
 _PIECE = 1 << 18
 _INT, _QUIT = 2, 3
-_PING_S = 0.1  # signs of life (WATCHDOG=1) that come faster are told once
+_PING_S = 0.1  # signs of worker (WATCHDOG=1) that come faster are reported once
 
 
 def main() -> None:
-    """The process of an outpost."""
+    """The process of a spawn server."""
     stream = socket.socket(fileno=os.dup(0))
     null = os.open("/dev/null", os.O_RDONLY)
     os.dup2(null, 0)
@@ -44,26 +44,26 @@ def main() -> None:
 
 
 class HostedWorker:
-    """A worker here: its runner, whose channel is a lane."""
+    """A worker of this node: its process, whose channel is a stream. number: its identity on both sides."""
 
-    def __init__(self, number: int, runner: ExecProcess) -> None:
+    def __init__(self, number: int, process: ExecProcess) -> None:
         self.number = number
-        self.runner = runner
+        self.process = process
         self.fds: set[int] = set()  # that are watched for it
         self.has_exit = self.has_end = False
-        self.pinged_s = 0.0
+        self.last_ping_s = 0.0
 
 
 class SpawnServer:
-    """stream: to the agent, and by it to the bridge."""
+    """stream: the connection to the agent, and by it to the NodeLink."""
 
     def __init__(self, stream: socket.socket) -> None:
         stream.setblocking(False)
         self._stream = stream
         self._out = bytearray()
         self._poller = Poller()
-        self._lanes = Multiplexer(self._poller, self._send, self._take, takes_gifts=True)
-        self._lives: dict[int, HostedWorker] = {}
+        self._streams = Multiplexer(self._poller, self._send, self._on_control, takes_broadcasts=True)
+        self._workers: dict[int, HostedWorker] = {}
         self._watched: set[int] = set()
         self._spawner: ExecSpawner | None = None
         self._signals: SignalPipe | None = None
@@ -71,35 +71,37 @@ class SpawnServer:
         self._is_stopping = False  # nothing is started any more
 
     def run(self) -> None:
-        """Until the other side has gone, or nothing is left after we were told to stop."""
+        """Until the other side has gone, or nothing is left after a stop signal."""
         try:
-            while not self._has_lost and not (self._is_stopping and not self._lives and not self._out):
+            while not self._has_lost and not (self._is_stopping and not self._workers and not self._out):
                 self._watch()
-                due_s = min(filter(None, (life.runner.group.due_s() for life in self._lives.values())), default=None)
+                due_s = min(
+                    filter(None, (worker.process.group.due_s() for worker in self._workers.values())), default=None
+                )
                 self._poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
-                self._follow()
+                self._check_workers()
         finally:
-            for number in list(self._lives):
+            for number in list(self._workers):
                 self._close(number)
             if self._spawner is not None:
                 self._spawner.close()
             self._stream.close()
 
     def _watch(self) -> None:
-        for life in self._lives.values():
-            life.fds = set(life.runner.group.fds())
-        wanted = {fd for life in self._lives.values() for fd in life.fds}
+        for worker in self._workers.values():
+            worker.fds = set(worker.process.group.fds())
+        wanted = {fd for worker in self._workers.values() for fd in worker.fds}
         for fd in self._watched - wanted:
             self._poller.unwatch(fd)
         for fd in wanted:
             self._poller.watch(fd, READ, _nothing)
         self._watched = wanted
-        self._poller.watch(self._stream.fileno(), READ | (WRITE if self._out else 0), self._turn)
-        self._lanes.set_room(len(self._out) < _HELD)
+        self._poller.watch(self._stream.fileno(), READ | (WRITE if self._out else 0), self._on_stream)
+        self._streams.set_room(len(self._out) < _HELD)
 
     # ---- the stream
 
-    def _turn(self) -> None:
+    def _on_stream(self) -> None:
         self._flush()
         try:
             data = self._stream.recv(_PIECE)
@@ -108,7 +110,7 @@ class SpawnServer:
         except OSError:
             data = b""
         if data:
-            self._lanes.feed(data)
+            self._streams.feed(data)
         else:
             self._has_lost = True
 
@@ -128,26 +130,26 @@ class SpawnServer:
             del self._out[:sent]
 
     def _say(self, kind: str, /, **value: object) -> None:
-        self._lanes.say({kind: value})
+        self._streams.send_control({kind: value})
 
     # ---- what the other side says
 
-    def _take(self, word: dict[str, Any]) -> None:
+    def _on_control(self, word: dict[str, Any]) -> None:
         kind, value = word.popitem()
-        life = self._lives.get(value["life"]) if "life" in value else None
+        worker = self._workers.get(value["worker"]) if "worker" in value else None
         if kind == "setup":
             self._set_up(value)
         elif kind == "start":
             self._start(value)
-        elif life is not None and kind == "signal":
-            life.runner.signal(value["number"])
-        elif life is not None and kind == "stop":
-            life.runner.group.stop(value["number"])
-        elif life is not None and kind == "kill":
-            life.runner.group.kill()
-        elif life is not None and kind == "close":
-            self._close(life.number)
-            self._say("ended", life=life.number)
+        elif worker is not None and kind == "signal":
+            worker.process.signal(value["number"])
+        elif worker is not None and kind == "stop":
+            worker.process.group.stop(value["number"])
+        elif worker is not None and kind == "kill":
+            worker.process.group.kill()
+        elif worker is not None and kind == "close":
+            self._close(worker.number)
+            self._say("ended", worker=worker.number)
 
     def _set_up(self, asked: dict[str, Any]) -> None:
         environ = {**os.environ, **asked["env"]}
@@ -173,13 +175,13 @@ class SpawnServer:
             return
         self._spawner = spawner
         self._signals = SignalPipe()
-        self._poller.watch(self._signals.fd, READ, self._hear_signals)
+        self._poller.watch(self._signals.fd, READ, self._on_signals)
         self._say("up", nproc=spawner.world_size, port=free_port(), notices=list(spawner.notices))
 
     def _start(self, asked: dict[str, Any]) -> None:
         """Some of our ranks, each with the number that it is known by on the other side."""
         assert self._spawner is not None
-        numbers: dict[int, int] = {rank: number for number, rank in asked["lives"]}
+        numbers: dict[int, int] = {rank: number for number, rank in asked["workers"]}
         span = RankRange(first=asked["first"], world_size=asked["world_size"])
         answer: dict[str, object] = {}
         try:
@@ -187,75 +189,75 @@ class SpawnServer:
                 raise StartError("this node is being stopped", "starting", 125)
             meeting = str(asked["address"]), int(asked["port"])
             self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, meeting)
-            runners = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
+            processes = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
         except InfiniRunError as error:
             answer = _words_of(error)
         else:
-            for runner in runners:
-                self._adopt(numbers[runner.rank], runner)
+            for process in processes:
+                self._adopt(numbers[process.rank], process)
         for number in numbers.values():
-            if number in self._lives:
-                self._say("pid", life=number, value=self._lives[number].runner.pid)
+            if number in self._workers:
+                self._say("pid", worker=number, value=self._workers[number].process.pid)
         self._say("answer", id=asked["id"], port=free_port(), **answer)
 
-    def _adopt(self, number: int, runner: ExecProcess) -> None:
+    def _adopt(self, number: int, process: ExecProcess) -> None:
         """Its channel's bytes are passed on as they are: its own ends of it have nothing to do."""
-        sock = socket.socket(fileno=os.dup(runner.tasks.fileno()))
-        runner.tasks.forget()
-        runner.events.forget()
-        self._lives[number] = HostedWorker(number, runner)
-        self._lanes.add(number, sock)
+        sock = socket.socket(fileno=os.dup(process.tasks.fileno()))
+        process.tasks.forget()
+        process.events.forget()
+        self._workers[number] = HostedWorker(number, process)
+        self._streams.add(number, sock)
 
     # ---- what happens here
 
-    def _follow(self) -> None:
-        for life in self._lives.values():
-            life.runner.group.poll()  # all of them first: what one of a group takes in is the others', too
-        for life in list(self._lives.values()):
-            runner = life.runner
-            pinged_s = runner.last_ping_s()
-            if pinged_s - life.pinged_s >= _PING_S:
-                life.pinged_s = pinged_s
-                self._say("pinged", life=life.number)
-            if runner.exit is not None and not life.has_exit:
-                life.has_exit = True
-                self._when_read(life, "exit", to_jsonable(runner.exit))
-            if runner.group.ended and not life.has_end:
-                life.has_end = True
-                self._when_read(life, "ended", None)
+    def _check_workers(self) -> None:
+        for worker in self._workers.values():
+            worker.process.group.poll()  # all of them first: what one of a group takes in is the others', too
+        for worker in list(self._workers.values()):
+            process = worker.process
+            last_ping_s = process.last_ping_s()
+            if last_ping_s - worker.last_ping_s >= _PING_S:
+                worker.last_ping_s = last_ping_s
+                self._say("pinged", worker=worker.number)
+            if process.exit is not None and not worker.has_exit:
+                worker.has_exit = True
+                self._when_read(worker, "exit", to_jsonable(process.exit))
+            if process.group.ended and not worker.has_end:
+                worker.has_end = True
+                self._when_read(worker, "ended", None)
 
-    def _when_read(self, life: HostedWorker, kind: str, value: object) -> None:
+    def _when_read(self, worker: HostedWorker, kind: str, value: object) -> None:
         """Tell of its end after what it has said before."""
-        lane = self._lanes.find(life.number)
-        assert lane is not None
+        stream = self._streams.find(worker.number)
+        assert stream is not None
 
         def tell() -> None:
-            if life.number in self._lives:
-                self._say(kind, life=life.number, value=value)
+            if worker.number in self._workers:
+                self._say(kind, worker=worker.number, value=value)
                 if kind == "ended":
-                    self._close(life.number)
+                    self._close(worker.number)
 
-        lane.when_read(tell)
+        stream.when_read(tell)
 
     def _close(self, number: int) -> None:
         """Nothing of it is left here. Safe twice."""
-        life = self._lives.pop(number, None)
-        if life is not None:
-            for fd in life.fds:  # others of its group have them watched again
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            for fd in worker.fds:  # others of its group have them watched again
                 self._poller.unwatch(fd)
                 self._watched.discard(fd)
-            life.runner.close()
-            self._lanes.drop(number)
+            worker.process.close()
+            self._streams.drop(number)
 
-    def _hear_signals(self) -> None:
+    def _on_signals(self) -> None:
         """Told by our agent: the launch is stopped from outside, or a signal is for all ranks."""
         assert self._signals is not None
         for number in self._signals.read():
-            for life in self._lives.values():
+            for worker in self._workers.values():
                 if number in STOP_SIGNALS:
-                    life.runner.group.stop(number if number in (_INT, _QUIT) else 0)
+                    worker.process.group.stop(number if number in (_INT, _QUIT) else 0)
                 else:
-                    life.runner.signal(number)
+                    worker.process.signal(number)
             self._is_stopping = self._is_stopping or number in STOP_SIGNALS
 
 

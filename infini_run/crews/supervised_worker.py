@@ -28,7 +28,6 @@ from infini_run.crews.protocol import (
 )
 from infini_run.crews.worker_connection import ENDED, TORN, WorkerConnection
 from infini_run.crews.worker_death import cause_of_death, exit_of
-from infini_run.record import record
 from infini_run.report.failures import WorkerDied
 from infini_run.report.report import describe_end
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from infini_run.crews.future import Ask
+    from infini_run.crews.pending_task import Limits, PendingTask
     from infini_run.crews.protocol import Body, Message
     from infini_run.crews.spawner import WorkerProcess
     from infini_run.system.poller import Poller
@@ -65,32 +64,6 @@ if TYPE_CHECKING:
     Outcome = Done | Failed | Cancelled
 
 _LAST = 1 << 16  # messages of one whose process has ended: more than its socket holds
-
-
-@record
-class Limits:
-    """Seconds; 0: no limit. ready_timeout_s: from a start to Ready. watchdog_s: without a sign of life in a task.
-    drain_s: for what was accepted when the crew is closed. exit_s: from the end of a channel to the exit of its
-    process; an interpreter may be slow."""
-
-    ready_timeout_s: float = 0.0
-    watchdog_s: float = 0.0
-    drain_s: float = 0.0
-    exit_s: float = 2.0
-
-
-class PendingTask:
-    """A task that has not ended. ask: its future; None: nothing waits for its result. shared: any worker may do it.
-    started: a worker has begun with it."""
-
-    __slots__ = ("ask", "body", "shared", "started", "task")
-
-    def __init__(self, task: int, body: Body, ask: Ask | None, *, shared: bool) -> None:
-        self.task = task
-        self.body = body
-        self.ask = ask
-        self.shared = shared
-        self.started = False
 
 
 class SupervisedWorker:
@@ -270,15 +243,6 @@ class SupervisedWorker:
         jobs, self.handed = list(self.handed.values()), {}
         if jobs:
             self._supervisor.drop_tasks(jobs, self)
-
-    def death_error(self) -> WorkerDied:
-        """What a task of it fails with when it dies or is stopped. A new one each time: an exception that is raised
-        twice grows its traceback."""
-        if self.cause is not None:
-            error = WorkerDied(str(self.cause), self.cause.exit)
-            error.__cause__ = self.cause.__cause__
-            return error
-        return WorkerDied(f"rank {self.rank} was stopped: {self.stopped_for or 'the crew was closed'}", exit_of(self))
 
     # ---- its channel
 

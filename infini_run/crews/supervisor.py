@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from infini_run.crews.pending_task import Limits, PendingTask
     from infini_run.crews.protocol import Body, Cancelled, Done, Failed, Hello
     from infini_run.crews.spawner import ProcessGroup, Spawner
-    from infini_run.crews.supervised_worker import Limits, PendingTask
 
 PHASES = ("RUNNING", "DRAINING", "EXITED", "CLOSED")
 _LATE_S = 1.0  # a wait that took so much longer than asked for: this process itself was stopped

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         process: WorkerProcess | None
         connection: WorkerConnection | None
         start_error: Failed | None
+        cause: WorkerDied | None
+        stopped_for: str
         failed_while: str
         last_sign_s: float
 
@@ -51,6 +53,18 @@ def cause_of_death(worker: FailedWorker) -> WorkerDied:
     elif process.problem is not None:
         error.__cause__ = process.problem
     return error
+
+
+def death_error(worker: FailedWorker) -> WorkerDied:
+    """The error of a task whose worker has died or was stopped; a new one each time, because an exception that is
+    raised twice grows its traceback."""
+    if worker.cause is not None:
+        error = WorkerDied(str(worker.cause), worker.cause.exit)
+        error.__cause__ = worker.cause.__cause__
+        return error
+    return WorkerDied(
+        f"rank {worker.rank} was stopped: {worker.stopped_for or 'the crew was closed'}", exit_of(worker)
+    )
 
 
 def _reason(worker: FailedWorker, exit_: Exit) -> str:

@@ -1,5 +1,5 @@
-"""Lanes: many channels over one stream. Bytes, ends and gifts arrive as they were, in whatever pieces the stream
-carries them, and who does not read holds up nobody else."""
+"""The multiplexer: many channels over one connection. Bytes, ends and broadcasts arrive as they were, in whatever
+pieces the connection carries them, and a stream that is not read delays no other."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import struct
 
 import pytest
 
-from infini_run.crews.stream_multiplexer import LARGEST, WINDOW, Multiplexer
+from infini_run.crews.mux_stream import WINDOW
+from infini_run.crews.stream_multiplexer import LARGEST, Multiplexer
 from infini_run.errors import LinkError
 from infini_run.system.poller import Poller
 
 
 class Side:
-    """One end: its lanes, what it has sent and the other has not got, what it was told."""
+    """One end: its streams, what it has sent and the other has not got, what it was told."""
 
     def __init__(self) -> None:
         self.poller = Poller()
         self.out = bytearray()
         self.words: list[object] = []
         self.most = 0
-        self.lanes = Multiplexer(self.poller, self._send, self.words.append, takes_gifts=True)
+        self.streams = Multiplexer(self.poller, self._send, self.words.append, takes_broadcasts=True)
         self.ends: dict[int, socket.socket] = {}
 
     def _send(self, data: bytes) -> None:
@@ -33,12 +34,12 @@ class Side:
     def open(self, number: int) -> socket.socket:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        self.lanes.add(number, theirs)
+        self.streams.add(number, theirs)
         self.ends[number] = ours
         return ours
 
     def close(self) -> None:
-        self.lanes.close()
+        self.streams.close()
         self.poller.close()
         for end in self.ends.values():
             end.close()
@@ -58,7 +59,7 @@ class Both:
             size = self.random.choice((1, 7, 100, 1 << 16, 1 << 22))
             piece = bytes(here.out[:size])
             del here.out[:size]
-            there.lanes.feed(piece)
+            there.streams.feed(piece)
             moved = moved or bool(piece)
         return moved
 
@@ -145,76 +146,76 @@ def test_a_reader_that_is_gone_is_told_to_who_sends(both):
         here.send(b"more", socket.MSG_NOSIGNAL)
 
 
-def test_a_gift_crosses_once_and_comes_after_what_was_sent_before(both):
-    gift = os.urandom(300_000)
+def test_a_broadcast_crosses_once_and_comes_after_what_was_sent_before(both):
+    broadcast = os.urandom(300_000)
     ends = {number: (both.a.open(number), both.b.open(number)) for number in (1, 2, 3, 4)}
     for n, (here, _) in ends.items():
         here.send(b"before %d," % n)
 
     def use() -> None:
         for n in ends:
-            both.a.lanes.find(n).use(9)
-            both.a.lanes.find(n).turn()
+            both.a.streams.find(n).use(9)
+            both.a.streams.find(n).move()
 
-    both.a.lanes.give(9, [gift[:1000], gift[1000:]], use)
+    both.a.streams.send_broadcast(9, [broadcast[:1000], broadcast[1000:]], use)
     crossed = 0
     got = dict.fromkeys(ends, b"")
-    while any(len(data) < len(gift) + 9 for data in got.values()):
+    while any(len(data) < len(broadcast) + 9 for data in got.values()):
         crossed += len(both.a.out)
-        both.b.lanes.feed(bytes(both.a.out))
+        both.b.streams.feed(bytes(both.a.out))
         both.a.out.clear()
         both.turn()
         for n, (_, there) in ends.items():
             got[n] += read(there) or b""
-    assert got == {n: b"before %d," % n + gift for n in ends}
-    assert len(gift) <= crossed < len(gift) + 2000
-    both.a.lanes.say({"given": 9})
+    assert got == {n: b"before %d," % n + broadcast for n in ends}
+    assert len(broadcast) <= crossed < len(broadcast) + 2000
+    both.a.streams.send_control({"broadcast_sent": 9})
     both.settle()
-    assert both.b.lanes._gifts == {}
+    assert both.b.streams._broadcasts == {}
 
 
-def test_a_large_gift_waits_for_the_other_end(both):
+def test_a_large_broadcast_waits_for_the_other_end(both):
     """No more than a window of it is on its way."""
-    both.a.lanes.give(1, [bytes(3 * WINDOW)], lambda: both.a.lanes.say({"all": "sent"}))
+    both.a.streams.send_broadcast(1, [bytes(3 * WINDOW)], lambda: both.a.streams.send_control({"all": "sent"}))
     assert WINDOW <= len(both.a.out) < WINDOW + (1 << 20)
     both.settle()
     assert both.b.words == [{"all": "sent"}]
-    assert len(both.b.lanes.gift(1)) == 3 * WINDOW
+    assert len(both.b.streams.broadcast(1)) == 3 * WINDOW
 
 
 def test_words_come_after_what_was_read_and_once_it_is_written(both):
     here, there = both.a.open(1), both.b.open(1)
     order: list[bytes | None] = []
     here.send(b"last words")
-    both.a.lanes.find(1).when_read(lambda: both.a.lanes.say({"ended": 1}))
+    both.a.streams.find(1).when_read(lambda: both.a.streams.send_control({"ended": 1}))
     while not both.b.words:
         both.turn()
-    both.b.lanes.find(1).when_written(lambda: order.append(read(there)))
+    both.b.streams.find(1).when_written(lambda: order.append(read(there)))
     assert order == [b"last words"]
 
 
-def test_a_stream_without_room_holds_the_lanes(both):
+def test_a_stream_without_room_holds_the_streams(both):
     here, there = both.a.open(1), both.b.open(1)
-    both.a.lanes.set_room(False)
+    both.a.streams.set_room(False)
     here.send(b"later")
     both.settle()
     assert read(there) is None
-    both.a.lanes.set_room(True)
+    both.a.streams.set_room(True)
     both.settle()
     assert read(there) == b"later"
 
 
 def test_what_is_no_word_is_refused(both):
-    both.a.lanes.post(b"w", 0, b"no json")
+    both.a.streams.post(b"w", 0, b"no json")
     with pytest.raises(LinkError):
         both.settle()
 
 
-def test_a_lane_that_was_dropped_hears_nothing(both):
+def test_a_stream_that_was_dropped_hears_nothing(both):
     here = both.a.open(1)
     both.b.open(1)
-    both.b.lanes.drop(1)
-    both.b.lanes.drop(1)
+    both.b.streams.drop(1)
+    both.b.streams.drop(1)
     here.send(b"x")
     both.settle()
     assert both.b.words == []
@@ -226,15 +227,15 @@ def sent(kind: bytes, number: int, payload: bytes = b"", size: int | None = None
 
 COUNT = struct.pack(">I", 1)
 NONSENSE = {
-    "a gift without end": sent(b"w", 0, b'{"gift":1,"size":1e999}'),
-    "a gift of no size": sent(b"w", 0, b'{"gift":1,"size":-5}'),
-    "a gift larger than any": sent(b"w", 0, b'{"gift":1,"size":%d}' % (LARGEST + 1)),
-    "a gift without a number": sent(b"w", 0, b'{"gift":[],"size":5}'),
-    "a piece of no gift": sent(b"d", 0, b"x"),
-    "the use of no gift": sent(b"u", 1, COUNT),
+    "a broadcast without end": sent(b"w", 0, b'{"broadcast":1,"size":1e999}'),
+    "a broadcast of no size": sent(b"w", 0, b'{"broadcast":1,"size":-5}'),
+    "a broadcast larger than any": sent(b"w", 0, b'{"broadcast":1,"size":%d}' % (LARGEST + 1)),
+    "a broadcast without a number": sent(b"w", 0, b'{"broadcast":[],"size":5}'),
+    "a piece of no broadcast": sent(b"d", 0, b"x"),
+    "the use of no broadcast": sent(b"u", 1, COUNT),
     "half a count": sent(b"c", 1, b"\0"),
     "a credit for nothing": sent(b"c", 1, COUNT),
-    "a credit for no gift": sent(b"c", 0, COUNT),
+    "a credit for no broadcast": sent(b"c", 0, COUNT),
     "a frame that would take all memory": sent(b"d", 1, size=0xFFFFFFFF),
     "a word that would": sent(b"w", 0, size=0xFFFFFFFF),
     "a number for a word": sent(b"w", 0, b"5"),
@@ -245,7 +246,7 @@ NONSENSE = {
 def test_what_makes_no_sense_is_refused_before_it_costs_anything(both, data):
     both.a.open(1)
     with pytest.raises(LinkError):
-        both.a.lanes.feed(data)
+        both.a.streams.feed(data)
 
 
 def test_who_sends_more_than_the_window_is_cut(both):
@@ -253,12 +254,12 @@ def test_who_sends_more_than_the_window_is_cut(both):
     piece = sent(b"d", 1, bytes(1 << 18))
     data = piece * (WINDOW // (1 << 18) + 8)  # some of it is in the socket, which nobody reads
     with pytest.raises(LinkError, match="more than the window"):
-        both.a.lanes.feed(data)
+        both.a.streams.feed(data)
 
 
 def test_a_node_gives_nothing():
     side = Side()
-    side.lanes = Multiplexer(side.poller, side._send, side.words.append)
+    side.streams = Multiplexer(side.poller, side._send, side.words.append)
     with pytest.raises(LinkError):
-        side.lanes.feed(sent(b"w", 0, b'{"gift":1,"size":5}'))
+        side.streams.feed(sent(b"w", 0, b'{"broadcast":1,"size":5}'))
     side.close()

@@ -1,0 +1,47 @@
+"""What the arguments of a Crew ask for."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.pending_task import Limits
+from infini_run.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from infini_run.crews.spawner import Spawner
+
+
+def make_spawner(
+    hosts: Sequence[str], preload: Sequence[str], count: int | str | tuple[int, ...] | None, given: dict[str, Any]
+) -> Spawner:
+    """Return the spawner of a crew: on these hosts (none: this machine), by fork if modules are preloaded. given: the
+    other arguments of a spawner. Raises UsageError."""
+    if isinstance(preload, str):
+        raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
+    if hosts:
+        from infini_run.crews.remote_spawner import RemoteSpawner
+        from infini_run.crews.worker_environ import COPIED, make_environ
+
+        if given["env"] is None:
+            given["env"] = make_environ(os.environ, COPIED, None, None)
+        return RemoteSpawner(hosts, nproc=count, preload=preload, **given)
+    assert isinstance(count, (int, str))
+    if not preload:
+        return ExecSpawner(nproc=count, **given)
+    from infini_run.crews.fork_spawner import ForkSpawner
+
+    return ForkSpawner(preload, nproc=count, **given)
+
+
+def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:
+    """Return the limits of a crew. Raises UsageError: one is no number of seconds."""
+    given = {"ready_timeout_s": ready_timeout_s, "watchdog_s": watchdog_s, "drain_s": drain_s}
+    for name, value in given.items():
+        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise UsageError(f"{name}={value!r}: give a number of seconds, 0 or more")
+    return Limits(**{name: float(value) for name, value in given.items()})

@@ -1,0 +1,72 @@
+"""A crew and its workers at one moment, as `Crew.status` returns them."""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.crews.crew_supervisor import CrewSupervisor
+    from infini_run.crews.supervised_worker import SupervisedWorker
+    from infini_run.report.failures import CrewFailed
+
+
+@record
+class WorkerStatus:
+    """One worker, now.
+
+    rank: its rank. state: as in docs/crews.md. pid, host: of its latest process; 0 and "": it has had none. restarts:
+    how often it was started again. tasks: how many it has, begun or waiting. text, done, of: what it last reported by
+    ctx.status and ctx.progress.
+    """
+
+    rank: int
+    state: str
+    pid: int
+    host: str
+    restarts: int
+    tasks: int
+    text: str
+    done: float
+    of: float
+
+
+@record
+class CrewStatus:
+    """A crew, now.
+
+    phase: RUNNING, DRAINING, EXITED or CLOSED. workers: by rank. waiting: the number of tasks that no worker has yet.
+    failure: why the crew has ended by itself; None: it has not. problems: what failed while workers were ended.
+    """
+
+    phase: str
+    workers: tuple[WorkerStatus, ...]
+    waiting: int
+    failure: CrewFailed | None
+    problems: tuple[str, ...]
+
+
+def crew_status(supervisor: CrewSupervisor) -> CrewStatus:
+    """The status of a supervisor's crew."""
+    return CrewStatus(
+        phase=supervisor.phase,
+        workers=tuple(map(_worker_status, supervisor.workers)),
+        waiting=supervisor.waiting,
+        failure=supervisor.failure,
+        problems=tuple(supervisor.problems),
+    )
+
+
+def _worker_status(worker: SupervisedWorker) -> WorkerStatus:
+    process = worker.process
+    return WorkerStatus(
+        rank=worker.rank,
+        state=worker.state,
+        pid=process.pid if process is not None else 0,
+        host=process.host if process is not None else "",
+        restarts=max(0, worker.starts - 1),
+        tasks=len(worker.handed) + len(worker.held),
+        text=worker.status,
+        done=worker.progress[0],
+        of=worker.progress[1],
+    )

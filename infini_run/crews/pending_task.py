@@ -1,0 +1,36 @@
+"""A task of a worker on its way, and how long its worker may take."""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.crews.future import Ask
+    from infini_run.crews.protocol import Body
+
+
+@record
+class Limits:
+    """Seconds; 0: no limit. ready_timeout_s: from a start to Ready. watchdog_s: without a sign of life in a task.
+    drain_s: for what was accepted when the crew is closed. exit_s: from the end of a channel to the exit of its
+    process; an interpreter may be slow."""
+
+    ready_timeout_s: float = 0.0
+    watchdog_s: float = 0.0
+    drain_s: float = 0.0
+    exit_s: float = 2.0
+
+
+class PendingTask:
+    """A task that has not ended. ask: its future; None: nothing waits for its result. shared: any worker may do it.
+    started: a worker has begun with it."""
+
+    __slots__ = ("ask", "body", "shared", "started", "task")
+
+    def __init__(self, task: int, body: Body, ask: Ask | None, *, shared: bool) -> None:
+        self.task = task
+        self.body = body
+        self.ask = ask
+        self.shared = shared
+        self.started = False

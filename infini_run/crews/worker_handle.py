@@ -1,0 +1,76 @@
+"""The handle of one worker of a crew: what `Crew.worker` returns."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from infini_run.crews.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.future import Ask
+
+    class Crew(Protocol):
+        """What a handle needs of its crew."""
+
+        def _ask(self, task: object, rank: int | None) -> Ask: ...
+        def _send(self, task: object, rank: int) -> int: ...
+        def _cancel(self, task: int) -> None: ...
+        def signal(self, number: int, rank: int | None = None) -> int: ...
+        def status(self) -> CrewStatus: ...
+
+
+class WorkerHandle:
+    """One worker of a crew, through all its restarts."""
+
+    def __init__(self, crew: Crew, rank: int) -> None:
+        self._crew = crew
+        self.rank = rank
+
+    def ask(self, task: object) -> Ask:
+        """Submit a task for this worker.
+
+        A task that the worker was handed fails with the worker (WorkerDied). One that it was not handed yet, because
+        it is being started again, waits for the restart.
+
+        Args:
+            task: any object that pickles.
+
+        Returns:
+            The future of its result.
+
+        Raises:
+            BaseException: as Crew.ask.
+        """
+        return self._crew._ask(task, self.rank)
+
+    def send(self, task: object) -> int:
+        """Submit a task for this worker without a future: its result is an event, `done` or `failed`.
+
+        Args:
+            task: any object that pickles.
+
+        Returns:
+            The task's number, which its events have.
+
+        Raises:
+            BaseException: as Crew.ask.
+        """
+        return self._crew._send(task, self.rank)
+
+    def cancel(self, task: int) -> None:
+        """Cancel a task that was sent: the worker's ctx.checkpoint raises Cancelled, and the event is `cancelled`.
+        (An Ask has a `cancel` of its own.)
+
+        Args:
+            task: its number.
+        """
+        self._crew._cancel(task)
+
+    def signal(self, number: int) -> int:
+        """Send a signal to its process; return 1, or 0 if that has ended. Raises UsageError: there is no such
+        signal."""
+        return self._crew.signal(number, self.rank)
+
+    def status(self) -> WorkerStatus:
+        """Return how it is now."""
+        return self._crew.status().workers[self.rank]
