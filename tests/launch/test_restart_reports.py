@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.display.test_live import assert_in_order, heads, window  # noqa: F401
-from tests.display.test_trace import of, rank_slices, read
+from tests.display.test_chrome_trace import of, rank_slices, read
+from tests.display.test_live_table import assert_in_order, heads, window  # noqa: F401
 from tests.support.command import play
 
 TELL_CPUS = ("sh", "-c", 'grep Cpus_allowed_list /proc/self/status; exec "$@"', "sh")

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from tests.display.test_live import (
+from tests.display.test_chrome_trace import validate
+from tests.display.test_live_table import (
     assert_in_order,
     shell,  # noqa: F401
     window,  # noqa: F401
 )
-from tests.display.test_trace import validate
 from tests.multinode.test_by_hand import port  # noqa: F401  a fixture
 from tests.multinode.test_clock import late  # noqa: F401  a fixture
 from tests.support.command import COMMAND, play
