@@ -56,6 +56,7 @@ class AgentSet:
     def attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """The connection is that agent's from now on."""
         agent.connection, agent.last_received_s = connection, time.monotonic()
+        self._watch(agent, connection)
         self.set_state(agent, "connected")
 
     def disconnect(self, agent: RemoteAgent) -> None:
@@ -68,7 +69,8 @@ class AgentSet:
         """Send a frame, or keep it until there is room; an agent without a connection gets nothing."""
         if agent.connection is not None:
             agent.connection.send(frame)
-            self._watch(agent, agent.connection)
+            if agent.connection.wants_write:
+                self._watch(agent, agent.connection)
 
     def send_all(self, frame: bytes, *states: str) -> None:
         """Send a frame to every agent, or to those in these states."""
@@ -94,6 +96,7 @@ class AgentSet:
         connection = agent.connection
         if connection is None or connection.has_ended:
             return
+        had_pending = connection.wants_write
         connection.flush()
         try:
             for kind, payload in connection.read():
@@ -106,7 +109,8 @@ class AgentSet:
             self._on_lost(agent, f"what it says is not what infini-run says ({type(error).__name__}: {error})")
             return
         if not connection.has_ended:
-            self._watch(agent, connection)
+            if had_pending:
+                self._watch(agent, connection)
             return
         self._poller.unwatch(connection.fileno())
         # if its command has not ended yet, that will tell why it never became ready

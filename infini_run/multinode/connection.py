@@ -24,7 +24,7 @@ TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or with the path of a file that has it, 
 MAGIC = b"\0infini-run link 1\n"
 _BACKLOG_LIMIT = 1 << 20  # bytes that the other side has not taken
 _PREAMBLE_LIMIT = 1 << 20  # bytes that a login script may print
-_READ_CHUNK = 1 << 18
+_LEAST_CHUNK, _MOST_CHUNK = 1 << 12, 1 << 18  # bytes of one read; a large buffer alone takes longer than a heartbeat
 _UNAUTHENTICATED_LIMIT = 64  # bytes of a payload before the handshake is over
 _UNAUTHENTICATED_CHUNK = 1 << 9  # bytes of one read until then
 
@@ -43,7 +43,7 @@ class Connection:
         self._write_fd = write_fd
         self._decoder = Decoder(limit)
         self._sender: FrameAuthenticator | None = None  # makes the tags of our frames
-        self._read_chunk = _READ_CHUNK
+        self._read_chunk, self._most_chunk = _LEAST_CHUNK, _MOST_CHUNK
         self._pending = bytearray()
         self._preamble: bytearray | None = bytearray() if awaits_magic else None
         self.has_ended = False  # the other side sends no more
@@ -84,12 +84,14 @@ class Connection:
 
     def restrict(self) -> None:
         """The other side has proved nothing: accept short frames only, and read little at a time."""
-        self._decoder.limit, self._read_chunk = _UNAUTHENTICATED_LIMIT, _UNAUTHENTICATED_CHUNK
+        self._decoder.limit = _UNAUTHENTICATED_LIMIT
+        self._read_chunk = self._most_chunk = _UNAUTHENTICATED_CHUNK
 
     def authenticate(self, sender: FrameAuthenticator, receiver: FrameAuthenticator) -> None:
         """The handshake is over: tag our frames, check the tags of theirs, and accept frames of full length."""
         self._sender, self._decoder.authenticator = sender, receiver
-        self._decoder.limit, self._read_chunk = LIMIT, _READ_CHUNK
+        self._decoder.limit = LIMIT
+        self._read_chunk, self._most_chunk = _LEAST_CHUNK, _MOST_CHUNK
 
     def send(self, frame: bytes) -> None:
         """Send one frame, or keep it until there is room. After the end it does nothing: the reader learns of it."""
@@ -121,6 +123,10 @@ class Connection:
             if not self._decoder.is_empty:
                 raise LinkError("the link broke in mid-frame")
             return
+        if len(data) == self._read_chunk:  # there may be more
+            self._read_chunk = min(8 * self._read_chunk, self._most_chunk)
+        elif len(data) < _LEAST_CHUNK < self._read_chunk:
+            self._read_chunk = _LEAST_CHUNK
         if self._preamble is not None:
             data = self._after_magic(self._preamble, data)
         yield from self._decoder.feed(data)
