@@ -174,7 +174,7 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
 
 
 AGENT = """
-import os, signal, socket, sys
+import os, select, signal, socket, sys
 from infini_run.multinode.agent import Agent
 from infini_run.multinode.protocol import ERR
 from infini_run.multinode.rank_stdio import RankStdio
@@ -190,7 +190,9 @@ def carry():
 
 def heard():
     head, seen = Connection(ours.fileno(), ours.fileno()), b""
-    return b"".join(payload for _, payload in head.read())
+    while select.select([ours], [], [], 0)[0]:
+        seen += b"".join(payload for _, payload in head.read())
+    return seen
 
 """
 
