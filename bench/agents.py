@@ -14,8 +14,10 @@ import time
 from functools import partial
 
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import TOKEN, Connection, Handshake
-from infini_run.multinode.protocol import pack, pack_json, unpack_json
+from infini_run.multinode.clock_offset import clock_answer
+from infini_run.multinode.connection import TOKEN, Connection
+from infini_run.multinode.handshake import Handshake
+from infini_run.multinode.protocol import pack_json, unpack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.tcp import connect
 from infini_run.report.report import Exit, Report
@@ -36,9 +38,9 @@ class Agents:
 
     def hear(self, node: int, wire: Connection, hand: Handshake) -> None:
         for kind, payload in wire.read():
-            if not hand.done:
-                hand.take(kind, payload)
-                if hand.done:
+            if not hand.is_done:
+                hand.handle_frame(kind, payload)
+                if hand.is_done:
                     wire.send(pack_json(protocol.IDENTITY, {"node": node}))
             else:
                 self.take(node, wire, kind, payload)
@@ -53,11 +55,11 @@ class Agents:
                 "version": VERSION,
                 "host": f"sim{node}",
                 "pid": 1,
-                "begun": "1",
+                "start_ticks": "1",
                 "nproc": 1,
                 "port": 1,
                 "address": "",
-                "told": [],
+                "facts": [],
             }
             wire.send(pack_json(protocol.HELLO, words))
         elif kind == protocol.LAUNCH:
@@ -65,7 +67,7 @@ class Agents:
             if self.gone == self.left:
                 print("joined", time.monotonic_ns(), flush=True)
         elif kind == protocol.HEARTBEAT:
-            wire.send(pack(protocol.HEARTBEAT))
+            wire.send(clock_answer(payload))
         elif kind in (protocol.STOP, protocol.KILL):
             wire.send(pack_json(protocol.DONE, {"report": to_jsonable(report_of(node)), "port": 1}))
         elif kind == protocol.GOODBYE:

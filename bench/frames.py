@@ -15,7 +15,8 @@ import time
 from _blake2 import blake2b
 
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import Connection, Handshake, socket_wire
+from infini_run.multinode.connection import Connection, from_socket
+from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import TAG, pack
 
 FRAMES = 200  # of one sample
@@ -29,16 +30,16 @@ def wires() -> tuple[Connection, Connection]:
         theirs = listener.accept()[0]
     for one in (ours, theirs):
         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return socket_wire(ours), socket_wire(theirs)
+    return from_socket(ours), from_socket(theirs)
 
 
 def let_in(ours: Connection, theirs: Connection) -> None:
     """As a head and an agent do: from here on frames are sealed."""
     hands = {ours: Handshake(ours, KEY, is_head=True), theirs: Handshake(theirs, KEY, is_head=False)}
-    while not all(hand.done for hand in hands.values()):
+    while not all(hand.is_done for hand in hands.values()):
         for wire, hand in hands.items():
             for kind, payload in wire.read():
-                hand.take(kind, payload)
+                hand.handle_frame(kind, payload)
 
 
 def carry(ours: Connection, theirs: Connection) -> None:

@@ -20,16 +20,16 @@ class Heard(agent_state.RemoteAgent):
     """One who writes down when it was heard."""
 
     @property
-    def heard_s(self) -> float:
-        return self._heard_s
+    def last_received_s(self) -> float:
+        return self._last_received_s
 
-    @heard_s.setter
-    def heard_s(self, at_s: float) -> None:
-        self._heard_s = at_s
+    @last_received_s.setter
+    def last_received_s(self, at_s: float) -> None:
+        self._last_received_s = at_s
         os.write(FILE, RECORD.pack(self.index, at_s))
 
 
 if __name__ == "__main__":
     FILE = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    agent_set.__dict__["Peer"] = Heard  # it is what a fleet makes of each host
+    agent_set.__dict__["RemoteAgent"] = Heard  # which an AgentSet makes of each host
     main()

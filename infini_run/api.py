@@ -155,15 +155,20 @@ def _run_on_nodes(
     from infini_run.multinode.head import Head
 
     folder = None if cwd is None else os.fspath(cwd)
-    overview: HeadObservers | None = None
+    observers: HeadObservers | None = None
     if options.trace or options.live == "on":
-        from infini_run.multinode.head_observers import open_overview
+        from infini_run.multinode.head_observers import open_observers
 
-        overview, options = open_overview(options, os.environ, say=None)
+        observers, options = open_observers(options, os.environ, print_line=None)
     own = has_own_stderr()
     with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
         head = Head(
-            options, node_list, environ=environ, say=None if own else print_line, cwd=folder, overview=overview
+            options,
+            node_list,
+            environ=environ,
+            print_line=None if own else print_line,
+            cwd=folder,
+            observers=observers,
         )
         live_launches.add(head)
         call_in_forked_children(head)
@@ -172,7 +177,7 @@ def _run_on_nodes(
     try:
         head.start()
         while not head.ended:
-            head.step(None if deadline is None or is_late else max(0.0, deadline - time.monotonic()))
+            head.poll(None if deadline is None or is_late else max(0.0, deadline - time.monotonic()))
             if deadline is not None and not is_late and time.monotonic() >= deadline:
                 is_late = True
                 head.stop()
@@ -181,13 +186,13 @@ def _run_on_nodes(
     finally:
         live_launches.discard(head)
         head.close()
-        problem = "" if overview is None else overview.close()
+        problem = "" if observers is None else observers.close()
     if problem:
         report = replace(report, notices=(*report.notices, problem))
     if is_late:
         program = options.program[0]
         raise LaunchTimeout(f"{program} has not ended within {timeout_s:g} s; all ranks were stopped")
-    if head.error is not None and head.blames_node:
+    if head.error is not None and head.is_node_failure:
         raise head.error
     if check and report.exit_code != 0:
         raise WorkerError(report)

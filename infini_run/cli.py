@@ -66,17 +66,17 @@ def _run(argv: list[str], before: set[int] | None) -> int:
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
     if request.node_list is not None:
-        from infini_run.multinode.command import run_on_hosts, show_many
+        from infini_run.multinode.command import render_plan, run_on_hosts
 
         if options.dry_run:
-            return _print(1, show_many(options, request.node_list))
-        return run_on_hosts(options, request.node_list, environ, say=_say)
+            return _print(1, render_plan(options, request.node_list))
+        return run_on_hosts(options, request.node_list, environ, print_line=_say)
     if _joins_by_hand(options, request.cluster, environ):
         from infini_run.multinode.command import run_as_peer
 
         if options.engine == "auto":
             environ = _settle_in(request.cluster, options, environ)
-        return run_as_peer(options, environ, say=_say)
+        return run_as_peer(options, environ, print_line=_say)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, suspend_write_fd = "", -1

@@ -41,9 +41,6 @@ if TYPE_CHECKING:
             """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended."""
 
 
-_HELD = 1 << 20  # bytes that a node has not taken: then its streams wait
-
-
 class RemoteNode:
     """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
 
@@ -58,7 +55,7 @@ class RemoteNode:
         self.problem: InfiniRunError | None = None  # it is of no use any more
         self.is_set_up = False
         self._link = link
-        self.streams = Multiplexer(poller, lambda data: link.head.send_down(peer, data), self._on_control)
+        self.streams = Multiplexer(poller, lambda data: link.head.send_stream(peer, data), self._on_control)
 
     @property
     def name(self) -> str:
@@ -115,7 +112,12 @@ class NodeLink:
     def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
         own = has_own_stderr()
         self.head = Head(
-            options, roster, environ=dict(os.environ), say=None if own else print_line, cwd=cwd, hear=self._on_data
+            options,
+            roster,
+            environ=dict(os.environ),
+            print_line=None if own else print_line,
+            cwd=cwd,
+            on_stream=self._on_data,
         )
         self._setup = setup
         self._poller = Poller()
@@ -124,7 +126,7 @@ class NodeLink:
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
-        self.nodes = [RemoteNode(self, peer, self._poller) for peer in self.head.peers]
+        self.nodes = [RemoteNode(self, peer, self._poller) for peer in self.head.agents]
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
@@ -232,7 +234,7 @@ class NodeLink:
 
     def _loop(self) -> None:
         while not self.head.ended:
-            self.head.step(also=(self._poller.fileno(),))
+            self.head.poll(also=(self._poller.fileno(),))
             self._poller.poll(0.0)
             while self._calls:
                 self._calls.popleft()()
@@ -265,7 +267,7 @@ class NodeLink:
                 if not node.is_set_up:
                     node.is_set_up = True
                     node.send_control({"setup": {**self._setup, "node": peer.index}})
-                node.streams.set_room(peer.wire is None or peer.wire.waiting < _HELD)
+                node.streams.set_room(peer.connection is None or peer.connection.has_room)
             elif self.head.awaits_others:
                 continue  # then it says why, of all that do not come
             elif peer.is_over and node.problem is None and not peer.is_unexplained:

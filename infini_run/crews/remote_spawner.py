@@ -149,7 +149,7 @@ class RemoteSpawner:
 
     def _meet(self, link: NodeLink) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given."""
-        address, port = rendezvous_address(self._options, link.head.peers)
+        address, port = rendezvous_address(self._options, link.head.agents)
         return address, port if self._options.rdzv_explicit else link.nodes[0].port
 
     def _number(self) -> int:

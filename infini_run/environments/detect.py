@@ -1,7 +1,8 @@
-"""The engines that we know from within, one a file. The first that finds itself is the answer.
+"""Finds the scheduler or launcher under which this process runs. The first detector that recognises its variables
+wins.
 
-The order is from the inside out: mpirun in a Slurm job sees both, and the tasks are mpirun's. Schedulers whose job
-script is ours alone come after everything that may run inside of one, containers after those.
+The order is from the inside out: under mpirun in a Slurm job both have set variables, and the tasks are mpirun's.
+Schedulers whose job script runs one process come after everything that may run inside of one, and containers last.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from infini_run.environments import (
     pals,
     pbs,
     pmix,
-    podenv,
+    pod_variables,
     sagemaker,
     slurm,
 )
@@ -43,7 +44,7 @@ DETECTORS: tuple[Detector, ...] = (
     lsf.detect,
     gridengine.detect,
     lws.detect,
-    podenv.detect,
+    pod_variables.detect,
     kubernetes.detect,
     sagemaker.detect,
 )
@@ -51,9 +52,13 @@ _ALLOCATIONS: tuple[Detector, ...] = (slurm.allocation, pbs.detect, lsf.detect, 
 
 
 def detect(environ: Mapping[str, str], read: Reader) -> ClusterEnvironment | None:
-    """What the environment says, or None where it says nothing. `read`: a file's text, or OSError.
+    """Return the facts that the environment holds; None if there are none.
 
-    Raises UsageError, and nothing else: variables that contradict each other, or are not what they should be.
+    Args:
+        read: returns the text of a file, or raises OSError.
+
+    Raises:
+        UsageError: variables contradict each other, or have impossible values. Nothing else is raised.
     """
     around = Variables(environ, read)
     for detector in DETECTORS:
@@ -64,7 +69,8 @@ def detect(environ: Mapping[str, str], read: Reader) -> ClusterEnvironment | Non
 
 
 def _within(site: ClusterEnvironment, around: Variables) -> ClusterEnvironment:
-    """An MPI launcher does not say where its ranks are; the allocation that it fills does, and in their order."""
+    """Add the hosts of the allocation that an MPI launcher fills: it does not name them itself, but uses their
+    order."""
     if site.form != STEP or site.master_addr or site.nnodes < 2:
         return site
     for allocation in _ALLOCATIONS:

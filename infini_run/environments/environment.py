@@ -1,7 +1,8 @@
-"""What the surroundings say: the nodes, which of them we are, where they meet, and which variable said so.
+"""The facts that a scheduler or launcher put into variables: the nodes, which of them this one is, the rendezvous
+address, and the variable behind each fact.
 
-The one rule: pure. The environment and a reader of files come in, a Site or UsageError comes out; who reads which
-variables is in sites/, one engine a file. Nobody else looks at an engine's variables.
+The one rule: pure. The environment and a reader of files come in, a ClusterEnvironment or UsageError comes out. Each
+engine's variables are read in one file of this package, and nowhere else.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 STEP, BATCH = "step", "batch"
 
-# Linux gives out 32768 to 60999 by itself (ip(7), ip_local_port_range): a port of these may be taken by a stranger.
+# Linux gives ports 32768 to 60999 to outgoing connections (ip(7), ip_local_port_range): one of these may be taken.
 _FIRST_PORT, _PORTS = 29500, 3200
-_STEPS_APART = 97  # steps of one job may run at once: each gets a port of its own
+_PORTS_APART = 97  # between two steps of one job, which may run at once
 
-# What mpirun, mpiexec and srun say to their own process alone. A rank that imported MPI would answer in our place.
-_PLACE_PREFIXES = (
+# Variables that mpirun, mpiexec and srun set for their own process alone: a rank that imports MPI would use them in
+# our place.
+_LAUNCHER_PREFIXES = (
     "OMPI_",
     "PMIX_",
     "PMI_",
@@ -36,19 +38,28 @@ _PLACE_PREFIXES = (
     "SLURM_PMI",
     "PALS_",
 )
-_PLACE_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_LAUNCHER_NAMES = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 @record
 class ClusterEnvironment:
-    """What the surroundings say. 0, -1, "" and () where they say nothing.
+    """The facts. 0, -1, "" and () mean that a fact is not known.
 
-    form: "step" where every node has a process like us; "batch" where we alone hold an allocation.
-    node_rank: in a batch script 0 where it runs on the first node. nproc: ranks on each node. gpus: of this node.
-    tasks_per_node: how many processes like us are on this node; where any node has several each is a rank, with
-    `local_rank`, `rank` and `world_size` as the engine numbers them.
-    counts: ranks on each node, where they differ and each node knows those of all.
-    sources: for each of these names the variable that said it. remark: what we had to guess.
+    Args:
+        engine: name of the scheduler or launcher.
+        form: "step": every node has a process like this one; "batch": this process alone holds an allocation.
+        nnodes: number of nodes.
+        node_rank: index of this node; 0 in a batch script that runs on the first node.
+        nproc: ranks on each node.
+        counts: ranks on each node, if they differ and each node knows those of all.
+        gpus: GPUs of this node.
+        hosts: of all nodes, in their order.
+        master_addr, master_port: the rendezvous address.
+        job_id: id of the job.
+        tasks_per_node: processes like this one on this node. If any node has several, each of them is one rank, with
+            `local_rank`, `rank` and `world_size` as the engine numbers them.
+        sources: for each name of a fact, the variable that it comes from.
+        remark: a sentence about what was guessed.
     """
 
     engine: str
@@ -70,17 +81,21 @@ class ClusterEnvironment:
     remark: str = ""
 
     def source(self, name: str) -> str:
-        """Who said the value `name`: `SLURM_NODEID=3`; "" where nobody did."""
+        """Return where the fact `name` comes from, such as `SLURM_NODEID=3`; "" if it is not known."""
         return dict(self.sources).get(name, "")
 
     @property
     def is_task(self) -> bool:
-        """Whether each process like us is to be one rank: some node has several of them, ours or another."""
+        """Whether each process like this one is one rank, because some node has several of them."""
         return self.form == STEP and (self.tasks_per_node > 1 or 0 < self.nnodes < self.world_size)
 
 
 class Variables:
-    """The environment, and the files that it names. An empty variable is one that is not set."""
+    """The environment, and the files that it names. An empty variable counts as not set.
+
+    Args:
+        read: returns the text of a file, or raises OSError.
+    """
 
     def __init__(self, environ: Mapping[str, str], read: Reader) -> None:
         self._environ = environ
@@ -93,16 +108,17 @@ class Variables:
         return self._environ.get(name, "")
 
     def first(self, *names: str) -> str:
-        """The first of these variables that is set, by its name; "" where none is."""
+        """Return the name of the first of these variables that is set; "" if none is."""
         return next((name for name in names if self.has(name)), "")
 
     def said(self, name: str) -> str:
-        """A variable as a message shows it."""
+        """Return a variable and its value as messages show them."""
         text = self.text(name)
         return f"{name}={quoted(text)}"
 
     def number(self, name: str, low: int = 0, unset: int = 0) -> int:
-        """Raises UsageError: it is set to something else than a whole number from `low`."""
+        """Return the value of a variable, or `unset` if it is not set. Raises UsageError: it is no whole number from
+        `low`."""
         text = self.text(name)
         value = number(text)
         if not text:
@@ -115,18 +131,23 @@ class Variables:
         return repeats(self.text(name), name) if self.has(name) else ()
 
     def hosts(self, name: str) -> tuple[Host, ...]:
-        """The hosts of a node list."""
+        """Return the hosts of a variable with a node list."""
         return tuple(Host(name=each) for each in expand(self.text(name), name)) if self.has(name) else ()
 
     def file(self, path: str) -> str:
-        """What is in a file; "" where there is none that we may read."""
+        """Return the text of a file; "" if it cannot be read."""
         try:
             return self._read(path)
         except (OSError, ValueError):  # ValueError: a NUL in the path
             return ""
 
     def sources(self, derived: tuple[str, ...] = (), **names: str) -> tuple[tuple[str, str], ...]:
-        """For each value the variable that said it, where one did. `derived`: what our own port is made from."""
+        """Return pairs of a fact's name and the variable that it comes from.
+
+        Args:
+            derived: variables from which the port is computed.
+            names: name of a fact = name of its variable; "" if the fact is not known.
+        """
         found = [(value, self.said(name)) for value, name in names.items() if name and self.has(name)]
         if any(self.has(name) for name in derived):
             found.append(("master_port", "derived from " + ", ".join(self.said(name) for name in derived)))
@@ -134,9 +155,12 @@ class Variables:
 
 
 def derived_port(job: str, step: int = 0) -> int:
-    """A port that every node of a job step finds by itself: from 29500 to 32699, the next job's is the next one.
+    """Return a port that every node of a job step can compute: from 29500 to 32699, and for the next job the next
+    one.
 
-    job: its id, by the number in front; a name without number is summed up (CRC-32).
+    Args:
+        job: id of the job. The number at its start counts; a name without one counts by its CRC-32.
+        step: number of the step within the job.
     """
     digits = job[: len(job) - len(job.lstrip("0123456789"))]
     if digits:
@@ -145,20 +169,24 @@ def derived_port(job: str, step: int = 0) -> int:
         from binascii import crc32
 
         start = crc32(job.encode(errors="surrogateescape"))
-    return _FIRST_PORT + (start + _STEPS_APART * step) % _PORTS
+    return _FIRST_PORT + (start + _PORTS_APART * step) % _PORTS
 
 
-def without_place(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """The environment less what an MPI launcher said to us alone; `keep` are names that stay for all that."""
+def without_launcher_variables(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the environment without the variables that an MPI launcher set for this process alone.
+
+    Args:
+        keep: names that stay in any case.
+    """
     return {
         name: value
         for name, value in environ.items()
-        if name in keep or not (name.startswith(_PLACE_PREFIXES) or name in _PLACE_NAMES)
+        if name in keep or not (name.startswith(_LAUNCHER_PREFIXES) or name in _LAUNCHER_NAMES)
     }
 
 
 def checked(site: ClusterEnvironment) -> ClusterEnvironment:
-    """Raises UsageError: what the surroundings say contradicts itself; both are shown."""
+    """Return the facts unchanged. Raises UsageError: two of them contradict each other; the message shows both."""
     _below(site, "node_rank", "nnodes")
     _below(site, "local_rank", "tasks_per_node")
     _below(site, "rank", "world_size")

@@ -1,7 +1,7 @@
-"""What an MPI launcher gave to its own process stays with that: its variables, and the descriptors that they name.
+"""Variables and descriptors that an MPI launcher gave to this process alone, and that ranks must not inherit.
 
-A rank that imported MPI would otherwise answer in our place, on a connection that is ours: PMI_FD of Hydra and of
-Slurm's pmi2, HYDI_CONTROL_FD. Hydra 4.0 leaves a dozen more to what it starts, its own pipes and connections.
+Otherwise a rank that imports MPI would answer in our place, on our connection: PMI_FD of Hydra and of Slurm's pmi2,
+HYDI_CONTROL_FD. Hydra 4.0 passes on a dozen more descriptors, its own pipes and connections.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from infini_run.environments.environment import without_place
+from infini_run.environments.environment import without_launcher_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 
 def strip_launcher_environment(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """The environment that ranks are to have; what it no longer names they do not inherit either."""
-    rest = without_place(environ, keep)
+    """Return the environment for ranks, and set close-on-exec on the descriptors that the removed variables name.
+
+    Args:
+        keep: names of variables that stay in any case.
+    """
+    rest = without_launcher_variables(environ, keep)
     for name in environ.keys() - rest.keys():
         text = environ[name]
         if name.endswith("_FD") and text.isascii() and text.isdecimal() and 2 < int(text[:9]) == int(text):
@@ -27,7 +31,8 @@ def strip_launcher_environment(environ: Mapping[str, str], keep: tuple[str, ...]
 
 
 def close_inherited_on_exec() -> None:
-    """All but stdin, stdout and stderr: where an engine has started us, the user has left none here."""
+    """Set close-on-exec on all descriptors but stdin, stdout and stderr. Call it if an engine has started this
+    process: then no descriptor is the user's."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             _close_on_exec(int(name))
@@ -37,5 +42,5 @@ def _close_on_exec(fd: int) -> None:
     try:
         os.set_inheritable(fd, False)
     except OSError as error:
-        if error.errno != errno.EBADF:  # it is open no longer: nobody inherits it
+        if error.errno != errno.EBADF:  # EBADF: it is not open any more
             raise

@@ -19,7 +19,7 @@ from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.result import classify
 from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
 from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
-from infini_run.multinode.command import make_room, obey
+from infini_run.multinode.command import raise_fd_limit
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
@@ -63,19 +63,19 @@ class JobRun:
         self._open_log()
         try:
             options, roster, environ = self._prepare()
-            head = Head(options, roster, environ=environ, say=print_line, cwd=self._job.request.cwd)
+            head = Head(options, roster, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
             head.start()
         except InfiniRunError as error:
             print_line(str(error))
             return self._failed(error)
         try:
-            make_room(len(roster.hosts))
+            raise_fd_limit(len(roster.hosts))
             is_ours = self._job.request.scheduler not in ENGINES
             alarm = TimeLimitTimer(self._job.request, with_programs(self._site), self._start_s, is_ours=is_ours)
             try:
                 while not head.ended:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
-                    head.step(wait_s, also=(self._signals.fd, alarm.fd))
+                    head.poll(wait_s, also=(self._signals.fd, alarm.fd))
                     for number in self._signals.read():
                         self._forward_signal(head, number)
                     self._check_deadlines(head, alarm)
@@ -130,7 +130,7 @@ class JobRun:
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
-        roster = asked.node_list or NodeList(engine="here", hosts=(Host(name=os.uname().nodename),))
+        roster = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
         return options, roster, environ
 
     def _hosts(self) -> list[str]:
@@ -152,9 +152,9 @@ class JobRun:
         yet."""
         if number == signal.SIGURG:
             self._is_cancelled = True
-            head.tell(signal.SIGTERM)
+            head.on_stop_signal(signal.SIGTERM)
         else:
-            obey(head, number)
+            head.on_signal(number)
 
     def _write_phase(self, state: str, reason: str = "") -> None:
         now_s = time.time()
@@ -169,8 +169,8 @@ class JobRun:
         try_write("its phase", lambda: self._folder.write_phase(self._number, self._phase))
 
     def _check_deadlines(self, head: Head, alarm: TimeLimitTimer) -> None:
-        if self._phase.state == STARTING and head.peers[0].state == "running":
-            self._nodes = tuple(peer.name for peer in head.peers)
+        if self._phase.state == STARTING and head.agents[0].state == "running":
+            self._nodes = tuple(peer.name for peer in head.agents)
             self._write_phase(RUNNING)
         left_s, is_over = alarm.check(time.time())
         self._left_s = left_s or self._left_s
@@ -179,12 +179,12 @@ class JobRun:
             self._left_s = 0.0
         if is_over:
             self._is_over = True
-            head.tell(signal.SIGTERM)
+            head.on_stop_signal(signal.SIGTERM)
 
     def _warn(self, head: Head, left_s: float) -> None:
         number = self._job.request.warn_signal
         print_line(f"{signal_name(number)} to all ranks: {left_s:.0f} s are left of the time limit")
-        head.signal(number)
+        head.forward_signal(number)
         self._write_phase(WARNED)
 
     # ---- the end
@@ -192,8 +192,8 @@ class JobRun:
     def _conclude(self, head: Head, alarm: TimeLimitTimer) -> JobResult:
         report = head.report()
         first = report.first_failure
-        if self._phase.state == STARTING and any(peer.report for peer in head.peers):  # it was too quick to be seen
-            self._nodes = tuple(peer.name for peer in head.peers)
+        if self._phase.state == STARTING and any(peer.report for peer in head.agents):  # it was too quick to be seen
+            self._nodes = tuple(peer.name for peer in head.agents)
             self._write_phase(RUNNING)
         if report.text():
             _write(report.text())
@@ -206,11 +206,13 @@ class JobRun:
         path = self._folder.file(f"{self._number}/report.json")
         try_write("its report", lambda: write_report(path, content))
         is_termed = first is not None and first.signal == signal.SIGTERM
-        end_reason = alarm.end_reason() if report.received_signal or head.blames_node or is_termed else EndReason()
+        end_reason = (
+            alarm.end_reason() if report.received_signal or head.is_node_failure or is_termed else EndReason()
+        )
         return classify(
             report,
             head.error,
-            blames_node=head.blames_node,
+            blames_node=head.is_node_failure,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
             is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
             is_preempted=end_reason.is_preempted,
@@ -220,9 +222,9 @@ class JobRun:
 
 def with_programs(environ: Mapping[str, str]) -> dict[str, str]:
     """With PBS's on PATH."""
-    from infini_run.multinode.engines.pbs import programs
+    from infini_run.multinode.engines.pbs import program_dir
 
-    return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), programs())))}
+    return {**environ, "PATH": ":".join(filter(None, (environ.get("PATH", ""), program_dir())))}
 
 
 def _literal(name: str) -> str:

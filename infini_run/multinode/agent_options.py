@@ -1,4 +1,4 @@
-"""What agents get of the options and of the environment of the head."""
+"""The part of the head's options and environment that agents get."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def options_of_agents(options: Options) -> Options:
-    """What a node is told: its own part. Output is labelled where it meets that of others, unless --console=lines."""
+    """Return the options of a node. Lines get labels, because they meet those of other nodes, unless
+    --console=lines."""
     console = "prefix" if options.console in ("auto", "inherit") else options.console
     ours = {"engine": "local", "hosts": "", "hostfile": "", "report": "", "export": (), "trace": ""}
     ours["live"] = "on" if options.live == "on" else "off"
@@ -20,7 +21,7 @@ def options_of_agents(options: Options) -> Options:
 
 
 def exported(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ours that --export names; * and ? stand for any."""
+    """Return the variables that --export names; a pattern may have * and ?."""
     from fnmatch import fnmatchcase
 
     return {name: value for name, value in environ.items() if any(fnmatchcase(name, each) for each in patterns)}

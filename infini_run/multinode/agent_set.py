@@ -1,5 +1,5 @@
-"""The peers and their wires: frames to them, frames from them, how many are how far. What a frame means, and what
-follows from it, is the head's affair."""
+"""All agents and their connections: frames to them, frames from them, and the number of agents in each state. What a
+frame means is the head's business."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from _functools import partial
 
 from infini_run.errors import LinkError
-from infini_run.multinode.agent_state import NEW, RemoteAgent, StateCounts
+from infini_run.multinode.agent_state import NOT_READY, RemoteAgent, StateCounts
 from infini_run.multinode.output import is_readable
 from infini_run.system.poller import READ, WRITE
 
@@ -21,99 +21,111 @@ if TYPE_CHECKING:
 
 
 class AgentSet:
-    """take: gets what a peer says. lose: gets one that has gone, or says nonsense, and why, as far as is known.
-    heard: gets the index of a node that is new no longer."""
+    """The agents of a launch, in the order of their nodes.
+
+    Args:
+        on_frame: called with an agent, and kind and payload of a frame from it.
+        on_lost: called with an agent whose connection has ended or carries nonsense, and the reason as far as it is
+            known.
+        on_reached: called with the index of a node that is ready, or will never be.
+    """
 
     def __init__(
         self,
         hosts: Sequence[Host],
         poller: Poller,
         *,
-        take: Callable[[RemoteAgent, bytes, bytes], None],
-        lose: Callable[[RemoteAgent, str], None],
-        heard: Callable[[int], None],
+        on_frame: Callable[[RemoteAgent, bytes, bytes], None],
+        on_lost: Callable[[RemoteAgent, str], None],
+        on_reached: Callable[[int], None],
     ) -> None:
-        self.peers = [RemoteAgent(index, host) for index, host in enumerate(hosts)]
-        self.census = StateCounts(len(self.peers))
+        self.all = [RemoteAgent(index, host) for index, host in enumerate(hosts)]
+        self.counts = StateCounts(len(self.all))
         self._poller = poller
-        self._take = take
-        self._lose = lose
-        self._heard = heard
-        self._held = False
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._on_reached = on_reached
+        self._is_paused = False
 
-    def move(self, peer: RemoteAgent, state: str) -> None:
-        """It is that far now."""
-        self.census.move(peer.state, state)
-        peer.state = state
-        if state not in NEW:
-            self._heard(peer.index)
+    def set_state(self, agent: RemoteAgent, state: str) -> None:
+        self.counts.change(agent.state, state)
+        agent.state = state
+        if state not in NOT_READY:
+            self._on_reached(agent.index)
 
-    def adopt(self, peer: RemoteAgent, wire: Connection) -> None:
-        """This wire is that peer's."""
-        peer.wire, peer.heard_s = wire, time.monotonic()
-        self.move(peer, "greeted")
+    def attach(self, agent: RemoteAgent, connection: Connection) -> None:
+        """The connection is that agent's from now on."""
+        agent.connection, agent.last_received_s = connection, time.monotonic()
+        self._watch(agent, connection)
+        self.set_state(agent, "connected")
 
-    def part(self, peer: RemoteAgent) -> None:
-        """Close its wire. Safe where there is none."""
-        if peer.wire is not None:
-            self._poller.unwatch(peer.wire.fileno())
-            peer.wire.close()
+    def disconnect(self, agent: RemoteAgent) -> None:
+        """Close its connection, if it has one."""
+        if agent.connection is not None:
+            self._poller.unwatch(agent.connection.fileno())
+            agent.connection.close()
 
-    def send(self, peer: RemoteAgent, data: bytes) -> None:
-        """Send a frame, now or when there is room; one that is not connected gets nothing."""
-        if peer.wire is not None:
-            peer.wire.send(data)
-            self._watch(peer)
+    def send(self, agent: RemoteAgent, frame: bytes) -> None:
+        """Send a frame, or keep it until there is room; an agent without a connection gets nothing."""
+        if agent.connection is not None:
+            agent.connection.send(frame)
+            if agent.connection.wants_write:
+                self._watch(agent, agent.connection)
 
-    def send_all(self, data: bytes, *states: str) -> None:
-        """Send a frame to all, or to those in these states."""
-        for peer in self.peers:
-            if not states or peer.state in states:
-                self.send(peer, data)
+    def send_all(self, frame: bytes, *states: str) -> None:
+        """Send a frame to every agent, or to those in these states."""
+        for agent in self.all:
+            if not states or agent.state in states:
+                self.send(agent, frame)
 
-    def hold(self, held: bool) -> None:
-        """Listen to nobody, or to all again."""
-        if held != self._held:
-            self._held = held
-            for peer in self.peers:
-                self._watch(peer)
+    def pause_reading(self, is_paused: bool) -> None:
+        """Read from no agent, or from all again."""
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            for agent in self.all:
+                if agent.connection is not None:
+                    self._watch(agent, agent.connection)
 
-    def _watch(self, peer: RemoteAgent) -> None:
-        wire = peer.wire
-        if wire is not None and not wire.has_ended:
-            events = (0 if self._held else READ) | (WRITE if wire.wants_write else 0)
-            self._poller.watch(wire.fileno(), events, partial(self.hear, peer))
+    def _watch(self, agent: RemoteAgent, connection: Connection) -> None:
+        if not connection.has_ended:
+            events = (0 if self._is_paused else READ) | (WRITE if connection.wants_write else 0)
+            self._poller.watch(connection.fileno(), events, partial(self.read_one, agent))
 
-    def hear(self, peer: RemoteAgent) -> None:
-        """One read of what it says."""
-        wire = peer.wire
-        if wire is None or wire.has_ended:
+    def read_one(self, agent: RemoteAgent) -> None:
+        """Read once from an agent, and act on the frames."""
+        connection = agent.connection
+        if connection is None or connection.has_ended:
             return
-        wire.flush()
+        had_pending = connection.wants_write
+        connection.flush()
         try:
-            for kind, payload in wire.read():
-                peer.heard_s = time.monotonic()
-                self._take(peer, kind, payload)
+            for kind, payload in connection.read():
+                agent.last_received_s = time.monotonic()
+                self._on_frame(agent, kind, payload)
         except LinkError as error:
-            self._lose(peer, str(error))
+            self._on_lost(agent, str(error))
             return
-        except (KeyError, TypeError, ValueError) as error:  # frames of ours, whose words are not
-            self._lose(peer, f"what it says is not what infini-run says ({type(error).__name__}: {error})")
+        except (KeyError, TypeError, ValueError) as error:  # a frame of the right form with impossible content
+            self._on_lost(agent, f"what it says is not what infini-run says ({type(error).__name__}: {error})")
             return
-        if not wire.has_ended:
-            self._watch(peer)
+        if not connection.has_ended:
+            if had_pending:
+                self._watch(agent, connection)
             return
-        self._poller.unwatch(wire.fileno())
-        if peer.state in ("joined", "running") or (peer.state == "greeted" and not peer.has_command):
-            self._lose(peer, "")  # one that never came to speak is told of when its command ends, which knows why
+        self._poller.unwatch(connection.fileno())
+        # if its command has not ended yet, that will tell why it never became ready
+        if agent.state in ("ready", "running") or (agent.state == "connected" and not agent.has_command):
+            self._on_lost(agent, "")
 
-    def hear_out(self, peer: RemoteAgent) -> None:
-        """All that it has said. Its command has ended, so no more comes; but what that has left behind
-        (ControlPersist) may have the other end open, and then there is no end to wait for."""
-        while peer.wire is not None and not peer.wire.has_ended and is_readable(peer.wire.fileno()):
-            self.hear(peer)
+    def read_to_end(self, agent: RemoteAgent) -> None:
+        """Read all that it has sent. Its command has ended, so no more comes; but a process that the command has left
+        behind (ControlPersist) may keep the connection open, so there may be no end to wait for."""
+        while (connection := agent.connection) is not None and not connection.has_ended:
+            if not is_readable(connection.fileno()):
+                return
+            self.read_one(agent)
 
     def close(self) -> None:
-        """Cut every wire, which kills what still runs there. Safe twice."""
-        for peer in self.peers:
-            self.part(peer)
+        """Close every connection, which kills what still runs on the nodes. Safe twice."""
+        for agent in self.all:
+            self.disconnect(agent)

@@ -1,4 +1,4 @@
-"""A node as the head sees it: how far it has come, what it has said."""
+"""One node as the head sees it: its state, its connection and what its agent has sent."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from infini_run.report.report import Report
 
 
-STATES = ("starting", "greeted", "joined", "running", "done", "lost")
-NEW = ("starting", "greeted")  # not come yet
+STATES = ("connecting", "connected", "ready", "running", "done", "lost")  # docs/nodes.md has the table
+NOT_READY = ("connecting", "connected")
 OVER = ("done", "lost")
 
 
 class StateCounts:
-    """How many peers are in which state: asked at every event, so it must not take longer with many."""
+    """The number of agents in each state. It is asked at every event, so its cost must not grow with the nodes."""
 
     def __init__(self, count: int) -> None:
         self._counts = dict.fromkeys(STATES, 0)
-        self._counts["starting"] = count
+        self._counts["connecting"] = count
         self.total = count
 
-    def move(self, before: str, after: str) -> None:
+    def change(self, before: str, after: str) -> None:
         self._counts[before] -= 1
         self._counts[after] += 1
 
@@ -39,35 +39,35 @@ class StateCounts:
 
 
 class RemoteAgent:
-    """A node, as we see it."""
+    """The agent on one node, and the node itself."""
 
     def __init__(self, index: int, host: Host) -> None:
         self.index = index
         self.host = host
-        self.name = host.name
-        self.state = "starting"
-        self.wire: Connection | None = None
-        self.heard_s = time.monotonic()
+        self.name = host.name  # "" until the agent of a job started by hand sends it
+        self.state = "connecting"
+        self.connection: Connection | None = None
+        self.address = ""  # it has connected from there
+        self.has_command = False  # a command of the engine starts it; else it connects by itself
+        self.last_received_s = time.monotonic()
         self.clock = ClockOffset()
         self.hello: dict[str, Any] = {}
-        self.port = 0
-        self.report: Report | None = None
-        self.failed_s = float("inf")  # when its first failure was, by our clock
+        self.free_port = 0
+        self.line_buffers = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}
+        self.ranks = range(0)  # that it runs, or ran last
+        self.rank_pids: dict[int, int] = {}
         self.was_running = False
-        self.ranks = range(0)  # that it runs, or has run
-        self.pids: dict[int, int] = {}  # of those
-        self.address = ""  # where it has dialled from
-        self.is_silent = False  # lost, for it said nothing
-        self.is_ended_by_engine = False
-        self.loss = ""  # why it was lost, in a sentence
-        self.has_command = False  # a command of ours started it; else it came by itself
-        self.is_unexplained = False  # it has gone, and nobody has said yet why
-        self.lines = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}
+        self.first_failure_s = float("inf")  # by our monotonic clock
+        self.report: Report | None = None
+        self.loss = ""  # why it was lost, as a sentence
+        self.is_silent = False  # it was lost because it sent nothing
+        self.is_unexplained = False  # it was lost, and the reason is not known yet
+        self.is_ended_by_engine = False  # the engine was asked to end it
 
     @property
-    def is_new(self) -> bool:
-        """It has not come yet."""
-        return self.state in NEW
+    def is_not_ready(self) -> bool:
+        """Whether its HELLO has not come yet."""
+        return self.state in NOT_READY
 
     @property
     def is_over(self) -> bool:
@@ -75,5 +75,5 @@ class RemoteAgent:
 
     @property
     def title(self) -> str:
-        """As messages call it."""
+        """Its name in messages."""
         return f"node {self.index}{f' ({self.name})' if self.name else ''}"

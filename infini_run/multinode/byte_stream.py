@@ -1,14 +1,17 @@
-"""A stream of bytes between the head and the one process that its agent runs on a node: descriptor 0 of that process,
-a socket, at the node's end; frames DOWN and UP over the Link.
+"""A stream of bytes between the head and the one process that its agent runs on a node.
 
-What comes down is written as the process reads it, and kept until then: who sends it has a bound of his own for that
-(crews/stream_multiplexer.py). What it writes is read as the Link has room.
+At the node's end it is a socket, descriptor 0 of that process; between head and agent it is STREAM_DOWN and STREAM_UP
+frames. Bytes for the process are kept until it reads them: their sender has a limit of its own
+(crews/stream_multiplexer.py). Bytes from the process are read as the Link has room.
 """
 
 from __future__ import annotations
 
+from _socket import SHUT_WR, socketpair  # the C module: `socket` costs 5 ms
+
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack
+from infini_run.multinode.write_buffer import write_pending
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -16,81 +19,71 @@ if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
-_PIECE = 1 << 18
+_READ_CHUNK = 1 << 18
 
 
 class AgentStream:
-    """The agent's end. theirs: the socket for the process; close it once it has it."""
+    """The agent's end. `child_socket` is the process's; close it as soon as the process has it."""
 
-    def __init__(self, poller: Poller, wire: Connection) -> None:
-        from _socket import socketpair  # the C module: `socket` costs 5 ms
-
+    def __init__(self, poller: Poller, connection: Connection) -> None:
         self._poller = poller
-        self._wire = wire
-        self._ours, self.theirs = socketpair()
-        self._ours.setblocking(False)
+        self._connection = connection
+        self._socket, self.child_socket = socketpair()
+        self._socket.setblocking(False)
         self._pending = bytearray()
-        self._ends = False  # no more comes down
-        self._is_over = False
+        self._ends = False  # no more comes from the head
+        self._is_closed = False
 
-    def watch(self, *, has_room: bool) -> None:
-        """Tell the poller what to wait for. has_room: whether the Link takes what the process says."""
-        if not self._is_over:
-            events = (READ if has_room else 0) | (WRITE if self._pending else 0)
-            self._poller.watch(self._ours.fileno(), events, self._turn)
-
-    def _turn(self) -> None:
-        self._write()
-        self._carry()
+    def watch(self) -> None:
+        """Tell the poller what to wait for next."""
+        if not self._is_closed:
+            events = (READ if self._connection.has_room else 0) | (WRITE if self._pending else 0)
+            self._poller.watch(self._socket.fileno(), events, self._move)
 
     def feed(self, data: bytes) -> None:
-        """What comes down; nothing: no more does."""
+        """Pass bytes on to the process, or keep them until it reads; empty: no more come."""
         self._pending += data
         self._ends = self._ends or not data
         self._write()
 
+    def finish(self) -> None:
+        """The process has ended: send its last bytes, and close."""
+        while self._forward():
+            pass
+        self._close()  # a process that it has left behind may still have the other end
+
+    def _move(self) -> None:
+        self._write()
+        self._forward()
+
     def _write(self) -> None:
-        while self._pending and not self._is_over:
-            try:
-                sent = self._ours.send(memoryview(self._pending)[:_PIECE])
-            except BlockingIOError:
-                return
-            except OSError:  # it reads no more
-                self._pending.clear()
-                return
-            del self._pending[:sent]
-        if self._ends and not self._is_over:
+        if self._is_closed:
+            return
+        write_pending(self._socket.fileno(), self._pending)
+        if self._ends and not self._pending:
             self._ends = False
-            self._shut()
+            try:
+                self._socket.shutdown(SHUT_WR)
+            except OSError:  # the process has closed its end
+                return
 
-    def _shut(self) -> None:
-        try:
-            self._ours.shutdown(1)  # SHUT_WR
-        except OSError:
-            return  # it has closed its end
-
-    def _carry(self) -> bool:
-        """A piece of what it says; whether there was one."""
-        if self._is_over:
+    def _forward(self) -> bool:
+        """Send one piece of what the process has written; whether there was any."""
+        if self._is_closed:
             return False
         try:
-            data = self._ours.recv(_PIECE)
+            data = self._socket.recv(_READ_CHUNK)
         except BlockingIOError:
             return False
         except OSError:
             data = b""
-        self._wire.send(pack(protocol.STREAM_UP, data))
+        self._connection.send(pack(protocol.STREAM_UP, data))
         if not data:
-            self._poller.unwatch(self._ours.fileno())
-            self._ours.close()
-            self._is_over = True
+            self._close()
         return bool(data)
 
-    def finish(self) -> None:
-        """The process has ended: what it said last."""
-        while self._carry():
-            pass
-        if not self._is_over:  # a process that it has left behind, and that is gone by now, had it open
-            self._poller.unwatch(self._ours.fileno())
-            self._ours.close()
-            self._is_over = True
+    def _close(self) -> None:
+        if not self._is_closed:
+            self._poller.unwatch(self._socket.fileno())
+            self._socket.close()
+            self._is_closed = True

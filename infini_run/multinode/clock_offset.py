@@ -1,69 +1,94 @@
-"""What a node's clocks show beside ours, estimated over the Link as NTP does: we ask, it answers with its clocks, and
-half of the way there and back is the most that it can be off by. Pure: times come in."""
+"""The offset between a node's clocks and ours, estimated over the Link as NTP does: a heartbeat asks, the agent
+answers with its clocks, and half of the round trip is the largest possible error."""
 
 from __future__ import annotations
 
 import time
+from struct import Struct
+
+from infini_run.errors import LinkError
+from infini_run.multinode.protocol import HEARTBEAT, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
     from infini_run.report.report import Report
 
-_DRIFT = 2e-4  # seconds a second: how fast two clocks may part, one of them being corrected
-_ASKED = 3  # in a row at first: the first answer waits until the agent is through with its start
+_DRIFT = 2e-4  # seconds a second: how fast two clocks may part while one of them is being corrected
+_FIRST_QUESTIONS = 3  # in a row: the first answer waits until the agent's start is over
+_QUESTION = Struct(">q")  # the head's CLOCK_MONOTONIC, ns
+_ANSWER = Struct(">qqq")  # the question's time, the agent's wall clock, the agent's CLOCK_MONOTONIC, ns
 
 
-def ask() -> dict[str, int]:
-    """What a heartbeat of the head asks."""
-    return {"at_ns": time.monotonic_ns()}
+def clock_question() -> bytes:
+    """Return the heartbeat frame of the head, which asks for an agent's clocks."""
+    return pack(HEARTBEAT, _QUESTION.pack(time.monotonic_ns()))
 
 
-def answer(asked: Mapping[str, Any]) -> dict[str, int]:
-    """What the agent says to it."""
-    return {"at_ns": int(asked["at_ns"]), "wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
+def clock_answer(question: bytes) -> bytes:
+    """Return the heartbeat frame of an agent.
+
+    Args:
+        question: payload of the head's heartbeat; empty, from a fork that stands in for the head: it asks nothing.
+
+    Raises:
+        LinkError: it is no such payload.
+    """
+    if not question:
+        return pack(HEARTBEAT)
+    if len(question) != _QUESTION.size:
+        raise LinkError("what came over the link is not what infini-run sends: a heartbeat of another length")
+    asked_ns = _QUESTION.unpack(question)[0]
+    return pack(HEARTBEAT, _ANSWER.pack(asked_ns, time.time_ns(), time.monotonic_ns()))
 
 
 class ClockOffset:
-    """Between a node's clocks and ours: its time less `offset_s` (CLOCK_MONOTONIC: `monotonic_s`) is our time,
-    to within `bound_s`. bound_s: infinite as long as nothing is known; the offsets are 0 then."""
+    """Between a node's clocks and ours. A wall-clock time of the node less `offset_s`, or a CLOCK_MONOTONIC time
+    less `monotonic_s`, is our time to within `bound_s`. While nothing is known the bound is infinite and the offsets
+    are 0.
+    """
 
     def __init__(self) -> None:
         self.offset_s = 0.0
         self.monotonic_s = 0.0
         self.bound_s = float("inf")
         self._known_s = 0.0
-        self._asked = 1
+        self._questions = 1
 
     @property
     def is_known(self) -> bool:
         return self.bound_s != float("inf")
 
-    def take(self, said: Mapping[str, Any]) -> None:
-        """What it has answered."""
-        now_ns, wall_ns, asked_ns = time.monotonic_ns(), time.time_ns(), int(said["at_ns"])
+    def add_answer(self, payload: bytes) -> None:
+        """Use an answer that has just come. Raises LinkError: it is none."""
+        if len(payload) != _ANSWER.size:
+            raise LinkError("what came over the link is not what infini-run sends: a heartbeat of another length")
+        now_ns, our_wall_ns = time.monotonic_ns(), time.time_ns()
+        asked_ns, wall_ns, monotonic_ns = _ANSWER.unpack(payload)
         half_ns = (now_ns - asked_ns) // 2
         if half_ns >= 0:
-            offset_s = (int(said["wall_ns"]) - (wall_ns - half_ns)) / 1e9
-            monotonic_s = (int(said["monotonic_ns"]) - (now_ns - half_ns)) / 1e9
+            offset_s = (wall_ns - (our_wall_ns - half_ns)) / 1e9
+            monotonic_s = (monotonic_ns - (now_ns - half_ns)) / 1e9
             self.add(offset_s, monotonic_s, half_ns / 1e9, now_ns / 1e9)
 
     def add(self, offset_s: float, monotonic_s: float, bound_s: float, now_s: float) -> None:
-        """One estimate. It is kept where it is as sure as the last one is by now, or says that a clock was set."""
+        """Use one estimate, if it is as sure as the last one is by now, or shows that a clock was set.
+
+        Args:
+            bound_s: the largest possible error of both offsets.
+            now_s: time of the estimate, by our CLOCK_MONOTONIC.
+        """
         old_s = self.bound_s + _DRIFT * (now_s - self._known_s)
         if bound_s <= old_s or abs(offset_s - self.offset_s) > bound_s + old_s:
             self.offset_s, self.monotonic_s = offset_s, monotonic_s
             self.bound_s, self._known_s = bound_s, now_s
 
-    def asks_again(self) -> bool:
-        """Whether the next question is due with the answer: the first few are."""
-        self._asked += 1
-        return self._asked <= _ASKED
+    def needs_more(self) -> bool:
+        """Whether the next question is due at once, as the first few are."""
+        self._questions += 1
+        return self._questions <= _FIRST_QUESTIONS
 
-    def by_ours(self, report: Report) -> Report:
-        """With its times by our clock, and by how much they were changed."""
+    def to_our_time(self, report: Report) -> Report:
+        """Return a node's report with its times by our clock, and with the offset that was taken off them."""
         from infini_run.record import replace
         from infini_run.report.report import Clock
 
@@ -91,35 +116,36 @@ class ClockOffset:
         )
 
 
-class Absence:
-    """Whether we were away: stopped by a signal, or with a machine that slept (CLOCK_MONOTONIC stands still then,
-    CLOCK_BOOTTIME does not). Who was away must not blame others for a silence that was his own.
+class OwnAbsence:
+    """Notices that this process was suspended by a signal, or slept with its machine (then CLOCK_MONOTONIC stands
+    still and CLOCK_BOOTTIME does not): the silence of others was then its own.
 
-    limit_s: what is longer than that is remembered: `away_s`, by CLOCK_BOOTTIME.
+    Args:
+        limit_s: a longer absence is remembered as `away_s`, in seconds of CLOCK_BOOTTIME.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._there_s = _clocks()
+        self._last_s = _clocks()
         self._back_s = -float("inf")  # by CLOCK_MONOTONIC
         self.away_s = 0.0
 
-    def note(self, meant_s: float) -> float:
-        """Once a turn, after a wait that was to be no longer than that; for how long we were away, by
-        CLOCK_MONOTONIC, beyond it."""
-        before, now = self._there_s, _clocks()
-        self._there_s = now
-        away_s = now[1] - before[1] - meant_s
+    def note(self, wait_s: float) -> float:
+        """Call after each wait that was to end within `wait_s`. Return for how long it lasted beyond that, in
+        seconds of CLOCK_MONOTONIC."""
+        before, now = self._last_s, _clocks()
+        self._last_s = now
+        away_s = now[1] - before[1] - wait_s
         if away_s > self._limit_s:
             self.away_s, self._back_s = away_s, now[0]
-        return max(0.0, now[0] - before[0] - meant_s)
+        return max(0.0, now[0] - before[0] - wait_s)
 
     def excuse(self) -> None:
-        """It was known, and cared for, that we were stopped: only a machine that slept meanwhile is an absence."""
-        self.note(time.monotonic() - self._there_s[0])
+        """We were suspended, and a fork sent heartbeats: only a machine that slept meanwhile is an absence."""
+        self.note(time.monotonic() - self._last_s[0])
 
     def was_away(self, since_s: float) -> bool:
-        """Whether we came back from an absence no longer ago than that."""
+        """Whether an absence ended within the last so many seconds."""
         return time.monotonic() - self._back_s <= since_s
 
 

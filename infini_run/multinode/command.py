@@ -1,8 +1,7 @@
-"""The command on many nodes: hosts from the flags, signals to the head, its report to the user."""
+"""The command `infini-run` on many nodes: signals go to the head, its report to the user."""
 
 from __future__ import annotations
 
-import _signal as signal
 import os
 
 from infini_run.core.nonblocking_writer import write_all
@@ -13,7 +12,7 @@ from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.record import replace
-from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
+from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,17 +22,24 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.report.report import Report
 
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h
+_READER_S = 1.0  # CONSOLE_WAIT_MS of csrc/group/group.h
 _SHORT_TOKEN = 16  # characters
-_FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has its group's, a pipe and a wire; strangers have one each
+_FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
 
 def run_on_hosts(
-    options: Options, roster: NodeList, environ: Mapping[str, str], *, say: Callable[[str], None]
+    options: Options, node_list: NodeList, environ: Mapping[str, str], *, print_line: Callable[[str], None]
 ) -> int:
-    """Run on all nodes from here; our exit code. say: writes a line to stderr, and waits for no reader for long.
+    """Run on all nodes, with the head in this process.
 
-    Raises UsageError before anything was started.
+    Args:
+        print_line: writes a line to stderr, and does not wait long for a reader.
+
+    Returns:
+        The exit code of the command.
+
+    Raises:
+        UsageError: nothing was started.
     """
     if options.report:
         from infini_run.system.secure_files import check_writable
@@ -41,29 +47,29 @@ def run_on_hosts(
         check_writable("report", options.report)
     _fill_stdio()
     signals = SignalPipe()
-    overview: HeadObservers | None = None
+    observers: HeadObservers | None = None
     if options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2)):
-        from infini_run.multinode.head_observers import open_overview
+        from infini_run.multinode.head_observers import open_observers
 
-        overview, options = open_overview(options, environ, say=say)
-    head = Head(options, roster, environ=environ, overview=overview)
+        observers, options = open_observers(options, environ, print_line=print_line)
+    head = Head(options, node_list, environ=environ, observers=observers)
     head.start()
     try:
-        make_room(len(roster.hosts))
+        raise_fd_limit(len(node_list.hosts))
         if os.getpid() == 1:
-            head.reap()  # what came before we took signals
+            head.reap_orphans()  # those that came before we took signals
         while not head.ended:
-            head.step(also=(signals.fd,))
+            head.poll(also=(signals.fd,))
             for number in signals.read():
-                obey(head, number)
+                head.on_signal(number)
         report = head.report()
     finally:
         head.close()
-        problem = "" if overview is None else overview.close()
+        problem = "" if observers is None else observers.close()
         if problem:
-            say(f"infini-run: {printable(problem)}")
+            print_line(f"infini-run: {printable(problem)}")
     if options.report:
-        _write_report(options.report, report, say)
+        _write_report(options.report, report, print_line)
     text = report.text()
     if text:
         data = os.fsencode(f"{text}\n")
@@ -71,17 +77,18 @@ def run_on_hosts(
     return report.exit_code
 
 
-def _write_report(path: str, report: Report, say: Callable[[str], None]) -> None:
+def _write_report(path: str, report: Report, print_line: Callable[[str], None]) -> None:
     from infini_run.system.secure_files import write_report
 
     try:
         write_report(os.path.abspath(path), report.to_json())
     except OSError as error:
-        say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
+        print_line(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
-def make_room(nodes: int) -> None:
-    """For the wires of many nodes, as far as we may; what was started before keeps the limit that it found."""
+def raise_fd_limit(nodes: int) -> None:
+    """Raise the limit of open files for the connections of many nodes, as far as is allowed. Processes that were
+    started before keep the old limit."""
     from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
     soft, hard = getrlimit(RLIMIT_NOFILE)
@@ -91,14 +98,15 @@ def make_room(nodes: int) -> None:
 
 
 def _fill_stdio() -> None:
-    """What is closed of stdin, stdout and stderr becomes /dev/null: no descriptor of ours may stand there."""
+    """Open /dev/null in place of a closed stdin, stdout or stderr, so that no descriptor of ours gets that number."""
     while (fd := os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)) < 3:
         pass
     os.close(fd)
 
 
-def run_as_peer(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> int:
-    """The same command was started on every node, with a token: node 0 is the head, the others join it."""
+def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Callable[[str], None]) -> int:
+    """Run one of the same commands that the user started on every node, with a token: node 0 is the head, the others
+    join it. Returns the exit code; raises UsageError, LinkError."""
     if not options.rdzv_explicit:
         raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
     if options.isolate:
@@ -107,23 +115,28 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, say: Callable[[
     port = options.link_port or options.master_port + 1
     if options.node_rank == 0:
         if len(token) < _SHORT_TOKEN:
-            say(f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job")
+            print_line(
+                f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job"
+            )
         hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
         environ = {**environ, TOKEN: token}
-        return run_on_hosts(replace(options, link_port=port), NodeList(engine=MANUAL, hosts=hosts), environ, say=say)
+        node_list = NodeList(engine=MANUAL, hosts=hosts)
+        return run_on_hosts(replace(options, link_port=port), node_list, environ, print_line=print_line)
     from infini_run.multinode.agent import Agent
-    from infini_run.multinode.tcp import connect_with_retry, join
+    from infini_run.multinode.tcp import connect_with_retry, retry_unheard
 
     def attempt() -> int:
         target = f"{options.master_addr}:{port}"
-        wire = connect_with_retry(target, options.join_timeout_s, lambda text: say(f"infini-run: {printable(text)}"))
-        return Agent(wire, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
+        connection = connect_with_retry(
+            target, options.join_timeout_s, lambda text: print_line(f"infini-run: {printable(text)}")
+        )
+        return Agent(connection, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
 
-    return join(attempt)
+    return retry_unheard(attempt)
 
 
 def _token_in(path: str) -> str:
-    """The first line of a file that only we may read. Raises UsageError."""
+    """Return the first line of a file that only we may read. Raises UsageError."""
     import stat
 
     try:
@@ -138,19 +151,9 @@ def _token_in(path: str) -> str:
     return token
 
 
-def obey(head: Head, number: int) -> None:
-    if number == signal.SIGTSTP:
-        head.suspend()
-    elif number == signal.SIGCHLD:
-        head.reap()
-    elif number in STOP_SIGNALS:
-        head.tell(number)
-    else:
-        head.signal(number)
-
-
-def show_many(options: Options, roster: NodeList) -> str:
-    """The plan of all nodes, as far as it is known here. Raises UsageError: ranks depend on what a node has."""
+def render_plan(options: Options, node_list: NodeList) -> str:
+    """Return the text of --dry_run for all nodes, as far as the plan is known here. Raises UsageError: it depends on
+    the devices of other nodes."""
     from infini_run.plan.dry_run import render_json, render_text
     from infini_run.plan.model import Command, Node, make_plan
     from infini_run.plan.program import new_launch_id
@@ -159,23 +162,24 @@ def show_many(options: Options, roster: NodeList) -> str:
     if isinstance(nproc, str) or options.gpus_per_proc:
         asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
         raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
-    counts = roster.counts or [nproc] * len(roster.hosts)
+    counts = node_list.counts or [nproc] * len(node_list.hosts)
     plan = make_plan(
         replace(options, console=options_of_agents(options).console),
         Command(file=options.program[0], argv=options.program),
-        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(roster.hosts)],
+        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(node_list.hosts)],
         launch_id=new_launch_id(),
         master_port=options.master_port,
         environ={},
     )
-    later = _known_later(options, roster)
+    later = _known_later(options, node_list)
     return render_json(plan, later=later) if options.dry_run == "json" else render_text(plan, later=later)
 
 
-def _known_later(options: Options, roster: NodeList) -> dict[str, str]:
-    """What muster.meeting decides when all nodes have come: the variable, and what it will be."""
-    first, later = roster.hosts[0].name, {}
-    if len(roster.hosts) > 1 and not options.rdzv_explicit:
+def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:
+    """The variables that rendezvous.rendezvous_address sets when all nodes are ready, and a description of their
+    values."""
+    first, later = node_list.hosts[0].name, {}
+    if len(node_list.hosts) > 1 and not options.rdzv_explicit:
         later["MASTER_ADDR"] = f"address of {first}"
     if not (options.rdzv_explicit and options.master_port):
         later["MASTER_PORT"] = f"free port of {first}"

@@ -1,5 +1,5 @@
-"""The engine's commands, alive: each in a group of the core of its own, a window of them at a time, tried again where
-it failed for a reason that passes. Their stderr is kept for the case that they fail.
+"""The commands of an engine as processes: each in a group of the core, a few of them connecting at a time, repeated
+if they failed for a reason that passes. Their last output on stderr is kept, to explain a failure.
 """
 
 from __future__ import annotations
@@ -32,29 +32,42 @@ _TERM = 15
 
 
 @record
-class Ended:
-    """A command that has ended: its exit code (128 + n for signal n; None: somebody else has
-    reaped it), the last that it wrote to stderr."""
+class EngineExit:
+    """The end of a command.
 
-    client: EngineCommand
+    Args:
+        command: that ended.
+        tries: how often it was repeated before.
+        code: exit code; 128 + n for signal n; None if another part of the host program has reaped it.
+        stderr: its last output.
+    """
+
+    command: EngineCommand
     tries: int
     code: int | None
-    words: str
+    stderr: str
 
 
 class _Running:
-    def __init__(self, client: EngineCommand, tries: int, group: Group, nodes: set[int]) -> None:
-        self.client = client
-        self.unheard = nodes  # its nodes that have not been heard of yet
+    def __init__(self, command: EngineCommand, tries: int, group: Group, nodes: set[int]) -> None:
+        self.command = command
+        self.unreached = nodes  # its nodes that are not ready yet
         self.tries = tries
         self.group = group
-        self.pid = 0  # once it is known
+        self.pid = 0  # until it has started
         self.code: int | None = 0
-        self.words = ""
+        self.start_error = ""
 
 
 class EngineProcesses:
-    """nodes: how many there are. A command counts in the window until all its nodes have been heard of."""
+    """Starts, watches, repeats and ends the commands.
+
+    Args:
+        environ: environment of the commands, beside their own variables.
+        nodes: how many there are.
+
+    A command is connecting until all its nodes are ready, or will never be; the engine limits how many are.
+    """
 
     def __init__(
         self,
@@ -65,70 +78,71 @@ class EngineProcesses:
     ) -> None:
         self._engine = engine
         self._poller = poller
-        self._ended: list[Ended] = []
+        self._ended: list[EngineExit] = []
         self._killed: list[int] = []
         self._environ = environ
         self._nodes = nodes
-        self._waiting: list[tuple[float, EngineCommand, int]] = []  # not before when, tries so far
+        self._waiting: list[tuple[float, EngineCommand, int]] = []  # not before that time; tries so far
         self._running: dict[_Running, None] = {}  # a set that keeps its order
-        self._reaching: dict[_Running, None] = {}
+        self._connecting: dict[_Running, None] = {}
         self._of_node: dict[int, list[_Running]] = {}
         self.next_start_s = float("inf")
 
-    def add(self, clients: Sequence[EngineCommand]) -> None:
-        """To be started as the window lets."""
-        self._waiting += [(0.0, client, 0) for client in clients]
+    def add(self, commands: Sequence[EngineCommand]) -> None:
+        """Start these as soon as there is room."""
+        self._waiting += [(0.0, command, 0) for command in commands]
 
     def start_due(self) -> list[tuple[EngineCommand, Connection]]:
-        """Start those whose time has come; the links of those that are links themselves. Raises StartError,
-        ProgramMissing."""
+        """Start the commands whose time has come. Return those whose stdio is a connection, with that connection.
+        Raises StartError, ProgramMissing."""
         now_s = time.monotonic()
         started = []
         while self._waiting and self._has_room and self._waiting[0][0] <= now_s:
-            _, client, tries = self._waiting.pop(0)
-            wire = self._start(client, tries)
-            if wire is not None:
-                started.append((client, wire))
+            _, command, tries = self._waiting.pop(0)
+            connection = self._start(command, tries)
+            if connection is not None:
+                started.append((command, connection))
         self._schedule()
         return started
 
     @property
     def _has_room(self) -> bool:
-        return len(self._reaching) < self._engine.WINDOW
+        return len(self._connecting) < self._engine.MAX_CONCURRENT
 
     def _schedule(self) -> None:
         self.next_start_s = self._waiting[0][0] if self._waiting and self._has_room else float("inf")
 
-    def reached(self, node: int) -> None:
-        """That node has been heard of, or will not be: there is room for the next."""
+    def on_reached(self, node: int) -> None:
+        """That node is ready, or will never be: there may be room for the next command."""
         for running in self._of_node.pop(node, ()):
-            running.unheard.discard(node)
-            if not running.unheard and self._reaching.pop(running, running) is None:
+            running.unreached.discard(node)
+            if not running.unreached and self._connecting.pop(running, running) is None:
                 self._schedule()
 
-    def _start(self, client: EngineCommand, tries: int) -> Connection | None:
-        """Without a mark: a connection that ssh keeps open for others (ControlPersist) is no stray of ours, and to
-        look through all processes at the end of each of many clients would take longer than the launch."""
-        path = find_program(client.argv[0], self._environ.get("PATH", os.defpath))
+    def _start(self, command: EngineCommand, tries: int) -> Connection | None:
+        """The command gets no launch marker variable: a connection that ssh keeps open for others (ControlPersist)
+        is no stray, and a search of all processes at the end of each of many commands would take longer than the
+        launch."""
+        path = find_program(command.argv[0], self._environ.get("PATH", os.defpath))
         if not path:
-            raise ProgramMissing(f"{client.argv[0]} is not on PATH: --engine needs it", client.argv[0])
+            raise ProgramMissing(f"{command.argv[0]} is not on PATH: --engine needs it", command.argv[0])
         try:
-            return self._spawn(client, tries, path)
+            return self._spawn(command, tries, path)
         except StartError as error:
-            raise explain_command(error, client.argv[0]) from None
+            raise explain_command(error, command.argv[0]) from None
         except OSError as error:
             number = error.errno or 0
-            raise explain_command(StartError(os.strerror(number), "a pipe", number), client.argv[0]) from None
+            raise explain_command(StartError(os.strerror(number), "a pipe", number), command.argv[0]) from None
 
-    def _spawn(self, client: EngineCommand, tries: int, path: str) -> Connection | None:
-        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in client.argv], [])
+    def _spawn(self, command: EngineCommand, tries: int, path: str) -> Connection | None:
+        spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in command.argv], [])
         spec.dies_with_us = is_main_thread()
-        own = dict(client.env)
+        own = dict(command.env)
         rest = {name: value for name, value in self._environ.items() if name not in own and name != MARKER_VARIABLE}
         # ours first: Hydra 4.0 does not pass on the last variable that there is
         base = [os.fsencode(f"{name}={value}") for name, value in (own | rest).items()]
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        ours, theirs = socketpair() if self._engine.OVER_STDIO else (None, None)
+        ours, theirs = socketpair() if self._engine.USES_STDIO else (None, None)
         group = None
         try:
             stdio = null if theirs is None else theirs.fileno()
@@ -152,76 +166,79 @@ class EngineProcesses:
             os.close(null)
             if theirs is not None:
                 theirs.close()
-        nodes = set(client.nodes or range(self._nodes)) if tries < _TRIES else set()
-        running = _Running(client, tries, group, nodes)
+        nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()
+        running = _Running(command, tries, group, nodes)
         self._running[running] = None
         if nodes:
-            self._reaching[running] = None
+            self._connecting[running] = None
         for node in nodes:
             self._of_node.setdefault(node, []).append(running)
-        self._poller.watch(group.fileno(), READ, partial(self._step, running))
-        return None if ours is None else Connection(fd := ours.detach(), fd, awaits_opening=True)
+        self._poller.watch(group.fileno(), READ, partial(self._read_events, running))
+        return None if ours is None else Connection(fd := ours.detach(), fd, awaits_magic=True)
 
-    def add_ending(self, client: EngineCommand) -> None:
-        """The engine's command that ends what was left: its own end is waited for as that of all."""
-        if find_program(client.argv[0], self._environ.get("PATH", os.defpath)):
-            wire = self._start(client, _TRIES)
-            if wire is not None:
-                wire.close()
+    def start_cleanup(self, command: EngineCommand) -> None:
+        """Start a command that ends what agents have left; its end is waited for as that of the others."""
+        if find_program(command.argv[0], self._environ.get("PATH", os.defpath)):
+            connection = self._start(command, _TRIES)
+            if connection is not None:
+                connection.close()
 
     def alive_nodes(self) -> set[int]:
-        """Those whose command has not ended."""
-        clients = [running.client for running in self._running if running.tries < _TRIES]
-        return {node for client in clients for node in client.nodes or range(self._nodes)}
+        """Return the nodes whose command has not ended."""
+        commands = [running.command for running in self._running if running.tries < _TRIES]
+        return {node for command in commands for node in command.nodes or range(self._nodes)}
 
     def kill(self, nodes: set[int]) -> None:
-        """The commands of these nodes."""
+        """Kill the commands of these nodes."""
         for running in self._running:
-            if running.tries < _TRIES and nodes.intersection(running.client.nodes):
+            if running.tries < _TRIES and nodes.intersection(running.command.nodes):
                 running.group.kill()
 
     def take_killed(self) -> list[int]:
-        """Nodes whose agents such a command has killed, since the last call."""
+        """Return the nodes whose agents a clean-up command has killed since the last call."""
         killed, self._killed = self._killed, []
         return killed
 
-    def words(self) -> str:
-        """The last line that a command has written which has not ended: why nobody comes."""
+    def last_stderr_line(self) -> str:
+        """Return the last line of a command that has not ended: it may say why no agent connects."""
         texts = (running.group.tail(0).decode("utf-8", "replace").split("\n") for running in self._running)
         return next((line.strip() for lines in texts for line in reversed(lines) if line.strip()), "")
 
-    def said(self) -> str:
-        """What those commands have written, up to now."""
+    def stderr(self) -> str:
+        """Return the last output of the commands that have not ended."""
         for running in list(self._running):
-            self._step(running)
+            self._read_events(running)
         return "\n".join(running.group.tail(0).decode("utf-8", "replace") for running in self._running)
 
-    def take_ended(self) -> list[Ended]:
-        """Those that have ended since the last call."""
+    def take_ended(self) -> list[EngineExit]:
+        """Return the commands that have ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
-    def _step(self, running: _Running) -> None:
+    def _read_events(self, running: _Running) -> None:
         for event in running.group.run_once():
             if event.kind == "started":
                 running.pid = event.pid
             elif event.kind == "exited":
                 running.code = None if event.status_lost else 128 + event.signal if event.signal else event.code
             elif event.kind == "start_failed":
-                running.code, running.words = 1, os.strerror(event.signal)
+                running.code, running.start_error = 1, os.strerror(event.signal)
         if running.group.ended:
-            words = running.words or running.group.tail(0).decode("utf-8", "replace")
-            if running.tries < _TRIES:  # what ends others (add_ending) has no nodes to tell of
-                self._ended.append(Ended(client=running.client, tries=running.tries, code=running.code, words=words))
+            stderr = running.start_error or running.group.tail(0).decode("utf-8", "replace")
+            if running.tries < _TRIES:  # a clean-up command has no nodes of its own
+                self._ended.append(
+                    EngineExit(command=running.command, tries=running.tries, code=running.code, stderr=stderr)
+                )
             elif running.code == 0:
-                self._killed += running.client.nodes
+                self._killed += running.command.nodes
             self._close(running)
 
     def reap_others(self) -> None:
-        """We are process 1: take what has died and is none of our commands. Those are their groups' to take."""
+        """For process 1: reap the children that have died and are none of our commands; those are reaped by their
+        groups."""
         while (died := _next_dead()) is not None:
             for running in [each for each in self._running if each.pid in (0, died)]:
-                self._step(running)
+                self._read_events(running)
             if any(each.pid == died for each in self._running):
                 return  # a tracer holds it; SIGCHLD comes again
             if _next_dead() == died:
@@ -229,17 +246,17 @@ class EngineProcesses:
 
     def _close(self, running: _Running) -> None:
         del self._running[running]
-        self._reaching.pop(running, None)
+        self._connecting.pop(running, None)
         self._schedule()
         self._poller.unwatch(running.group.fileno())
         running.group.close()
 
-    def retry(self, ended: Ended) -> bool:
-        """Whether it will be tried once more."""
-        if ended.tries + 1 >= _TRIES or not self._engine.is_passing(ended.code, ended.words):
+    def retry(self, ended: EngineExit) -> bool:
+        """Whether the command will be repeated."""
+        if ended.tries + 1 >= _TRIES or not self._engine.is_transient(ended.code, ended.stderr):
             return False
         due_s = time.monotonic() + _jitter(*_RETRY_S) * 2**ended.tries
-        self._waiting.append((due_s, ended.client, ended.tries + 1))
+        self._waiting.append((due_s, ended.command, ended.tries + 1))
         self._waiting.sort(key=lambda item: item[0])
         self._schedule()
         return True
@@ -249,27 +266,27 @@ class EngineProcesses:
         return bool(self._running)
 
     def give_up(self) -> None:
-        """Start no more, and kill those whose nodes have not been heard of."""
+        """Start no more, and kill the commands that are still connecting."""
         self._waiting.clear()
         self.next_start_s = float("inf")
-        for running in self._reaching:
+        for running in self._connecting:
             running.group.kill()
 
     def close(self) -> None:
-        """Kill and reap. Safe twice."""
+        """Kill and reap all commands. Safe twice."""
         self._waiting.clear()
         for running in list(self._running):
             self._close(running)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: they are our parent's."""
+        """In a forked child: the commands are the parent's."""
         for running in self._running:
             running.group.after_fork_in_child()
         self._running.clear()
 
 
 def _next_dead() -> int | None:
-    """A child that has died and has not been taken; None: there is none."""
+    """Return a child that has died and is not reaped yet; None: there is none."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

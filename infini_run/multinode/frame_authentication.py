@@ -1,7 +1,9 @@
-"""Tags for the frames of a link: who does not know the key can make none, and each fits one place in the stream.
+"""Tags for the frames of the Link. Only a side that knows the key can make one, and each fits one place in the
+stream.
 
-BLAKE2b with a key (RFC 7693) over the number of the piece in its direction and the piece itself. The C module of the
-interpreter's own: `hashlib` brings in OpenSSL, which is a part of an agent's start (docs/decisions/0028).
+A tag is BLAKE2b with a key (RFC 7693) over the number of the piece in its direction and the piece itself. It comes
+from the interpreter's own C module, because `hashlib` loads OpenSSL, which would lengthen an agent's start
+(docs/decisions/0028).
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class FrameAuthenticator:
-    """One direction of one link: the tags of its pieces, in their order. The sender's makes them, the receiver's
-    checks them. count: of those so far."""
+    """The tags of one direction of one connection, in order: the sender makes them, the receiver checks them.
+    `count` is the number of pieces so far."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = blake2b(key=key, digest_size=TAG)
         self.count = 0
 
     def tag(self, piece: Piece) -> bytes:
-        """Of the next piece."""
+        """Return the tag of the next piece."""
         hashed = self._keyed.copy()
         hashed.update(self.count.to_bytes(8, "big"))
         hashed.update(piece)
@@ -34,11 +36,12 @@ class FrameAuthenticator:
         return hashed.digest()
 
     def check(self, piece: Piece, tag: bytes) -> None:
-        """Raises LinkError: this is not the next piece that the sender made."""
+        """Check the tag of the next piece. Raises LinkError: it is not the one that the sender made."""
         if not _compare_digest(self.tag(piece), tag):
             raise LinkError("a frame of the link was changed, dropped, repeated or moved on its way")
 
 
 def derive(token: bytes, nonces: bytes, use: bytes) -> bytes:
-    """32 bytes that nobody can compute without the token, and that are others for each use (16 bytes at most)."""
+    """Return 32 bytes that nobody can compute without the token. `use`: at most 16 bytes; each use has other
+    bytes."""
     return blake2b(nonces, key=blake2b(token).digest(), person=use, digest_size=32).digest()

@@ -1,9 +1,7 @@
-"""Who sends the heartbeats while the head, or an agent, is itself stopped by Ctrl-Z: a fork of it, for as long as
-that lasts.
+"""A fork of the head, or of an agent, that sends heartbeats while Ctrl-Z has suspended its parent.
 
-The other side need not know of it, so a network that dies meanwhile is silence as ever, and bounded as ever. It ends
-when it is told to, and gives back how far it has written; or with its parent, whose end of a pipe it holds the other
-end of.
+The other side sees no difference, so if the network fails meanwhile, the silence is noticed as usual. The fork ends
+when its parent, continued, closes a pipe, and gives back how far it has written; or when its parent dies.
 """
 
 from __future__ import annotations
@@ -26,66 +24,76 @@ if TYPE_CHECKING:
 
 
 class HeartbeatProcess:
-    """For these wires, with a heartbeat every so many seconds, from now to `end`. Raises OSError: no process or no
-    descriptor is left."""
+    """Sends heartbeats from now until `end`.
 
-    def __init__(self, wires: Sequence[Connection], every_s: float) -> None:
-        self._wires = list(wires)
-        told_fd, self._tell_fd = os.pipe()
+    Args:
+        connections: where to.
+        every_s: time between two heartbeats.
+
+    Raises:
+        OSError: no process or no descriptor is left.
+    """
+
+    def __init__(self, connections: Sequence[Connection], every_s: float) -> None:
+        self._connections = list(connections)
+        end_fd, self._end_fd = os.pipe()
         try:
-            self._fd, say_fd = os.pipe()
+            self._result_fd, result_fd = os.pipe()
         except OSError:
-            os.close(told_fd)
-            os.close(self._tell_fd)
+            os.close(end_fd)
+            os.close(self._end_fd)
             raise
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # ours tell our parent by a pipe
+        before = signal.pthread_sigmask(
+            signal.SIG_BLOCK, signal.valid_signals()
+        )  # the handlers would write to the parent's pipe
         try:
             self._pid = os.fork()
             if not self._pid:
-                os.setpgid(0, 0)  # a shell stops and ends groups
-                os.close(self._tell_fd)
-                os.close(self._fd)
-                _stand_in(self._wires, every_s, told_fd, say_fd)
+                os.setpgid(0, 0)  # a shell suspends and ends groups
+                os.close(self._end_fd)
+                os.close(self._result_fd)
+                _send_heartbeats(self._connections, every_s, end_fd, result_fd)
         except OSError:
-            os.close(self._tell_fd)
-            os.close(self._fd)
+            os.close(self._end_fd)
+            os.close(self._result_fd)
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            os.close(told_fd)
-            os.close(say_fd)
+            os.close(end_fd)
+            os.close(result_fd)
 
     def end(self) -> None:
-        """We are there again, and go on writing where it has stopped. Where it was killed, we do not know how far
-        that is: what we then write may end a link."""
-        os.close(self._tell_fd)
-        said = b""
-        while piece := os.read(self._fd, 1 << 20):
-            said += piece
-        os.close(self._fd)
-        with suppress(ChildProcessError):  # where SIGCHLD is ignored the kernel takes it
+        """End the fork, and go on writing where it has stopped. If it was killed, that place is unknown, and what is
+        written next may end a connection."""
+        os.close(self._end_fd)
+        result = b""
+        while piece := os.read(self._result_fd, 1 << 20):
+            result += piece
+        os.close(self._result_fd)
+        with suppress(ChildProcessError):  # if SIGCHLD is ignored, the kernel reaps it
             os.waitpid(self._pid, 0)
         try:
-            positions = marshal.loads(said)
+            states = marshal.loads(result)
         except (EOFError, ValueError, TypeError):  # it was killed, perhaps while it wrote
             return
-        for wire, position in zip(self._wires, positions, strict=True):
-            wire.position = position
+        for connection, state in zip(self._connections, states, strict=True):
+            connection.send_state = state
 
 
-def _stand_in(wires: Sequence[Connection], every_s: float, told_fd: int, say_fd: int) -> None:
-    """In the fork, which ends here. A wire that takes nothing gets no more: what is kept must not grow for days."""
+def _send_heartbeats(connections: Sequence[Connection], every_s: float, end_fd: int, result_fd: int) -> None:
+    """In the fork, which ends here. A connection that takes nothing gets no more: what is kept must not grow for
+    days."""
     try:
         poller = select.poll()
-        poller.register(told_fd, select.POLLIN)
+        poller.register(end_fd, select.POLLIN)
         while True:
-            for wire in wires:
-                wire.flush()
-                if not wire.wants_write:
-                    wire.send(pack(protocol.HEARTBEAT))
+            for connection in connections:
+                connection.flush()
+                if not connection.wants_write:
+                    connection.send(pack(protocol.HEARTBEAT))
             if poller.poll(poll_ms(every_s)):
                 break
-        with open(say_fd, "wb") as file:
-            file.write(marshal.dumps([wire.position for wire in wires]))
+        with open(result_fd, "wb") as file:
+            file.write(marshal.dumps([connection.send_state for connection in connections]))
     finally:
         os._exit(0)

@@ -1,9 +1,9 @@
-"""Who has dialled and has not proved that he is ours: anybody, as long as the port is open.
+"""The TCP port for agents, and the connections to it that have not proved yet that they know the token.
 
-The one rule: none of it is the job's affair. Who says something else, says nothing for too long, or comes with too
-many, is let go; what is said is told, a few times. However many dial, one turn lets in a few of them, the job's own
-links have theirs in between, and once all nodes have come strangers get a small share of the head's time. Where there
-is no room the address that has the most of it gives some, and who has said nothing goes before who has.
+The one rule: an unauthenticated connection has no effect on the job. One that sends something else, or nothing for
+10 s, is dropped, and the first few are reported. One turn of the loop accepts a few connections at most, so those of
+the job are served in between; after all nodes have joined, new ones get a small share of the head's time. If there
+are too many, the address with the most of them loses its oldest, one that has sent nothing before one that has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from _functools import partial
 from infini_run.core.group import forking
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import Handshake
+from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import unpack_json
 from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
 from infini_run.system.poller import READ
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
-_PROVE_S = 10.0  # that a handshake may take
-_MOST = 256  # strangers beyond one for each node
-_AT_ONCE = 32  # who are let in in one turn
-_REST_S = 0.1  # between two such turns, where nobody is expected
-_TOLD = 8  # who was turned away, until it is enough
+_PROVE_S = 10.0  # for a handshake
+_SPARE = 256  # unauthenticated connections beyond one for each node
+_AT_ONCE = 32  # connections that are accepted in one turn
+_PAUSE_S = 0.1  # between two such turns, after all nodes have joined
+_REPORTED = 8  # connections that were turned away
 
 
 class _Unauthenticated:
     def __init__(self, address: str, end_s: float) -> None:
         self.address = address
         self.end_s = end_s
-        self.handshake: Handshake | None = None  # as soon as he has said a word: who says none costs nothing more
+        self.handshake: Handshake | None = None  # from its first byte on: until then it costs nothing more
 
 
-class _Crowd:
-    """Strangers by the address that they come from, in the order in which they came."""
+class _ByAddress:
+    """Connections by the address that they come from, oldest first."""
 
     def __init__(self) -> None:
         self._from: dict[str, dict[Connection, None]] = {}
@@ -52,51 +52,68 @@ class _Crowd:
     def __bool__(self) -> bool:
         return bool(self._from)
 
-    def add(self, wire: Connection, address: str) -> None:
-        self._from.setdefault(address, {})[wire] = None
+    def add(self, connection: Connection, address: str) -> None:
+        self._from.setdefault(address, {})[connection] = None
 
-    def remove(self, wire: Connection, address: str) -> None:
-        """Safe for one who is not there."""
-        those = self._from.get(address, {})
-        those.pop(wire, None)
-        if not those:
+    def remove(self, connection: Connection, address: str) -> None:
+        """Safe for one that is not there."""
+        connections = self._from.get(address, {})
+        connections.pop(connection, None)
+        if not connections:
             self._from.pop(address, None)
 
     def oldest_of_most(self) -> Connection:
-        """The first who came from where the most come from."""
-        those = max(self._from.values(), key=len)
-        return next(iter(those))
+        """Return the oldest connection from the address with the most."""
+        most: dict[Connection, None] = max(self._from.values(), key=len)
+        return next(iter(most))
 
 
 class AgentListener:
-    """admit: gets the wire of one that is ours, the number and the host that it says it is, and where it dials from.
-    notice: gets lines for the user."""
+    """The head's port.
+
+    Args:
+        token: the secret.
+        nodes: how many agents are expected.
+        on_authenticated: called with a connection that has proved itself, the index and the host that the agent says
+            it is, and the address that it comes from.
+        notice: called with lines for the user.
+    """
 
     def __init__(
         self,
         token: str,
         nodes: int,
         poller: Poller,
-        admit: Callable[[Connection, int, str, str], None],
+        on_authenticated: Callable[[Connection, int, str, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
         self._token_file = ""
-        self._most = nodes + _MOST
+        self._limit = nodes + _SPARE
         self._poller = poller
-        self._admit = admit
+        self._on_authenticated = on_authenticated
         self._notice = notice
         self._turned_away = 0
-        self.let_go = 0  # who have proved nothing
-        self._strangers: dict[Connection, _Unauthenticated] = {}  # in the order in which they came
-        self._silent, self._speaking = _Crowd(), _Crowd()
+        self.dropped = 0  # connections that had proved nothing
+        self._waiting: dict[Connection, _Unauthenticated] = {}  # oldest first
+        self._silent, self._speaking = _ByAddress(), _ByAddress()
         self._is_expecting = True
-        self._rest_end_s = float("inf")
+        self._pause_end_s = float("inf")
         self._listener: socket | None = None
 
     def open(self, port: int, asked: str = "") -> str:
-        """Listen on an address or an interface (none: on all); where agents are to dial. Raises UsageError: the port
-        is taken, or there is no such address."""
+        """Listen.
+
+        Args:
+            port: 0: one that is free.
+            asked: an address or an interface of this machine; empty: all.
+
+        Returns:
+            `HOST,HOST:PORT`, to which agents connect.
+
+        Raises:
+            UsageError: the port is taken, or there is no such address.
+        """
         address = find_address(asked) if asked else ""
         self._listener = listener = listen(port, address)
         self._poller.watch(listener.fileno(), READ, self._accept)
@@ -104,7 +121,7 @@ class AgentListener:
         return f"{hosts}:{listener.getsockname()[1]}"
 
     def write_token(self, path: str) -> None:
-        """Where agents find it that can be given no environment. Raises UsageError."""
+        """Write the token to a new file of mode 0600, for agents that get no environment. Raises UsageError."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -116,135 +133,136 @@ class AgentListener:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
-    def rest(self) -> None:
-        """All have come: who dials now is no node of this job, and has time."""
+    def end_joining(self) -> None:
+        """All nodes have joined: whatever connects now is no node of this job, and has time."""
         self._is_expecting = False
         self.remove_token()
 
     def remove_token(self) -> None:
-        """All have read it. Safe twice."""
+        """Remove the file: all agents have read it. Safe twice."""
         path, self._token_file = self._token_file, ""
         if path:
             try:
                 os.unlink(path)
-            except OSError:  # somebody else was faster, or the disk has gone: there is nothing that we could do
+            except OSError:  # another process was faster, or the disk has gone: nothing can be done
                 return
 
     @property
-    def next_end_s(self) -> float:
-        """When `expire` has something to do."""
-        return min(self._first_end_s, self._rest_end_s)
+    def next_deadline_s(self) -> float:
+        """When `run_due` has something to do."""
+        return min(self._first_end_s, self._pause_end_s)
 
     @property
     def _first_end_s(self) -> float:
-        return next((stranger.end_s for stranger in self._strangers.values()), float("inf"))
+        return next((waiting.end_s for waiting in self._waiting.values()), float("inf"))
 
-    def expire(self, now_s: float) -> None:
-        """Let those go that have said too little for too long; listen again after a rest."""
+    def run_due(self, now_s: float) -> None:
+        """Drop connections that have not proved themselves in time; accept again after a pause."""
         while self._first_end_s <= now_s:
-            self._let_go(next(iter(self._strangers)))
-        if self._rest_end_s <= now_s and self._listener is not None:
-            self._rest_end_s = float("inf")
+            self._drop(next(iter(self._waiting)))
+        if self._pause_end_s <= now_s and self._listener is not None:
+            self._pause_end_s = float("inf")
             self._poller.watch(self._listener.fileno(), READ, self._accept)
 
     def _accept(self) -> None:
         for at in range(_AT_ONCE):
-            with forking:  # a child that is forked meanwhile would hold the connection, and nobody could forget it
-                if (found := self._next(is_first=at == 0)) is None:
+            with forking:  # a child that is forked meanwhile would keep the connection
+                if (accepted := self._accept_next(is_first=at == 0)) is None:
                     return
-                wire, address = found
-                wire.keep_small()
-                if len(self._strangers) >= self._most:
+                connection, address = accepted
+                connection.restrict()
+                if len(self._waiting) >= self._limit:
                     self._make_room()
-                self._strangers[wire] = _Unauthenticated(address, time.monotonic() + _PROVE_S)
-                self._silent.add(wire, address)
-            self._poller.watch(wire.fileno(), READ, partial(self._hear, wire))
-            self._hear(wire)  # who is ours has said his first word before we come to him
+                self._waiting[connection] = _Unauthenticated(address, time.monotonic() + _PROVE_S)
+                self._silent.add(connection, address)
+            self._poller.watch(connection.fileno(), READ, partial(self._read, connection))
+            self._read(connection)  # an agent has sent its first frame by now
         if not self._is_expecting and self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
-            self._rest_end_s = time.monotonic() + _REST_S
+            self._pause_end_s = time.monotonic() + _PAUSE_S
 
     def _make_room(self) -> None:
-        crowd = self._silent or self._speaking
-        self._let_go(crowd.oldest_of_most())
+        group = self._silent or self._speaking
+        self._drop(group.oldest_of_most())
 
-    def _next(self, is_first: bool) -> tuple[Connection, str] | None:
-        """Who dials next; None: nobody now. Where no descriptor is left the oldest stranger gives his; but for the
-        first, who is surely there, that may be said with nobody waiting."""
+    def _accept_next(self, is_first: bool) -> tuple[Connection, str] | None:
+        """Accept a connection; None: there is none. If no descriptor is left, the oldest unauthenticated connection
+        gives its own. The kernel may report that want even if no connection waits, except for the first one of a
+        turn."""
         assert self._listener is not None
         while True:
             try:
                 return accept(self._listener)
             except OSError as error:
                 if not is_first:
-                    return None  # who waits is told of again
-                if not self._strangers:  # it would be ready again and again
+                    return None  # if one waits, the poller says so again
+                if not self._waiting:  # it would be ready again and again
                     self._poller.unwatch(self._listener.fileno())
                     limit = LIMITS.get(error.errno or 0, error.strerror)
                     self._notice(f"no more nodes can be let in: {limit}")
                     return None
                 self._make_room()
 
-    def _hear(self, wire: Connection) -> None:
-        stranger = self._strangers[wire]
+    def _read(self, connection: Connection) -> None:
+        waiting = self._waiting[connection]
         try:
-            for kind, payload in wire.read():
-                handshake = stranger.handshake or self._begin(wire, stranger)
-                if not handshake.done:
-                    handshake.take(kind, payload)
+            for kind, payload in connection.read():
+                handshake = waiting.handshake or self._begin(connection, waiting)
+                if not handshake.is_done:
+                    handshake.handle_frame(kind, payload)
                 elif kind == protocol.IDENTITY:
-                    self._pass_on(wire, unpack_json(payload))
+                    self._pass_on(connection, unpack_json(payload))
                     return
         except LinkError as error:
-            self._turn_away(f"{stranger.address} dialled the link's port and was turned away: {error}")
-            self._let_go(wire)
+            self._turn_away(f"{waiting.address} dialled the link's port and was turned away: {error}")
+            self._drop(connection)
             return
-        if wire.has_ended:
-            self._let_go(wire)
+        if connection.has_ended:
+            self._drop(connection)
 
-    def _begin(self, wire: Connection, stranger: _Unauthenticated) -> Handshake:
-        self._silent.remove(wire, stranger.address)
-        self._speaking.add(wire, stranger.address)
-        stranger.handshake = Handshake(wire, os.fsencode(self._token), is_head=True)
-        return stranger.handshake
+    def _begin(self, connection: Connection, waiting: _Unauthenticated) -> Handshake:
+        self._silent.remove(connection, waiting.address)
+        self._speaking.add(connection, waiting.address)
+        waiting.handshake = Handshake(connection, os.fsencode(self._token), is_head=True)
+        return waiting.handshake
 
-    def _pass_on(self, wire: Connection, name: object) -> None:
-        node = name.get("node") if isinstance(name, dict) else None
-        host = name.get("host", "") if isinstance(name, dict) else ""
+    def _pass_on(self, connection: Connection, identity: object) -> None:
+        node = identity.get("node") if isinstance(identity, dict) else None
+        host = identity.get("host", "") if isinstance(identity, dict) else ""
         if type(node) is not int or not isinstance(host, str):
             raise LinkError("it does not say which node it is")
-        address = self._strangers[wire].address
-        self._forget(wire)
-        self._admit(wire, node, host, address)
+        address = self._waiting[connection].address
+        self._release(connection)
+        self._on_authenticated(connection, node, host, address)
 
     def _turn_away(self, text: str) -> None:
         self._turned_away += 1
-        if self._turned_away <= _TOLD:
-            self._notice(text + (" (no more of these will be told)" if self._turned_away == _TOLD else ""))
+        if self._turned_away <= _REPORTED:
+            self._notice(text + (" (no more of these will be told)" if self._turned_away == _REPORTED else ""))
 
-    def _forget(self, wire: Connection) -> None:
-        stranger = self._strangers.pop(wire)
-        for crowd in (self._silent, self._speaking):
-            crowd.remove(wire, stranger.address)
-        self._poller.unwatch(wire.fileno())
+    def _release(self, connection: Connection) -> None:
+        waiting = self._waiting.pop(connection)
+        for group in (self._silent, self._speaking):
+            group.remove(connection, waiting.address)
+        self._poller.unwatch(connection.fileno())
 
-    def _let_go(self, wire: Connection) -> None:
-        self.let_go += 1
-        self._forget(wire)
-        wire.close()
+    def _drop(self, connection: Connection) -> None:
+        self.dropped += 1
+        self._release(connection)
+        connection.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the file with the token stays."""
+        """In a forked child: close our copies; the file with the token stays."""
         self._token_file = ""
         self.close()
 
     def close(self) -> None:
         """Safe twice."""
         self.remove_token()
-        for wire in list(self._strangers):
-            self._let_go(wire)
+        for connection in list(self._waiting):
+            self._drop(connection)
         if self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
             self._listener.close()
             self._listener = None
-            self._rest_end_s = float("inf")
+            self._pause_end_s = float("inf")

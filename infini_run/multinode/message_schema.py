@@ -1,7 +1,7 @@
-"""What the frames of a link may say: of each kind its fields, of each field the type and the bounds. Pure.
+"""The JSON frames of the Link: the fields of each kind, and the type and bounds of each field. Pure.
 
-The one rule: behind this every value is what it is said to be. Nothing that a node or a head says can raise more than
-LinkError here, or anything later.
+The one rule: code behind `read` can rely on every value. Whatever a node or a head sends raises LinkError here, or
+nothing at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    Form = dict[str, Callable[[Any], bool]]
+    Schema = dict[str, Callable[[Any], bool]]
 
 _MAX_NS = 2**63 - 1
 _FOREVER_S = 1e12
@@ -28,20 +28,20 @@ def _whole(low: int, high: int) -> Callable[[Any], bool]:
 
 
 def _text(value: Any) -> bool:
-    """Also for a variable, an argument or a path: none of them can have a zero byte."""
+    """A text that can be a variable, an argument or a path: it has no zero byte."""
     return type(value) is str and "\0" not in value and (value.isascii() or _is_a_path(value))
 
 
 def _is_a_path(value: str) -> bool:
     try:
         os.fsencode(value)
-    except UnicodeEncodeError:  # a surrogate that stands for no byte
+    except UnicodeEncodeError:  # a surrogate that is no escaped byte
         return False
     return True
 
 
 def _ticks(value: Any) -> bool:
-    """A number that is passed on as text."""
+    """A number of the kernel's, as text."""
     return type(value) is str and value.isascii() and value.isdigit() and len(value) <= 20
 
 
@@ -58,18 +58,18 @@ def _seconds(value: Any) -> bool:
 
 
 def _variables(value: Any) -> bool:
-    """Of an environment."""
+    """An environment."""
     if type(value) is not dict or not _texts(list(value.values())):
         return False
     return all(_text(name) and name and "=" not in name for name in value)
 
 
 def _record(value: Any) -> bool:
-    """Looked into by who knows which one is due (record_codec.py)."""
+    """A record; record_codec.py checks its fields."""
     return type(value) is dict
 
 
-_port, _rank, _pid, _ns = _whole(0, 65535), _whole(-1, MAX_INT), _whole(-1, MAX_INT), _whole(-_MAX_NS, _MAX_NS)
+_port, _rank, _pid = _whole(0, 65535), _whole(-1, MAX_INT), _whole(-1, MAX_INT)
 _count, _code, _signal = _whole(0, MAX_INT), _whole(0, 255), _whole(0, 64)
 
 
@@ -78,41 +78,40 @@ def _ranks(value: Any) -> bool:
 
 
 # head to agent
-SPEC: Form = {
+SPEC: Schema = {
     "version": _text, "is_by_hand": _flag, "silence_s": _seconds, "cwd": _text, "environ": _variables,
-    "options": _record, "has_stream": _flag, "asked": _texts, "watch": _texts,
+    "options": _record, "has_stream": _flag, "asked": _texts, "observe": _texts,
 }  # fmt: skip
-GO: Form = {
+LAUNCH: Schema = {
     "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,
     "world_size": _whole(1, MAX_INT), "most": _whole(1, MOST_RANKS), "host": _text, "master_addr": _text,
     "master_port": _port, "launch_id": _text, "restarts": _count, "heading": _text,
 }  # fmt: skip
-SIGNAL: Form = {"signal": _signal}
-STOP: Form = {"signal": _signal, "is_told": _flag}
-LOOK: Form = {"ranks": _ranks}
-BYE: Form = {"exit_code": _code}
-TURNED_AWAY: Form = {"error": _text}  # a BYE before there was a SPEC
-ASK: Form = {"at_ns": _ns}
+SIGNAL: Schema = {"signal": _signal}
+STOP: Schema = {"signal": _signal, "by_signal": _flag}
+USAGE_REQUEST: Schema = {"ranks": _ranks}
+GOODBYE: Schema = {"exit_code": _code}
+TURNED_AWAY: Schema = {"error": _text}  # a GOODBYE before there was a SPEC
 # agent to head
-HELLO: Form = {
-    "version": _text, "host": _text, "pid": _pid, "begun": _ticks, "nproc": _whole(1, MOST_RANKS), "port": _port,
-    "address": _text, "told": _texts,
+HELLO: Schema = {
+    "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),
+    "port": _port, "address": _text, "facts": _texts,
 }  # fmt: skip
-REFUSAL: Form = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
-STARTED: Form = {"started": _rank, "pid": _pid}
-READY: Form = {"ready": _rank, "pid": _pid}
-FAILED: Form = {"failed": _rank, "age_ns": _whole(0, _MAX_NS)}
-TOLD: Form = {"told": _signal}
-ANSWER: Form = {"at_ns": _ns, "wall_ns": _ns, "monotonic_ns": _ns}
-DONE: Form = {"report": _record, "port": _port}
+REFUSAL: Schema = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
+STARTED: Schema = {"started": _rank, "pid": _pid}
+READY: Schema = {"ready": _rank, "pid": _pid}
+FAILED: Schema = {"failed": _rank, "age_ns": _whole(0, _MAX_NS)}
+SIGNALLED: Schema = {"signalled": _signal}
+EVENTS = (STARTED, READY, FAILED, SIGNALLED)
+DONE: Schema = {"report": _record, "port": _port}
 
 
-def read(payload: bytes, *forms: Form) -> dict[str, Any]:
-    """The words of a frame that has one of these forms. Raises LinkError."""
+def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:
+    """Return the fields of a payload that fits one of these schemas. Raises LinkError."""
     said = unpack_json(payload)
-    for form in forms:
-        if type(said) is dict and said.keys() == form.keys():
-            for name, fits in form.items():
+    for schema in schemas:
+        if type(said) is dict and said.keys() == schema.keys():
+            for name, fits in schema.items():
                 if not fits(said[name]):
                     why = f"{name} is {_short(said[name])}"
                     raise LinkError(f"what came over the link is not what infini-run sends: {why}")

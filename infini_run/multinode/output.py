@@ -1,7 +1,7 @@
-"""The head's stdout and stderr: whole lines of many nodes, without ever waiting for the reader
-(core/nonblocking_writer.py).
+"""The head's stdio: whole lines of many nodes to stdout and stderr, and stdin, without ever waiting for the other
+side.
 
-The caller reads no more from the nodes until `waiting` is small again.
+While `is_backlogged`, the head reads no more from the nodes.
 """
 
 from __future__ import annotations
@@ -18,76 +18,77 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
-_HELD = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
-_LONGEST = 1 << 18  # of a line that is held for its end; agents send pieces of 64 KiB and a label as lines, at most
+_BACKLOG_LIMIT = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
+_LONGEST_LINE = 1 << 18  # bytes; agents send pieces of 64 KiB and a label as lines, at most
 
 
 class ConsoleWriters:
-    """Both, by the kind of frame that is written there."""
+    """Our stdout and stderr, by the kind of frame (OUT, ERR) that is written there."""
 
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         out = NonblockingWriter(1)
-        self._outlets = {protocol.OUT: out, protocol.ERR: out if _are_one(1, 2) else NonblockingWriter(2)}
-        self._is_told = False
+        self._writers = {protocol.OUT: out, protocol.ERR: out if _are_one(1, 2) else NonblockingWriter(2)}
+        self._has_reported = False
 
     def write(self, kind: bytes, data: bytes) -> None:
-        """Lines of a node."""
-        self._outlets[kind].write(data)
-        self._watch(self._outlets[kind])
+        """Write lines, or keep them until there is room."""
+        self._writers[kind].write(data)
+        self._watch(self._writers[kind])
 
-    def _watch(self, outlet: NonblockingWriter) -> None:
+    def _watch(self, writer: NonblockingWriter) -> None:
         def go_on() -> None:
-            outlet.flush()
-            self._watch(outlet)
+            writer.flush()
+            self._watch(writer)
 
-        if outlet.fileno() >= 0:
-            self._poller.watch(outlet.fileno(), WRITE if outlet.waiting else 0, go_on)
+        if writer.fileno() >= 0:
+            self._poller.watch(writer.fileno(), WRITE if writer.waiting else 0, go_on)
 
-    def _watch_end(self, outlet: NonblockingWriter) -> bool:
-        """No more is written there: whether the reader's side has all of it."""
-        is_done = outlet.finish()
-        if not is_done and not outlet.waiting:
-            self._poller.watch(outlet.fileno(), READ, lambda: None)
+    def _watch_end(self, writer: NonblockingWriter) -> bool:
+        """No more is written there. Whether the reader has all of it; if not, the poller tells when to look again."""
+        is_done = writer.finish()
+        if not is_done and not writer.waiting:
+            self._poller.watch(writer.fileno(), READ, lambda: None)
         return is_done
 
     def take_problem(self) -> str:
-        """Why something that was written is lost, in the system's words, once; "" where nothing is."""
-        if self._is_told:
+        """Return the system's message if output was lost, the first time; else ""."""
+        if self._has_reported:
             return ""
-        problem = next((outlet.problem for outlet in self._outlets.values() if outlet.is_lossy), None)
-        self._is_told = problem is not None
+        problem = next((writer.problem for writer in self._writers.values() if writer.is_lossy), None)
+        self._has_reported = problem is not None
         return "" if problem is None else os.strerror(problem.errno or 0)
 
     def give_up(self) -> bool:
-        """Wait no more for a reader that does not read; whether something was lost by that. Who asks tells it."""
-        self._is_told = True
-        lost = [outlet.give_up() for outlet in self._outlets.values()]
+        """Wait no more for a reader that does not read. Whether output was lost by that; the caller reports it."""
+        self._has_reported = True
+        lost = [writer.give_up() for writer in self._writers.values()]
         return any(lost)
 
     @property
-    def are_behind(self) -> bool:
-        """Our own reader has not taken much of it."""
-        return any(outlet.waiting > _HELD for outlet in self._outlets.values())
+    def is_backlogged(self) -> bool:
+        """Whether our own reader is far behind."""
+        return any(writer.waiting > _BACKLOG_LIMIT for writer in self._writers.values())
 
     @property
-    def are_done(self) -> bool:
-        """Our own reader has all that there was, and no more comes."""
-        if any(outlet.waiting for outlet in self._outlets.values()):
+    def is_done(self) -> bool:
+        """Whether our own reader has all of it. Ask only when no more is written."""
+        if any(writer.waiting for writer in self._writers.values()):
             return False
-        left = [outlet for outlet in self._outlets.values() if not self._watch_end(outlet)]
+        left = [writer for writer in self._writers.values() if not self._watch_end(writer)]
         return not left
 
     def close(self) -> None:
         """Safe twice."""
-        for outlet in self._outlets.values():
-            if outlet.fileno() >= 0:
-                self._poller.unwatch(outlet.fileno())
-            outlet.close()
+        for writer in self._writers.values():
+            if writer.fileno() >= 0:
+                self._poller.unwatch(writer.fileno())
+            writer.close()
 
 
 def _are_one(first: int, second: int) -> bool:
-    """Whether two descriptors are one pipe, file or terminal: a line of one must not land in one of the other."""
+    """Whether two descriptors are one pipe, file or terminal. Then they share a writer, so that no line is split by
+    another."""
     try:
         return os.path.sameopenfile(first, second)
     except OSError:
@@ -95,17 +96,17 @@ def _are_one(first: int, second: int) -> bool:
 
 
 class LineBuffer:
-    """Whole lines out of pieces of one stream of one node."""
+    """Makes whole lines of the pieces of one stream of one node."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The lines that are complete now."""
+        """Add a piece, and return the lines that are complete."""
         at = data.rfind(b"\n") + 1
         if not at:
             self._rest += data
-            if len(self._rest) < _LONGEST:
+            if len(self._rest) < _LONGEST_LINE:
                 return b""
             whole, self._rest = self._rest, b""
             return whole
@@ -113,14 +114,19 @@ class LineBuffer:
         return whole
 
     def end(self) -> bytes:
-        """What is left without an end of line."""
+        """Return what is left without an end of line."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 class StdinReader:
-    """Our stdin, read as there are readers, without ever waiting for it. A terminal is read while we are in its
-    foreground; in the background what is typed is for others, and no read of ours stops us (SIGTTIN)."""
+    """Our stdin, read without ever waiting for it. A terminal is read while we are in its foreground. In the
+    background, typed lines are for others, and reading does not suspend us (SIGTTIN).
+
+    Args:
+        fd: the descriptor.
+        wanted: whether any rank reads stdin.
+    """
 
     def __init__(self, fd: int, *, wanted: bool) -> None:
         self._fd = fd
@@ -141,19 +147,19 @@ class StdinReader:
 
     @property
     def events(self) -> int:
-        """What to wait for. A terminal stays readable as long as another job does not take what was typed for it, and
-        nothing tells us when we come to the foreground: we look at each new line."""
+        """What to wait for. A terminal stays readable until the job in its foreground has read the line, and nothing
+        tells us when we come to the foreground. So the poller tells of each new line once."""
         return READ | (EDGE if self.is_terminal else 0)
 
     def read(self) -> bytes | None:
-        """A piece; empty at its end, once; None: nothing now, or nothing any more."""
+        """Return a piece; empty once, at the end; None if there is nothing now, or nothing any more."""
         if self.has_ended:
             return None
         try:
             data = self._read()
         except BlockingIOError:
             return None
-        except OSError:  # EIO: in the background just then; a terminal that has hung up is none any more
+        except OSError:  # EIO: we are in the background; after a hang-up it is no terminal any more
             if os.isatty(self._fd):
                 return None
             data = b""
@@ -163,11 +169,11 @@ class StdinReader:
     def _read(self) -> bytes:
         with unstopped():
             if not self.never_waits and self._own < 0 and not is_readable(self._fd):
-                raise BlockingIOError  # who shares it with us was quicker
+                raise BlockingIOError  # another process that shares the pipe was quicker
             return os.read(self.fileno(), 1 << 16)
 
     def close(self) -> None:
-        """Safe twice; our stdin itself stays."""
+        """Close what was opened here; the descriptor itself stays. Safe twice."""
         self.has_ended = True
         if self._own >= 0:
             os.close(self._own)
@@ -175,8 +181,9 @@ class StdinReader:
 
 
 class unstopped:
-    """While it lasts a terminal does not stop us: in the background reading fails with EIO, and writing (stty tostop)
-    goes through (termios(3), job control: a thread that blocks SIGTTIN and SIGTTOU)."""
+    """A block in which a terminal does not suspend this process: in the background reading fails with EIO, and
+    writing succeeds in spite of `stty tostop` (termios(3), job control: a thread that blocks SIGTTIN and
+    SIGTTOU)."""
 
     def __enter__(self) -> None:
         self._before = pthread_sigmask(SIG_BLOCK, (SIGTTIN, SIGTTOU))
@@ -186,7 +193,7 @@ class unstopped:
 
 
 def _reopened(fd: int) -> int:
-    """A description of its own that does not block; -1: another user's terminal, after su."""
+    """Open the same file again, non-blocking; -1 if that is not permitted: a terminal of another user, after su."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

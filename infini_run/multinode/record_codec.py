@@ -1,4 +1,4 @@
-"""Records as plain types and back, for the Link: what JSON can say, and only the records that are named here."""
+"""Records to JSON and back, for the Link; only the classes of `_RECORDS`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_BOUNDS = {  # what goes into an exit code, or is looked up
+_BOUNDS = {  # fields that become an exit code, or an index of a table
     "Exit": (("code", 255), ("signal", 64), ("start_errno", 4095)),
     "Report": (("received_signal", 64), ("port_in_use", 65535), ("error_code", 255)),
 }
-_MOST = 2**63  # of a number: what is counted, or timed, is less
+_MOST = 2**63  # no count and no time is larger
 _RECORDS = {
     cls.__name__: cls
     for cls in (Clock, Exit, HangSnapshot, Options, ProcessSnapshot, Report, LeftoverProcess, RankStreams, Thread)
@@ -28,7 +28,7 @@ _RECORDS = {
 
 
 def to_jsonable(value: Any) -> Any:
-    """Lists, dictionaries, texts and numbers; a record is a dictionary with its class's name."""
+    """Return lists, dictionaries, texts and numbers; a record becomes a dictionary with the name of its class."""
     if isinstance(value, (list, tuple)):
         return [to_jsonable(item) for item in value]
     name = type(value).__name__
@@ -40,13 +40,14 @@ def to_jsonable(value: Any) -> Any:
 
 
 def decode_record(cls: type[T], value: Any) -> T:
-    """The record of that class that `to_plain` was given, lists as tuples. Raises LinkError: it is something else."""
+    """Return the record of that class from which `to_jsonable` made the value. Raises LinkError: it is something
+    else."""
     found: T = _read(cls.__name__, value)
     return found
 
 
 def _read(kind: str, value: Any) -> Any:
-    """A value of that type, which an annotation names (PEP 604). It is as deep as the type, and no deeper."""
+    """Return a value of the type that an annotation (PEP 604) names. It is as deep as the type, and no deeper."""
     kind, is_optional = kind.removesuffix(" | None"), kind.endswith(" | None")
     if is_optional and value is None:
         return None
@@ -55,7 +56,7 @@ def _read(kind: str, value: Any) -> Any:
     if kind in _RECORDS:
         return _read_record(kind, value)
     fits = type(value).__name__ in kind.split(" | ") or (kind == "float" and type(value) is int)
-    if fits and (type(value) is str or abs(value) <= _MOST):  # which no NaN is
+    if fits and (type(value) is str or abs(value) <= _MOST):  # false for NaN
         return value
     raise LinkError(f"no {kind} came over the link where one was due")
 

@@ -1,4 +1,4 @@
-"""Before the start: who has not come, whether those that have fit together, where rank 0 listens. Pure."""
+"""Checks before ranks start: which nodes are missing, whether the others fit together, where rank 0 listens. Pure."""
 
 from __future__ import annotations
 
@@ -14,75 +14,91 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
 
-_NAMED = 8  # nodes that a message names
+_NAMED = 8  # nodes in one message
 
 
-def missing_names(peers: Sequence[RemoteAgent]) -> str:
-    """Those that have not come yet, by name; the first few of many."""
-    return join_names([peer for peer in peers if peer.is_new])
+def missing_names(agents: Sequence[RemoteAgent]) -> str:
+    """Return the names of the nodes that are not ready; the first few of many."""
+    return join_names([agent for agent in agents if agent.is_not_ready])
 
 
 def explain_missed(
-    missed: Sequence[tuple[RemoteAgent, InfiniRunError]], peers: Sequence[RemoteAgent]
+    missed: Sequence[tuple[RemoteAgent, InfiniRunError]], agents: Sequence[RemoteAgent]
 ) -> InfiniRunError:
-    """Why the job cannot begin: all nodes that do not come, with why, and those of which nobody knows yet. The exit
-    code is that of the first."""
+    """Return the error of a job that cannot start: each missing node with its reason, and the nodes whose fate is not
+    known yet. The exit code is that of the first.
+
+    Args:
+        missed: the missing nodes and their errors.
+        agents: of all nodes.
+    """
     first, error = missed[0]
-    unknown = missing_names(peers)
+    unknown = missing_names(agents)
     rest = f"; not reached yet: {unknown}" if unknown else ""
     if len(missed) == 1 and not rest:
         return error
-    more = f"; and {join_names([peer for peer, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
+    more = f"; and {join_names([agent for agent, _ in missed[_NAMED:]])}" if missed[_NAMED:] else ""
     text = "; ".join(str(each) for _, each in missed[:_NAMED]) + more + rest
     if len(missed) > 1:
-        text = f"{len(missed)} of {len(peers)} nodes do not come: {text}"
+        text = f"{len(missed)} of {len(agents)} nodes do not come: {text}"
     joint = NodeLost(text, first.name, first.index) if isinstance(error, NodeLost) else type(error)(text)
     joint.exit_code = error.exit_code
     return joint
 
 
-def join_names(peers: Sequence[RemoteAgent]) -> str:
-    """Their names; the first few of many."""
-    names = [peer.name or f"node {peer.index}" for peer in peers]
+def join_names(agents: Sequence[RemoteAgent]) -> str:
+    """Return their names; the first few of many."""
+    names = [agent.name or f"node {agent.index}" for agent in agents]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-def count_ranks(peers: Sequence[RemoteAgent], reader: int | str) -> list[int]:
-    """How many ranks each node runs, as it says. reader: of stdin, as --stdin says. Raises UsageError: there is no
-    such rank, or more than there can be."""
-    counts = [int(peer.hello["nproc"]) for peer in peers]
+def count_ranks(agents: Sequence[RemoteAgent], reader: int | str) -> list[int]:
+    """Return how many ranks each node runs.
+
+    Args:
+        reader: the value of --stdin.
+
+    Raises:
+        UsageError: there is no such rank, or there are more ranks than is possible.
+    """
+    counts = [int(agent.hello["nproc"]) for agent in agents]
     world_size = sum(counts)
     if world_size > MAX_INT:
-        raise UsageError(f"{len(peers)} nodes make {world_size} ranks: at most {MAX_INT} are allowed")
+        raise UsageError(f"{len(agents)} nodes make {world_size} ranks: at most {MAX_INT} are allowed")
     if isinstance(reader, int) and reader >= world_size:
         raise UsageError(f"--stdin={reader}: there are ranks 0 to {world_size - 1}")
     return counts
 
 
-def unlike(peers: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
-    """That nodes differ in how many ranks they run, which none but themselves have said; "" where they do not."""
+def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
+    """Say that nodes run different numbers of ranks, if they counted their own; "" if all are equal."""
     if len(set(counts)) == 1:
         return ""
-    each = ", ".join(f"{peer.name}:{count}" for peer, count in zip(peers[:_NAMED], counts, strict=False))
-    each += ", ..." if len(peers) > _NAMED else ""
+    each = ", ".join(f"{agent.name}:{count}" for agent, count in zip(agents[:_NAMED], counts, strict=False))
+    each += ", ..." if len(agents) > _NAMED else ""
     return f"the nodes differ in how many ranks they run: {each}; {sum(counts)} in all"
 
 
-def rendezvous_address(options: Options, peers: Sequence[RemoteAgent]) -> tuple[str, int]:
-    """Where rank 0 listens: what was asked for; else node 0's address as it was reached, and a port free there."""
-    first = peers[0]
+def rendezvous_address(options: Options, agents: Sequence[RemoteAgent]) -> tuple[str, int]:
+    """Return the address and port of rank 0: as asked for; else node 0's address as the head reached it, and a port
+    that is free there."""
+    first = agents[0]
     if options.rdzv_explicit:
-        return options.master_addr, options.master_port or first.port
-    if len(peers) == 1:
-        return "127.0.0.1", first.port
-    return str(first.hello["address"]) or first.name, first.port
+        return options.master_addr, options.master_port or first.free_port
+    if len(agents) == 1:
+        return "127.0.0.1", first.free_port
+    return str(first.hello["address"]) or first.name, first.free_port
 
 
-def address_warning(address: str, peers: Sequence[RemoteAgent], hosts: str) -> str:
-    """Why the other nodes may not reach node 0 at that address; "" where nothing speaks against it, or where all of
-    them are on this machine. hosts: what is in /etc/hosts."""
+def address_warning(address: str, agents: Sequence[RemoteAgent], hosts: str) -> str:
+    """Say why other nodes may not reach node 0 at that address; "" if nothing speaks against it, or all are on this
+    machine.
+
+    Args:
+        hosts: the text of /etc/hosts.
+    """
     why = unreachable_reason(address, hosts)
-    others = (str(peer.hello["address"]) or peer.name for peer in peers[1:])
+    others = (str(agent.hello["address"]) or agent.name for agent in agents[1:])
     if not why or all(unreachable_reason(other, hosts) for other in others):
         return ""
     return f"other nodes cannot reach node 0: {why}; give --rdzv_endpoint=HOST:PORT, or another name for it"

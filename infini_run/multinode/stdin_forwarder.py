@@ -1,4 +1,4 @@
-"""Our stdin, to the ranks that read it: read as fast as the slowest of their nodes takes it."""
+"""The head's stdin, to the ranks that read it, at the speed of the slowest of their nodes."""
 
 from __future__ import annotations
 
@@ -16,61 +16,66 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.system.poller import Poller
 
-_HELD = 1 << 20  # bytes that a node has not taken: then nothing more is read
-
 
 class StdinForwarder:
-    """reader: all, none, or the rank that reads. firsts: the first rank of each node, as soon as they are known."""
+    """Sends stdin to the nodes whose ranks read it.
 
-    def __init__(self, reader: int | str, fleet: AgentSet, poller: Poller) -> None:
+    Args:
+        reader: "all", "none", or the number of the rank that reads.
+        agents: of all nodes.
+
+    Set `first_ranks` to the first rank of each node as soon as it is known.
+    """
+
+    def __init__(self, reader: int | str, agents: AgentSet, poller: Poller) -> None:
         self._reader = reader
-        self._fleet = fleet
+        self._agents = agents
         self._poller = poller
-        self._source = StdinReader(0, wanted=reader != "none")
-        self.firsts: Sequence[int] = ()
+        self._stdin = StdinReader(0, wanted=reader != "none")
+        self.first_ranks: Sequence[int] = ()
 
     @property
     def is_due(self) -> bool:
-        """There is something to read, and no descriptor that says so."""
-        return self._source.never_waits and bool(self._readers())
+        """Whether there is something to read, and no descriptor that can be waited for."""
+        return self._stdin.never_waits and bool(self._readers())
 
-    def turn(self) -> None:
-        """Read a piece of a file; of a pipe, when there is one."""
+    def forward(self) -> None:
+        """Read and send one piece of a file; of a pipe or a terminal, as soon as there is one."""
         readers = self._readers()
-        if self._source.never_waits:
-            self._read(readers)
-        elif self._source.fileno() >= 0:
-            self._poller.watch(self._source.fileno(), self._source.events if readers else 0, self._hear)
+        if self._stdin.never_waits:
+            self._forward_to(readers)
+        elif self._stdin.fileno() >= 0:
+            self._poller.watch(self._stdin.fileno(), self._stdin.events if readers else 0, self._on_readable)
 
-    def _hear(self) -> None:
-        """One piece, which is told of again; of a terminal all that there is."""
-        while self._read(self._readers()) and self._source.is_terminal:
+    def _on_readable(self) -> None:
+        """Send one piece; of a terminal everything, because the poller tells of it once."""
+        while self._forward_to(self._readers()) and self._stdin.is_terminal:
             pass
 
     def resume(self) -> None:
-        """We were stopped, and go on: what was typed meanwhile was told of to nobody."""
-        self._poller.unwatch(self._source.fileno())
+        """We were suspended: have the poller look again, for lines that were typed meanwhile."""
+        self._poller.unwatch(self._stdin.fileno())
 
     def close(self) -> None:
         """Safe twice."""
-        self._poller.unwatch(self._source.fileno())
-        self._source.close()
+        self._poller.unwatch(self._stdin.fileno())
+        self._stdin.close()
 
     def _readers(self) -> list[RemoteAgent]:
-        """The nodes whose ranks read; none as long as one of them is behind."""
-        if self._source.has_ended or not self.firsts:
+        """The agents whose ranks read; none while one of them is behind."""
+        if self._stdin.has_ended or not self.first_ranks:
             return []
-        peers = self._fleet.peers
+        readers = self._agents.all
         if self._reader != "all":
-            peers = [peers[bisect_right(self.firsts, int(self._reader)) - 1]]
-        peers = [peer for peer in peers if peer.state == "running"]
-        is_behind = any(peer.wire is not None and peer.wire.waiting > _HELD for peer in peers)
-        return [] if is_behind else peers
+            readers = [readers[bisect_right(self.first_ranks, int(self._reader)) - 1]]
+        readers = [agent for agent in readers if agent.state == "running"]
+        has_room = all(agent.connection is None or agent.connection.has_room for agent in readers)
+        return readers if has_room else []
 
-    def _read(self, readers: list[RemoteAgent]) -> bool:
-        """Whether there was something, and more may come."""
-        data = self._source.read() if readers else None
+    def _forward_to(self, readers: list[RemoteAgent]) -> bool:
+        """Read one piece and send it; whether there was one."""
+        data = self._stdin.read() if readers else None
         if data is not None:
-            for peer in readers:
-                self._fleet.send(peer, pack(protocol.INPUT, data))
+            for agent in readers:
+                self._agents.send(agent, pack(protocol.INPUT, data))
         return bool(data)

@@ -1,28 +1,33 @@
-"""TCP, for the Link: the head listens, agents dial. Nothing is said here; what may be said is the Link's affair."""
+"""TCP for the Link: the head listens, agents connect. No byte is sent here.
+
+`listen` and `_connect` do by hand what socket.create_server and socket.create_connection do, because an import of
+`socket` takes longer than all the rest of an agent's connection.
+"""
 
 from __future__ import annotations
 
-import _socket as socket  # the C module: `socket` costs 5 ms
+import _socket as socket
 import errno
 import os
 
 from infini_run.errors import LinkError, UsageError
-from infini_run.multinode.connection import Connection, Unheard
+from infini_run.multinode.connection import Connection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_CONNECT_S = 10.0  # for one address; a node that drops packets must not hold the next address up for ever
+_CONNECT_S = 10.0  # for one address: a host that drops packets must not keep us from the next address
 _BACKLOG = 1024
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_UNHEARD_S = 10.0  # that a head may take our connection and drop it
-_SAY_S = 5.0  # between two lines about who is waited for
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_UNHEARD_S = 10.0  # how long a head may go on dropping our connections
+_NOTICE_S = 5.0  # between two lines that say that we wait
 
 
 def find_address(asked: str) -> str:
-    """An address of ours: as it was given, or the first of the interface of that name. Raises UsageError."""
+    """Return the address that --link_address means: as it was given, or the first one of the interface of that name.
+    Raises UsageError."""
     interfaces = [name for _, name in socket.if_nameindex()]
     if asked in interfaces:
         found = _ipv4_of(asked) or _ipv6_of(asked)
@@ -38,8 +43,15 @@ def find_address(asked: str) -> str:
 
 
 def listen(port: int = 0, address: str = "") -> socket.socket:
-    """A socket that listens there (nothing: on all addresses, IPv6 and IPv4), and does not block. Raises UsageError:
-    taken, or not ours."""
+    """Return a listening socket that does not block.
+
+    Args:
+        port: 0: one that is free.
+        address: empty: all addresses, IPv6 and IPv4.
+
+    Raises:
+        UsageError: the port is taken, or the address is not one of this machine.
+    """
     try:
         if address:
             listener = _listen(socket.AF_INET6 if ":" in address else socket.AF_INET, address, port)
@@ -57,7 +69,7 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
 
 
 def _listen(family: int, address: str, port: int, *, is_both: bool = False) -> socket.socket:
-    """As socket.create_server does. Raises OSError."""
+    """Raises OSError."""
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,25 +99,25 @@ def _has_both() -> bool:
 
 
 def accept(listener: socket.socket) -> tuple[Connection, str] | None:
-    """The next that has dialled, and its address; None: nobody now. Raises OSError: it is there, and cannot be taken
-    for want of a descriptor or of memory (accept(2)); it will be there the next time, too."""
+    """Return the next connection and the address it comes from; None: there is none now. Raises OSError: there is
+    one, but no descriptor or memory for it (accept(2)); it stays in the queue."""
     try:
         fd, address = listener._accept()  # type: ignore[attr-defined]
     except OSError as error:
-        if error.errno in _SHORT:
+        if error.errno in _OUT_OF_RESOURCES:
             raise
         return None  # gone again
-    return _wire(socket.socket(fileno=fd)), str(address[0]).removeprefix("::ffff:")
+    return _to_connection(socket.socket(fileno=fd)), str(address[0]).removeprefix("::ffff:")
 
 
-def _wire(connection: socket.socket) -> Connection:
-    connection.settimeout(None)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Connection(fd := connection.detach(), fd)
+def _to_connection(connected: socket.socket) -> Connection:
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Connection(fd := connected.detach(), fd)
 
 
 def own_addresses() -> list[str]:
-    """How other nodes may reach us: our name first, then the addresses of our interfaces; loopback last."""
+    """Return the addresses at which other nodes may reach us: those of our interfaces, our name, loopback last."""
     name = socket.gethostname()
     found = [address for _, interface in socket.if_nameindex() if (address := _ipv4_of(interface))]
     far = [address for address in found if not address.startswith("127.")]
@@ -144,33 +156,38 @@ def connect(target: str) -> Connection:
     problems = []
     for host in hosts.split(","):
         try:
-            return _wire(_connect(host.strip("[]"), int(port)))
+            return _to_connection(_connect(host.strip("[]"), int(port)))
         except (OSError, UnicodeError) as error:  # the latter: no name that DNS could have
             problems.append(f"{host}: {getattr(error, 'strerror', None) or error}")
     raise LinkError(f"the head does not answer on port {port}: {'; '.join(problems)}")
 
 
 def _connect(host: str, port: int) -> socket.socket:
-    """As socket.create_connection does. Raises OSError, UnicodeError."""
-    name = host.encode("ascii") if host.isascii() else host  # of text `idna` is imported first, whatever is in it
+    """Raises OSError, UnicodeError."""
+    name = (
+        host.encode("ascii") if host.isascii() else host
+    )  # for text the C module imports `idna` first, whatever is in it
     problem = OSError(errno.ENOENT, "no address")
     for family, kind, protocol, _, address in socket.getaddrinfo(name, port, 0, socket.SOCK_STREAM):
-        connection = socket.socket(family, kind, protocol)
+        connected = socket.socket(family, kind, protocol)
         try:
-            connection.settimeout(_CONNECT_S)
-            connection.connect(address)
+            connected.settimeout(_CONNECT_S)
+            connected.connect(address)
         except OSError as error:
             problem = error
-            connection.close()
+            connected.close()
         else:
-            return connection
+            return connected
     raise problem
 
 
-def join(attempt: Callable[[], int]) -> int:
-    """Dial, and serve; again, where a head that is full of strangers let us go before it said a word. Raises
-    LinkError: that went on for too long, or it is something else."""
+def retry_unheard(attempt: Callable[[], int]) -> int:
+    """Call `attempt`, which connects and serves; again, if a head that had too many unauthenticated connections
+    dropped ours before it had sent anything. Raises LinkError: that went on for 10 s, or the reason is another
+    one."""
     import time
+
+    from infini_run.multinode.handshake import Unheard
 
     end_s, pause_s = time.monotonic() + _UNHEARD_S, _FIRST_PAUSE_S
     while True:
@@ -183,13 +200,20 @@ def join(attempt: Callable[[], int]) -> int:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def connect_with_retry(target: str, limit_s: float, say: Callable[[str], None]) -> Connection:
-    """The same, again and again: the head may not be there yet, and nothing tells when another machine's port opens.
-    say: gets a line every few seconds. Raises LinkError: not within the time."""
+def connect_with_retry(target: str, limit_s: float, print_line: Callable[[str], None]) -> Connection:
+    """Connect as `connect` does, again and again: nothing tells us when a port of another machine opens.
+
+    Args:
+        limit_s: for how long.
+        print_line: called with a line every few seconds.
+
+    Raises:
+        LinkError: the head did not answer within that time.
+    """
     import time
 
     now_s = time.monotonic()
-    end_s, say_s, pause_s = now_s + limit_s, now_s + _SAY_S, _FIRST_PAUSE_S
+    end_s, notice_s, pause_s = now_s + limit_s, now_s + _NOTICE_S, _FIRST_PAUSE_S
     while True:
         try:
             return connect(target)
@@ -197,8 +221,8 @@ def connect_with_retry(target: str, limit_s: float, say: Callable[[str], None]) 
             now_s = time.monotonic()
             if now_s + pause_s > end_s:
                 raise
-            if now_s >= say_s:
-                say_s = now_s + _SAY_S
-                say(f"waiting for node 0: {error}")
+            if now_s >= notice_s:
+                notice_s = now_s + _NOTICE_S
+                print_line(f"waiting for node 0: {error}")
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

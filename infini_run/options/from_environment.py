@@ -29,8 +29,8 @@ ENGINES = ("slurm", "pbs")  # whose allocations we reach from here
 _LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _KNOWN_BOTH = ("nnodes", "node_rank")  # by flags and by the cluster environment
-_TITLES = {"podenv": "variables of a pod, with a launcher on each node"}  # the others are known by their names
-_PODS = ("podenv", "kubernetes", "lws", "sagemaker")  # where a pod's launcher has PET_* from an operator
+_TITLES = {"pod_variables": "variables of a pod, with a launcher on each node"}  # the others are known by their names
+_PODS = ("pod_variables", "kubernetes", "lws", "sagemaker")  # where a pod's launcher has PET_* from an operator
 _PET = COMMAND_LINE + 1 + [prefix.text for prefix in PREFIXES].index("PET_")
 _TASK_VALUES = ("tasks_per_node", "local_rank", "rank", "world_size")
 

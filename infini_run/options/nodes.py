@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Given = dict[str, Setting]
 
-MANUAL = "hand"  # nobody reaches anybody: the same command on every node, with a token
+MANUAL = "manual"  # no engine reaches other nodes: the same command on every node, with a token
 ENGINES = ("ssh", "slurm", "pbs", "mpi")
 HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: what is written and shown at node 0
 _FROM_SITE = ("slurm", "pbs")  # engines that are an allocation's own

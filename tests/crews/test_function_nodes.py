@@ -290,7 +290,7 @@ def test_another_version_is_told_as_by_the_command(launcher, tmp_path):
     python = tmp_path / "python"
     python.write_text(
         f"#!{sys.executable}\nimport sys, infini_run.version as v\nv.VERSION = '0.0.9'\n"
-        "from infini_run.multinode.agent import run; run()\n"
+        "from infini_run.multinode.agent_main import run; run()\n"
     )
     python.chmod(0o755)
     with pytest.raises(ir.UsageError, match=r"host1: infini-run 0\.0\.9 is on host1"):

@@ -194,8 +194,8 @@ def test_programs_of_users_keep_the_path_of_python(infini_run, tmp_path, how, fo
 
 def test_words_for_an_interpreter_survive_every_shell():
     for words in (
-        own_python("infini_run.multinode.agent.run"),
-        own_python("infini_run.multinode.agent.run", "/opt/python"),
+        own_python("infini_run.multinode.agent_main.run"),
+        own_python("infini_run.multinode.agent_main.run", "/opt/python"),
     ):
         assert not set('\n"\\$`') & set(" ".join(words))
         assert shlex.split(shlex.join(words)) == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -58,8 +59,10 @@ def test_the_grace_of_a_block_that_is_left(flags, seconds):
 
 
 def test_the_link_says_whether_a_signal_asked_for_the_stop():
-    """Of the head's word the agent's own launch makes the one grace or the other."""
-    from infini_run.multinode import agent
+    """The agent's own launch chooses between the two graces by the head's STOP frame."""
+    from infini_run.multinode.agent import Agent
+    from infini_run.multinode.connection import from_socket
+    from infini_run.multinode.protocol import STOP, pack_json
 
     asked = []
 
@@ -70,8 +73,17 @@ def test_the_link_says_whether_a_signal_asked_for_the_stop():
         def stop(self, number=0, *, by_signal=False):
             asked.append((number, by_signal))
 
-    agent._stop(Run(), {"signal": 2, "is_told": True})
-    agent._stop(Run(), {"signal": 0, "is_told": False})
+    ours, theirs = socket.socketpair()
+    head, agent = from_socket(ours), Agent(from_socket(theirs), 0)
+    agent._launch = Run()
+    try:
+        for signal_number, by_signal in ((2, True), (0, False)):
+            head.send(pack_json(STOP, {"signal": signal_number, "by_signal": by_signal}))
+            agent._link.poll(LIMIT_S)
+    finally:
+        head.close()
+        agent._link.connection.close()
+        agent._poller.close()
     assert asked == [(2, True), (0, False)]
 
 

@@ -174,22 +174,25 @@ def test_a_reader_that_has_gone_is_a_problem_and_no_signal():
 
 
 AGENT = """
-import os, signal, socket, sys
-from infini_run.multinode.agent import Agent, RankStdio
+import os, select, signal, socket, sys
+from infini_run.multinode.agent import Agent
 from infini_run.multinode.protocol import ERR
+from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.connection import Connection
 
 ours, theirs = socket.socketpair()
 agent = Agent(Connection(theirs.fileno(), theirs.fileno()), 0)
-agent._carrier = RankStdio(with_input=False, poller=agent._poller)
+stdio = RankStdio(agent._link.connection, agent._poller, with_input=False)
 signal.alarm(20)
 
 def carry():
-    agent._carry(agent._carrier.err_fd, ERR)
+    stdio._forward(stdio.err_fd, ERR)
 
 def heard():
     head, seen = Connection(ours.fileno(), ours.fileno()), b""
-    return b"".join(payload for _, payload in head.read())
+    while select.select([ours], [], [], 0)[0]:
+        seen += b"".join(payload for _, payload in head.read())
+    return seen
 
 """
 
@@ -197,7 +200,7 @@ def heard():
 def agent_that(code):
     """What the head hears on stderr of an agent that does so; its fd 2 is the ranks' pipe, which it reads itself."""
     done = subprocess.run(
-        [sys.executable, "-c", AGENT + code + "\nos.write(agent._carrier._own_err, heard())"],
+        [sys.executable, "-c", AGENT + code + "\nos.write(stdio._own_stderr, heard())"],
         stderr=subprocess.PIPE,
         timeout=LIMIT_S,
         check=False,
@@ -209,14 +212,14 @@ def agent_that(code):
 def test_an_agent_is_not_held_by_the_pipe_that_it_reads_itself():
     full = "os.set_blocking(2, False)\ntry:\n    while True: os.write(2, b'x' * 63 + b'\\n')\n"
     full += "except BlockingIOError: os.set_blocking(2, True)\n"
-    seen = agent_that(full + "agent._say('infini-run: here')\nagent._carry_rest()")
+    seen = agent_that(full + "stdio.print_line('infini-run: here')\nstdio.drain()")
     assert seen.startswith(b"infini-run: here\nx")
     assert {len(line) for line in seen.splitlines()[1:]} == {63}
 
 
 def test_a_line_of_an_agent_does_not_stand_in_a_line_of_a_rank():
-    halves = "os.write(2, b'one ')\ncarry()\nagent._say('infini-run: here')\n"
+    halves = "os.write(2, b'one ')\ncarry()\nstdio.print_line('infini-run: here')\n"
     halves += "os.write(2, b'line\\nnext\\nand ')\ncarry()\n"
     assert agent_that(halves) == b"one line\ninfini-run: here\nnext\nand "
-    rest = "agent._say('infini-run: there')\nagent._carry_rest()"
+    rest = "stdio.print_line('infini-run: there')\nstdio.drain()"
     assert agent_that(halves + rest) == b"one line\ninfini-run: here\nnext\nand \ninfini-run: there\n"

@@ -18,7 +18,8 @@ from infini_run.errors import LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent import Agent
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.connection import Connection, Handshake
+from infini_run.multinode.connection import Connection
+from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.tcp import connect
@@ -28,7 +29,16 @@ from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told 
 from tests.multinode.test_plain import JUNK
 from tests.support.waiting import until
 
-HELLO = {"version": VERSION, "host": "h", "pid": 1, "begun": "1", "nproc": 1, "port": 1, "address": "", "told": []}
+HELLO = {
+    "version": VERSION,
+    "host": "h",
+    "pid": 1,
+    "start_ticks": "1",
+    "nproc": 1,
+    "port": 1,
+    "address": "",
+    "facts": [],
+}
 SPEC = {
     "version": VERSION,
     "is_by_hand": True,
@@ -38,9 +48,9 @@ SPEC = {
     "options": to_jsonable(options_of_agents(resolve(["true"], {}).options)),
     "has_stream": False,
     "asked": [],
-    "watch": [],
+    "observe": [],
 }
-GO = {
+LAUNCH = {
     "node": 0,
     "nnodes": 1,
     "nproc": 1,
@@ -54,68 +64,66 @@ GO = {
     "restarts": 0,
     "heading": "",
 }
-FORMS = {
+SCHEMAS = {
     "SPEC": SPEC,
-    "GO": GO,
+    "LAUNCH": LAUNCH,
     "SIGNAL": {"signal": 15},
-    "STOP": {"signal": 15, "is_told": True},
-    "LOOK": {"ranks": [0, 1]},
-    "BYE": {"exit_code": 0},
+    "STOP": {"signal": 15, "by_signal": True},
+    "USAGE_REQUEST": {"ranks": [0, 1]},
+    "GOODBYE": {"exit_code": 0},
     "TURNED_AWAY": {"error": "why"},
-    "ASK": {"at_ns": 1},
     "HELLO": HELLO,
     "REFUSAL": {"error": "no", "exit_code": 1, "kind": "usage", "host": "h"},
     "STARTED": {"started": 0, "pid": 1},
     "READY": {"ready": 0, "pid": 1},
     "FAILED": {"failed": 0, "age_ns": 0},
-    "TOLD": {"told": 15},
-    "ANSWER": {"at_ns": 1, "wall_ns": 1, "monotonic_ns": 1},
+    "SIGNALLED": {"signalled": 15},
     "DONE": {"report": {}, "port": 1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]
 
 
 def test_every_form_is_tried_here():
-    assert set(FORMS) == {
+    assert set(SCHEMAS) == {
         name for name in vars(message_schema) if name.isupper() and isinstance(getattr(message_schema, name), dict)
     }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_what_infini_run_says_is_read(name):
-    assert message_schema.read(json.dumps(FORMS[name]).encode(), getattr(message_schema, name)) == FORMS[name]
+    assert message_schema.read(json.dumps(SCHEMAS[name]).encode(), getattr(message_schema, name)) == SCHEMAS[name]
 
 
 def try_it(name, field, junk):
     form = getattr(message_schema, name)
     try:
-        assert form[field](message_schema.read(json.dumps({**FORMS[name], field: junk}).encode(), form)[field])
+        assert form[field](message_schema.read(json.dumps({**SCHEMAS[name], field: junk}).encode(), form)[field])
     except LinkError:
         return
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", SCHEMAS)
 @settings(max_examples=30)
 @given(data=st.data(), junk=JUNK)
 def test_another_value_is_refused_or_fits(name, data, junk):
-    try_it(name, data.draw(st.sampled_from(sorted(FORMS[name]))), junk)
+    try_it(name, data.draw(st.sampled_from(sorted(SCHEMAS[name]))), junk)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_no_number_is_out_of_bounds(name):
-    for field, was in FORMS[name].items():
+    for field, was in SCHEMAS[name].items():
         for junk in MANY:
             try_it(name, field, junk)
         if isinstance(was, int) and not isinstance(was, bool):
             with pytest.raises(LinkError, match=field):
                 message_schema.read(
-                    json.dumps({**FORMS[name], field: float("inf")}).encode(), getattr(message_schema, name)
+                    json.dumps({**SCHEMAS[name], field: float("inf")}).encode(), getattr(message_schema, name)
                 )
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", SCHEMAS)
 def test_a_field_that_is_missing_or_unknown_is_refused(name):
-    form, said = getattr(message_schema, name), FORMS[name]
+    form, said = getattr(message_schema, name), SCHEMAS[name]
     for other in ({**said, "more": 1}, dict(list(said.items())[1:]), [], 5, None, "x"):
         with pytest.raises(LinkError):
             message_schema.read(json.dumps(other).encode(), form)
@@ -134,7 +142,7 @@ def join(target):
     wire = connect(target)
     hand = Handshake(wire, TOKEN.encode(), is_head=False)
     frames = []
-    while not hand.done:
+    while not hand.is_done:
         frames += hear(wire, hand)
     wire.send(pack_json(protocol.IDENTITY, {"node": 1}))
     while not frames:
@@ -148,8 +156,8 @@ def hear(wire, hand=None):
     assert not wire.has_ended
     found = []
     for kind, payload in wire.read():
-        if hand is not None and not hand.done:
-            hand.take(kind, payload)
+        if hand is not None and not hand.is_done:
+            hand.handle_frame(kind, payload)
         else:
             found.append((kind, payload))
     return found
@@ -200,7 +208,7 @@ def agent_that_hears(payload):
     try:
         return agent.serve(None)
     finally:
-        assert agent._carrier is None, "it took a SPEC that is none"
+        assert agent._stdio is None, "it took a SPEC that is none"
         wire.close()
         agent._poller.close()
         ours.close()

@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-from infini_run.multinode.clock_offset import ClockOffset, answer, ask
+from infini_run.errors import LinkError
+from infini_run.multinode.clock_offset import ClockOffset, clock_answer, clock_question
+from infini_run.multinode.protocol import Decoder
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
 
@@ -65,6 +67,15 @@ def test_what_is_surer_is_kept():
 
 def test_between_clocks_that_are_the_same_there_is_nothing():
     gap = ClockOffset()
-    gap.take(answer(ask()))
+    (frame,) = Decoder().feed(clock_answer(clock_question()[5:]))
+    gap.add_answer(frame[1])
     assert abs(gap.offset_s) <= gap.bound_s + 1e-6
     assert abs(gap.monotonic_s) <= gap.bound_s + 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 7, 9, 23, 25])
+def test_a_heartbeat_of_another_length_is_refused(size):
+    with pytest.raises(LinkError, match="another length"):
+        clock_answer(b"x" * size)
+    with pytest.raises(LinkError, match="another length"):
+        ClockOffset().add_answer(b"x" * size)

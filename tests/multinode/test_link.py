@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import MAGIC, Connection, Handshake, Unheard
+from infini_run.multinode.connection import MAGIC, Connection
+from infini_run.multinode.handshake import Handshake, Unheard
 from infini_run.multinode.heartbeat_process import HeartbeatProcess
 from infini_run.multinode.listener import AgentListener
 from infini_run.multinode.protocol import pack, pack_json
-from infini_run.multinode.tcp import join
+from infini_run.multinode.tcp import retry_unheard
 from infini_run.system.poller import Poller
 from tests.support.processes import state_of
 from tests.support.waiting import until
@@ -41,11 +42,11 @@ def read(wire):
 
 def shake(head, agent, head_token=b"t", agent_token=b"t"):
     hands = [Handshake(head, head_token, is_head=True), Handshake(agent, agent_token, is_head=False)]
-    while not all(hand.done for hand in hands):
+    while not all(hand.is_done for hand in hands):
         for wire, hand in zip((head, agent), hands, strict=True):
             if select.select([wire.fileno()], [], [], 0)[0]:
                 for kind, payload in wire.read():
-                    hand.take(kind, payload)
+                    hand.handle_frame(kind, payload)
     return hands
 
 
@@ -63,38 +64,38 @@ def test_an_agent_with_another_token_is_refused(wires):
 def test_a_head_with_another_token_never_gets_in(wires):
     """It refuses us; one that did not would have to prove itself."""
     agent = Handshake(wires[1], b"t", is_head=False)
-    agent.take(protocol.CHALLENGE, b"h" * 32)
+    agent.handle_frame(protocol.CHALLENGE, b"h" * 32)
     with pytest.raises(LinkError, match="another token"):
-        agent.take(protocol.PROOF, b"p" * 32)
-    assert not agent.done
+        agent.handle_frame(protocol.PROOF, b"p" * 32)
+    assert not agent.is_done
 
 
 def test_what_was_said_before_proves_nothing_later(wires):
     """All that an agent said, said again by somebody who heard it."""
     head = Handshake(wires[0], b"t", is_head=True)
     agent = Handshake(wires[1], b"t", is_head=False)
-    agent.take(protocol.CHALLENGE, head._ours)
+    agent.handle_frame(protocol.CHALLENGE, head._own_nonce)
     said = read(wires[0])
     for kind, payload in said:
-        head.take(kind, payload)
-    assert head.done
+        head.handle_frame(kind, payload)
+    assert head.is_done
     again = Handshake(wires[0], b"t", is_head=True)
-    again.take(*said[0])
+    again.handle_frame(*said[0])
     with pytest.raises(LinkError, match="another token"):
-        again.take(*said[1])
+        again.handle_frame(*said[1])
 
 
 def test_our_own_challenge_is_not_answered(wires):
     """Else it would prove itself with what we say."""
     head = Handshake(wires[0], b"t", is_head=True)
     with pytest.raises(LinkError):
-        head.take(protocol.CHALLENGE, head._ours)
+        head.handle_frame(protocol.CHALLENGE, head._own_nonce)
 
 
 @pytest.mark.parametrize("kind", sorted(protocol.KINDS - {protocol.CHALLENGE, protocol.PROOF}))
 def test_no_other_word_is_heard_before_the_proof(wires, kind):
     with pytest.raises(LinkError):
-        Handshake(wires[0], b"t", is_head=True).take(kind, b"")
+        Handshake(wires[0], b"t", is_head=True).handle_frame(kind, b"")
 
 
 def test_a_stranger_may_not_say_much(wires):
@@ -108,7 +109,7 @@ def test_what_finds_no_room_is_kept_and_comes_whole(wires):
     size = 8 << 20
     wires[0].send(pack(protocol.OUT, b"a" * size))
     assert wires[0].wants_write
-    assert wires[0].waiting > 0
+    assert wires[0].send_state[1]
     wires[0].send(pack(protocol.HEARTBEAT))
     got = []
     while len(got) < 2:
@@ -141,7 +142,7 @@ def test_after_the_end_nothing_is_sent_and_nothing_raised(wires):
 @given(st.binary(max_size=300), st.integers(1, 40))
 def test_noise_before_the_opening_is_none_of_ours(noise, size):
     ours, theirs = socket.socketpair()
-    wire = Connection(fd := ours.detach(), fd, awaits_opening=True)
+    wire = Connection(fd := ours.detach(), fd, awaits_magic=True)
     try:
         data = noise.replace(MAGIC, b"") + MAGIC + pack(protocol.HEARTBEAT)
         got = []
@@ -149,7 +150,7 @@ def test_noise_before_the_opening_is_none_of_ours(noise, size):
             theirs.send(data[at : at + size])
             got += read(wire)
         assert got == [(protocol.HEARTBEAT, b"")]
-        assert wire.noise == ""
+        assert wire.preamble == ""
     finally:
         wire.close()
         theirs.close()
@@ -157,7 +158,7 @@ def test_noise_before_the_opening_is_none_of_ours(noise, size):
 
 def test_noise_without_end_is_refused():
     ours, theirs = socket.socketpair()
-    wire = Connection(fd := ours.detach(), fd, awaits_opening=True)
+    wire = Connection(fd := ours.detach(), fd, awaits_magic=True)
     theirs.setblocking(False)
     try:
         for _ in range(10):
@@ -175,79 +176,79 @@ def test_noise_without_end_is_refused():
 
 
 @pytest.fixture
-def lobby():
+def listener():
     poller, admitted, notices = Poller(), [], []
-    lobby = AgentListener(
+    listener = AgentListener(
         "t", 2, poller, lambda wire, node, host, _: admitted.append((wire, node, host)), notices.append
     )
-    target = lobby.open(0)
-    lobby.port = int(target.rpartition(":")[2])
-    lobby.poll, lobby.admitted, lobby.notices = poller.poll, admitted, notices
-    yield lobby
+    target = listener.open(0)
+    listener.port = int(target.rpartition(":")[2])
+    listener.poll, listener.admitted, listener.notices = poller.poll, admitted, notices
+    yield listener
     for wire, *_ in admitted:
         wire.close()
-    lobby.close()
-    lobby.close()
+    listener.close()
+    listener.close()
     poller.close()
 
 
-def dial(lobby):
-    end = socket.create_connection(("127.0.0.1", lobby.port))
+def connect(listener):
+    end = socket.create_connection(("127.0.0.1", listener.port))
     return Connection(fd := end.detach(), fd)
 
 
 @pytest.mark.parametrize("place", ["nowhere", "its folder is a file", "a folder in its place"])
-def test_a_token_that_cannot_be_removed_is_no_fault(lobby, tmp_path, place):
+def test_a_token_that_cannot_be_removed_is_no_fault(listener, tmp_path, place):
     (tmp_path / "shared").mkdir()
     token = tmp_path / "shared/token"
-    lobby.write_token(str(token))
+    listener.write_token(str(token))
     token.unlink()
     if place == "its folder is a file":
         (tmp_path / "shared").rmdir()
         (tmp_path / "shared").touch()
     elif place == "a folder in its place":
         token.mkdir()
-    lobby.rest()
+    listener.end_joining()
     assert token.is_dir() == (place == "a folder in its place")
 
 
-def test_who_knows_the_token_is_admitted(lobby):
-    wire = dial(lobby)
+def test_who_knows_the_token_is_admitted(listener):
+    wire = connect(listener)
     hand = Handshake(wire, b"t", is_head=False)
-    while not hand.done:
-        lobby.poll(0.01)
+    while not hand.is_done:
+        listener.poll(0.01)
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
-                hand.take(kind, payload)
+                hand.handle_frame(kind, payload)
     wire.send(pack_json(protocol.IDENTITY, {"node": 1, "host": "a"}))
-    until(lambda: (lobby.poll(0.01), lobby.admitted)[1])
-    assert lobby.admitted[0][1:] == (1, "a")
-    assert lobby.notices == []
+    until(lambda: (listener.poll(0.01), listener.admitted)[1])
+    assert listener.admitted[0][1:] == (1, "a")
+    assert listener.notices == []
     wire.close()
 
 
 @pytest.mark.parametrize("name", [b"[]", b"{}", b'{"node": "x"}', b'{"node": 1, "host": 2}', b"{"])
-def test_who_does_not_say_which_node_it_is_is_turned_away(lobby, name):
-    wire = dial(lobby)
+def test_who_does_not_say_which_node_it_is_is_turned_away(listener, name):
+    wire = connect(listener)
     hand = Handshake(wire, b"t", is_head=False)
-    while not hand.done:
-        lobby.poll(0.01)
+    while not hand.is_done:
+        listener.poll(0.01)
         if select.select([wire.fileno()], [], [], 0)[0]:
             for kind, payload in wire.read():
-                hand.take(kind, payload)
+                hand.handle_frame(kind, payload)
     wire.send(pack(protocol.IDENTITY, name))
-    until(lambda: (lobby.poll(0.01), lobby.notices)[1])
-    assert lobby.admitted == []
+    until(lambda: (listener.poll(0.01), listener.notices)[1])
+    assert listener.admitted == []
     wire.close()
 
 
-def test_strangers_are_let_go_and_told_of_a_few_times(lobby):
+def test_strangers_are_let_go_and_told_of_a_few_times(listener):
     for _ in range(50):
-        with socket.create_connection(("127.0.0.1", lobby.port)) as scan:
+        with socket.create_connection(("127.0.0.1", listener.port)) as scan:
             scan.send(b"GET / HTTP/1.1\r\n\r\n" * 3)
-            until(lambda: (lobby.poll(0.01), scan.recv(1000, socket.MSG_PEEK) == b"" or _is_reset(scan))[1])
-    assert len(lobby.notices) == 8
-    assert lobby.notices[-1].endswith("(no more of these will be told)")
+            until(lambda: (listener.poll(0.01), scan.recv(1000, socket.MSG_PEEK) == b"" or _is_reset(scan))[1])
+    assert len(listener.notices) == 8
+    assert listener.notices[-1].endswith("(no more of these will be told)")
 
 
 def _is_reset(scan):
@@ -261,14 +262,14 @@ def _is_reset(scan):
     return True
 
 
-def test_who_says_nothing_is_let_go_after_a_while(lobby):
-    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(3)]
-    until(lambda: (lobby.poll(0.01), len(lobby._strangers) == 3)[1])
-    lobby.expire(lobby.next_end_s - 1)
-    assert len(lobby._strangers) == 3
-    lobby.expire(lobby.next_end_s + 10)
-    assert lobby._strangers == {}
-    assert lobby.notices == []
+def test_who_says_nothing_is_let_go_after_a_while(listener):
+    scans = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(3)]
+    until(lambda: (listener.poll(0.01), len(listener._waiting) == 3)[1])
+    listener.run_due(listener.next_deadline_s - 1)
+    assert len(listener._waiting) == 3
+    listener.run_due(listener.next_deadline_s + 10)
+    assert listener._waiting == {}
+    assert listener.notices == []
     for scan in scans:
         scan.close()
 
@@ -285,34 +286,36 @@ def no_descriptor_left():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_without_a_descriptor_the_oldest_stranger_goes(lobby):
-    scans = [socket.create_connection(("127.0.0.1", lobby.port))]
-    until(lambda: (lobby.poll(0.01), lobby._strangers)[1])
-    scans.append(socket.create_connection(("127.0.0.1", lobby.port)))
+def test_without_a_descriptor_the_oldest_stranger_goes(listener):
+    scans = [socket.create_connection(("127.0.0.1", listener.port))]
+    until(lambda: (listener.poll(0.01), listener._waiting)[1])
+    scans.append(socket.create_connection(("127.0.0.1", listener.port)))
     with no_descriptor_left():
-        until(lambda: (lobby.poll(0.01), _is_reset(scans[0]))[1])
-    assert len(lobby._strangers) == 1
-    assert lobby.notices == []
+        until(lambda: (listener.poll(0.01), _is_reset(scans[0]))[1])
+    assert len(listener._waiting) == 1
+    assert listener.notices == []
     for scan in scans:
         scan.close()
 
 
-def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(lobby):
-    with socket.create_connection(("127.0.0.1", lobby.port)):
+def test_without_any_descriptor_nobody_is_let_in_and_nothing_spins(listener):
+    with socket.create_connection(("127.0.0.1", listener.port)):
         with no_descriptor_left():
-            until(lambda: (lobby.poll(0.01), lobby.notices)[1])
-        assert lobby.notices == [
+            until(lambda: (listener.poll(0.01), listener.notices)[1])
+        assert listener.notices == [
             "no more nodes can be let in: the limit on open descriptors was hit: ulimit -n, or ulimit -Hn"
         ]
-        lobby.poll(0)
-        assert len(lobby.notices) == 1
-        assert lobby._strangers == {}
+        listener.poll(0)
+        assert len(listener.notices) == 1
+        assert listener._waiting == {}
 
 
-def crowd(lobby, count, address="127.0.0.1"):
-    there = len(lobby._strangers) + lobby.let_go
-    scans = [socket.create_connection(("127.0.0.1", lobby.port), source_address=(address, 0)) for _ in range(count)]
-    until(lambda: (lobby.poll(0.01), len(lobby._strangers) + lobby.let_go >= there + count)[1])
+def crowd(listener, count, address="127.0.0.1"):
+    there = len(listener._waiting) + listener.dropped
+    scans = [
+        socket.create_connection(("127.0.0.1", listener.port), source_address=(address, 0)) for _ in range(count)
+    ]
+    until(lambda: (listener.poll(0.01), len(listener._waiting) + listener.dropped >= there + count)[1])
     return scans
 
 
@@ -321,48 +324,48 @@ def hang_up(*scans):
         scan.close()
 
 
-def test_there_are_never_more_strangers_than_a_limit(lobby):
-    scans = crowd(lobby, 300)
-    assert len(lobby._strangers) == lobby._most == 258
+def test_there_are_never_more_strangers_than_a_limit(listener):
+    scans = crowd(listener, 300)
+    assert len(listener._waiting) == listener._limit == 258
     assert [_is_reset(scan) for scan in scans] == [True] * 42 + [False] * 258
     hang_up(*scans)
 
 
-def test_the_address_that_has_the_most_gives_room(lobby):
-    one, other = crowd(lobby, 20, "127.0.0.2"), crowd(lobby, 300)
+def test_the_address_that_has_the_most_gives_room(listener):
+    one, other = crowd(listener, 20, "127.0.0.2"), crowd(listener, 300)
     assert not any(_is_reset(scan) for scan in one)
     assert sum(_is_reset(scan) for scan in other) == 62
     hang_up(*one, *other)
 
 
-def test_who_has_said_nothing_goes_before_who_has(lobby):
-    wire = dial(lobby)
+def test_who_has_said_nothing_goes_before_who_has(listener):
+    wire = connect(listener)
     hand = Handshake(wire, b"t", is_head=False)
-    scans = crowd(lobby, 300)
-    while not hand.done:
-        lobby.poll(0.01)
+    scans = crowd(listener, 300)
+    while not hand.is_done:
+        listener.poll(0.01)
         for kind, payload in wire.read():
-            hand.take(kind, payload)
+            hand.handle_frame(kind, payload)
     hang_up(wire, *scans)
 
 
-def test_a_turn_lets_a_few_in_and_once_all_have_come_there_is_a_rest_between(lobby):
-    scans = [socket.create_connection(("127.0.0.1", lobby.port)) for _ in range(100)]
-    until(lambda: (lobby.poll(0.01), lobby._strangers)[1])
-    assert len(lobby._strangers) == 32
-    lobby.rest()
-    lobby.poll(0)
+def test_a_turn_lets_a_few_in_and_once_all_have_come_there_is_a_rest_between(listener):
+    scans = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(100)]
+    until(lambda: (listener.poll(0.01), listener._waiting)[1])
+    assert len(listener._waiting) == 32
+    listener.end_joining()
+    listener.poll(0)
     for _ in range(3):
-        lobby.poll(0)
-        assert len(lobby._strangers) == 64
-    lobby.expire(lobby.next_end_s)
-    lobby.poll(0)
-    assert len(lobby._strangers) == 96
+        listener.poll(0)
+        assert len(listener._waiting) == 64
+    listener.run_due(listener.next_deadline_s)
+    listener.poll(0)
+    assert len(listener._waiting) == 96
     hang_up(*scans)
 
 
-def test_who_is_silent_is_told_nothing_and_costs_no_handshake(lobby):
-    (scan,) = crowd(lobby, 1)
+def test_who_is_silent_is_told_nothing_and_costs_no_handshake(listener):
+    (scan,) = crowd(listener, 1)
     assert not select.select([scan], [], [], 0)[0]
     hang_up(scan)
 
@@ -376,9 +379,9 @@ def test_an_agent_that_was_let_go_unheard_dials_again():
             raise Unheard("let go")
         return 7
 
-    assert join(attempt) == 7
+    assert retry_unheard(attempt) == 7
     with pytest.raises(LinkError, match="token"):
-        join(lambda: (_ for _ in ()).throw(LinkError("another token")))
+        retry_unheard(lambda: (_ for _ in ()).throw(LinkError("another token")))
 
 
 # ---- while one side is stopped
@@ -415,8 +418,8 @@ def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
 @pytest.mark.parametrize(("asked", "found"), [("lo", "127.0.0.1"), ("127.0.0.1", "127.0.0.1"), ("::1", "::1")])
 def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
     poller = Poller()
-    lobby = AgentListener("t", 2, poller, lambda *_: None, lambda _: None)
-    hosts, _, port = lobby.open(0, asked).rpartition(":")
+    listener = AgentListener("t", 2, poller, lambda *_: None, lambda _: None)
+    hosts, _, port = listener.open(0, asked).rpartition(":")
     try:
         assert hosts.strip("[]") == found
         family = socket.AF_INET6 if ":" in found else socket.AF_INET
@@ -426,7 +429,7 @@ def test_the_link_listens_on_the_one_address_that_was_asked_for(asked, found):
             with socket.socket() as end:
                 assert end.connect_ex(("127.0.0.2", int(port))) != 0
     finally:
-        lobby.close()
+        listener.close()
         poller.close()
 
 

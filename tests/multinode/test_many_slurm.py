@@ -67,6 +67,14 @@ class Slurm(Bed):
         )
 
 
+def cgroup_bed(nodes: int) -> Slurm:
+    """A Slurm that knows by cgroups what belongs to a step."""
+    if os.geteuid() != 0 or not os.path.isdir("/sys/fs/cgroup/freezer"):
+        pytest.skip("proctrack/cgroup of this Slurm needs root and the freezer of cgroup v1")
+    need("slurm-wlm", "munge")
+    return Slurm(nodes=nodes, proctrack="cgroup")
+
+
 class Allocation:
     """An salloc that lives as long as we want, and the environment that its shell has."""
 
@@ -94,10 +102,7 @@ def tracked(request):
     if request.param == "linuxproc":
         yield request.getfixturevalue("slurm")
         return
-    if os.geteuid() != 0 or not os.path.isdir("/sys/fs/cgroup/freezer"):
-        pytest.skip("proctrack/cgroup of this Slurm needs root and the freezer of cgroup v1")
-    need("slurm-wlm", "munge")
-    bed = Slurm(nodes=4, proctrack="cgroup")
+    bed = cgroup_bed(nodes=4)
     yield bed
     bed.close()
 
@@ -260,6 +265,22 @@ def test_a_failure_on_one_node_ends_all_and_is_told_once(run, case, slurm, four)
     assert "rank 5 on node3 failed: exit code 7" in text
     assert "7 others were stopped" in text
     until(lambda: not left(slurm, four.job))
+
+
+def test_a_step_of_another_slurm_on_this_machine_is_no_step_of_ours():
+    """Slurm names cgroups after nodes, jobs and steps: two beds whose nodes shared them would kill each other's
+    ranks."""
+    one, other = cgroup_bed(nodes=1), cgroup_bed(nodes=1)
+    try:
+        longer = subprocess.Popen(["srun", "sh", "-c", "echo up; read _"], env={**os.environ, **one.env},
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        assert longer.stdout.readline() == b"up\n"
+        other.ask("srun", "true")
+        longer.communicate(b"\n")
+        assert longer.returncode == 0, one.said()
+    finally:
+        one.close()
+        other.close()
 
 
 def test_ranks_get_their_grace_and_srun_no_signal(tracked, run, case):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from infini_run.multinode.engines import mpi, slurm, ssh
+from infini_run.multinode.engines import find_engine
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
 REMOTE = "--remote_python"
@@ -24,30 +24,30 @@ NO_MODULE = "/usr/bin/python3: Error while finding module: No module named infin
 @pytest.mark.parametrize(
     ("engine", "code", "words", "shown", "hints"),
     [
-        (slurm, 1, f"{CPU_BIND}{TRACE}{EXITED}", "ImportError: libssl.so.3", False),
-        (slurm, 1, f"{TRACE}{EXITED}{CPU_BIND}", "ImportError: libssl.so.3", False),
-        (slurm, 1, f"{CPU_BIND}{EXITED}", "n2: task 1: Exited with exit code 1", False),
-        (slurm, 1, f"{EXITED}{CPU_BIND}", "n2: task 1: Exited with exit code 1", False),
-        (slurm, 1, f"{CPU_BIND}{TRACE}infini-run: the head has gone\n{EXITED}", "ImportError: libssl.so.3", False),
-        (slurm, 1, f"ModuleNotFoundError: No module named 'torch'\n{EXITED}", "No module named 'torch'", False),
-        (slurm, 1, f"{NO_MODULE}{EXITED}", "No module named infini_run", True),
-        (slurm, 2, f"slurmstepd: error: execve(): /no/such: No such file\n{EXITED}", "execve(): /no/such", True),
-        (slurm, 1, "srun: error: Unable to create step: Invalid node name\n", "Invalid node name", False),
-        (ssh, 255, "Can't open user config file /x: No such file or directory\n", "Can't open user config", False),
-        (ssh, 1, TRACE, "ImportError: libssl.so.3", False),
-        (ssh, 1, "ModuleNotFoundError: No module named 'torch'\n", "No module named 'torch'", False),
-        (ssh, 1, NO_MODULE, "No module named infini_run", True),
-        (ssh, 127, "bash: line 1: exec: /no/such: not found\n", "/no/such: not found", True),
-        (ssh, 1, "/no/such: Command not found.\n", "Command not found", True),
-        (mpi, 1, f"{TRACE}{BANNER}\n{DETECTED}\n", "ImportError: libssl.so.3", False),
-        (mpi, 1, f"{BANNER}\n{TRACE}{DETECTED}\n", "ImportError: libssl.so.3", False),
-        (mpi, 1, f"{TRACE}\n{HYDRA}\n[proxy:0:1@n2] HYD_pmcd: x\n", "ImportError: libssl.so.3", False),
-        (mpi, 213, f"{'-' * 70}\nAll nodes which are allocated for this job are already filled.\n{'-' * 70}",
+        ("slurm", 1, f"{CPU_BIND}{TRACE}{EXITED}", "ImportError: libssl.so.3", False),
+        ("slurm", 1, f"{TRACE}{EXITED}{CPU_BIND}", "ImportError: libssl.so.3", False),
+        ("slurm", 1, f"{CPU_BIND}{EXITED}", "n2: task 1: Exited with exit code 1", False),
+        ("slurm", 1, f"{EXITED}{CPU_BIND}", "n2: task 1: Exited with exit code 1", False),
+        ("slurm", 1, f"{CPU_BIND}{TRACE}infini-run: the head has gone\n{EXITED}", "ImportError: libssl.so.3", False),
+        ("slurm", 1, f"ModuleNotFoundError: No module named 'torch'\n{EXITED}", "No module named 'torch'", False),
+        ("slurm", 1, f"{NO_MODULE}{EXITED}", "No module named infini_run", True),
+        ("slurm", 2, f"slurmstepd: error: execve(): /no/such: No such file\n{EXITED}", "execve(): /no/such", True),
+        ("slurm", 1, "srun: error: Unable to create step: Invalid node name\n", "Invalid node name", False),
+        ("ssh", 255, "Can't open user config file /x: No such file or directory\n", "Can't open user config", False),
+        ("ssh", 1, TRACE, "ImportError: libssl.so.3", False),
+        ("ssh", 1, "ModuleNotFoundError: No module named 'torch'\n", "No module named 'torch'", False),
+        ("ssh", 1, NO_MODULE, "No module named infini_run", True),
+        ("ssh", 127, "bash: line 1: exec: /no/such: not found\n", "/no/such: not found", True),
+        ("ssh", 1, "/no/such: Command not found.\n", "Command not found", True),
+        ("mpi", 1, f"{TRACE}{BANNER}\n{DETECTED}\n", "ImportError: libssl.so.3", False),
+        ("mpi", 1, f"{BANNER}\n{TRACE}{DETECTED}\n", "ImportError: libssl.so.3", False),
+        ("mpi", 1, f"{TRACE}\n{HYDRA}\n[proxy:0:1@n2] HYD_pmcd: x\n", "ImportError: libssl.so.3", False),
+        ("mpi", 213, f"{'-' * 70}\nAll nodes which are allocated for this job are already filled.\n{'-' * 70}",
          "All nodes which are allocated", False),
     ],
 )  # fmt: skip
 def test_the_agents_own_last_line_is_the_reason(engine, code, words, shown, hints):
-    text = engine.explain("", code, words)
+    text = find_engine(engine).explain_exit("", code, words)
     assert shown in text
     assert "cpu binding" not in text
     assert (REMOTE in text) == hints, text
@@ -57,7 +57,9 @@ def test_of_a_node_that_was_lost_the_line_with_its_name_is_the_reason():
     words = (
         f"{CPU_BIND}srun: error: n2: task 1: Killed\ninfini-run: the head has gone\nsrun: error: n1: task 0: Exited\n"
     )
-    assert slurm.explain("n2", 137, words) == "srun ended with 137: srun: error: n2: task 1: Killed"
+    assert (
+        find_engine("slurm").explain_exit("n2", 137, words) == "srun ended with 137: srun: error: n2: task 1: Killed"
+    )
 
 
 def test_a_config_of_ssh_that_is_not_there(many):  # noqa: F811

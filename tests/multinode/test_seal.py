@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from infini_run.errors import LinkError
 from infini_run.multinode import protocol
-from infini_run.multinode.connection import Connection, Handshake
+from infini_run.multinode.connection import Connection
+from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import TAG, pack
 from tests.multinode.test_by_hand import no_agent_left, node, port, ring, told  # noqa: F401
 from tests.support.waiting import until
@@ -36,11 +37,11 @@ class Relay:
             self.sockets.append(ours)
             self.wires.append(Connection(fd := theirs.detach(), fd))
         hands = [Handshake(wire, token, is_head=wire is self.wires[0]) for wire in self.wires]
-        while not all(hand.done for hand in hands):
+        while not all(hand.is_done for hand in hands):
             for side in range(2):
                 self.sockets[1 - side].send(self.said(side))
                 for kind, payload in self.wires[1 - side].read():
-                    hands[1 - side].take(kind, payload)
+                    hands[1 - side].handle_frame(kind, payload)
 
     def said(self, side):
         """What that end has sent."""

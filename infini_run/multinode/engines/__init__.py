@@ -1,7 +1,7 @@
 """What reaches other nodes: each engine turns hosts into local commands that start agents there.
 
-The one rule: an engine knows commands and what they say when they fail, and nothing of ranks. What it starts is
-supervised by the head as any process.
+The one rule: an engine knows commands and what they write when they fail, and nothing of ranks. The head supervises
+an engine's commands as the core supervises any process.
 """
 
 from __future__ import annotations
@@ -11,54 +11,22 @@ from infini_run.record import record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any, Protocol
+    from typing import Any
 
     from infini_run.environments.hostlist import Host
     from infini_run.options.options import Options
 
-    Told = tuple[Host, int, Mapping[str, Any]]  # a node, its index, what its agent said of itself
-
-    class Engine(Protocol):
-        """A module of this package.
-
-        WINDOW: so many commands at a time. OVER_STDIO: the link is the command's stdin and stdout; else the agents
-        dial, and have the token from their environment or, TOKEN_BY_FILE, from a file. ENDS_STOPPED: an agent
-        that is stopped is ended, and its ranks with it.
-        """
-
-        WINDOW: int
-        OVER_STDIO: bool
-        TOKEN_BY_FILE: bool
-        ENDS_STOPPED: bool
-
-        def clients(
-            self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
-        ) -> list[EngineCommand]:
-            """The commands that start one agent on each of `hosts`."""
-
-        def explain(self, host: str, code: int | None, words: str) -> str:
-            """Why the command ended before its agent had said anything, and what to do about it. code: None where
-            it was not ours to read."""
-
-        def ending(self, told: Sequence[Told], options: Options) -> list[EngineCommand]:
-            """Commands that end what agents have left, when they do not end: they may be stopped, or beyond reach.
-            One that names a node ends with 0 where it has killed its agent. Empty: the clients' own end is all
-            that there is."""
-
-        def blames(self, words: str) -> str:
-            """The line of a command that has not ended in which it says whose end it now ends all others for; ""."""
-
-        def is_passing(self, code: int | None, words: str) -> bool:
-            """Whether the same command may well succeed a moment later."""
-
-
-_AGENT = "infini_run.multinode.agent.run"
+    KnownAgent = tuple[Host, int, Mapping[str, Any]]  # a host, its node's index, the HELLO of its agent
 
 
 @record
 class Contact:
-    """How agents reach the head: `HOST,HOST:PORT`; empty where the link is the command's own stdio. token_file: where
-    they find the token; empty: in their environment."""
+    """How agents reach the head.
+
+    Args:
+        target: `HOST,HOST:PORT`; empty if the Link is the command's own stdin and stdout.
+        token_file: path of the file with the token; empty: the token is in the agents' environment.
+    """
 
     target: str = ""
     token_file: str = ""
@@ -66,65 +34,129 @@ class Contact:
 
 @record
 class EngineCommand:
-    """A local command that starts agents. nodes: their indices; empty: all, and each tells. env: added to ours."""
+    """A local command that starts agents.
+
+    Args:
+        argv: program and arguments.
+        nodes: indices of the nodes that it starts; empty: all of them, and each agent says which node it is.
+        env: variables added to the head's own.
+    """
 
     argv: tuple[str, ...]
     nodes: tuple[int, ...]
     env: tuple[tuple[str, str], ...] = ()
 
 
+class Engine:
+    """One way to reach nodes. A subclass states `commands` and `explain_exit`; the defaults below are those of an
+    engine with one command, whose agents connect and have the token in their environment."""
+
+    MAX_CONCURRENT = 1  # commands whose agents have not been heard of yet
+    USES_STDIO = False  # the Link is the command's stdin and stdout; else agents connect over TCP
+    TOKEN_BY_FILE = False  # agents read the token from a file
+    ENDS_STOPPED = False  # an agent that is suspended can be ended, and its ranks with it
+
+    def commands(
+        self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        """Return the commands that start one agent on each host. Raises ProgramMissing, UsageError."""
+        raise NotImplementedError
+
+    def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
+        """Say why a command ended before its agent had said anything, and what the user can do.
+
+        Args:
+            host: the node's name, as far as it is known.
+            code: exit code; None if another part of the host program has reaped the command.
+            stderr: the last output of the command.
+        """
+        raise NotImplementedError
+
+    def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
+        """Return commands that end what these agents have left, if the agents do not end themselves: they may be
+        suspended, or out of reach. A command that names a node exits with 0 if it has killed that agent. By default
+        there are none: the end of the engine's own commands is all that can be done."""
+        return []
+
+    def find_blame(self, stderr: str) -> str:
+        """Return the line of a command that still runs which names the process whose end makes the command end all
+        others now; "" by default, if the Link itself tells of such an end."""
+        return ""
+
+    def is_transient(self, code: int | None, stderr: str) -> bool:
+        """Whether the same command may well succeed a moment later."""
+        return False
+
+
+_ENGINES = {  # names of --engine, and of options/nodes.py: module, class
+    "ssh": ("ssh", "SshEngine"),
+    "slurm": ("slurm", "SlurmEngine"),
+    "pbs": ("pbs", "PbsEngine"),
+    "mpi": ("mpi", "MpiEngine"),
+    "manual": ("this_node", "ManualEngine"),
+    "this_node": ("this_node", "LocalEngine"),
+}
+_AGENT = "infini_run.multinode.agent_main.run"
+
+
 def find_engine(name: str) -> Engine:
-    """The module of that name."""
+    """Import and return the engine of that name."""
     from importlib import import_module
 
-    engine: Engine = import_module(f"infini_run.multinode.engines.{name}")
+    module, kind = _ENGINES[name]
+    engine: Engine = getattr(import_module(f"infini_run.multinode.engines.{module}"), kind)()
     return engine
 
 
-_OURS = ("infini_run", "_cffi_backend")  # modules that an interpreter without us has not
-_GONE = "infini-run: the head has gone"  # what others say when the first has ended
+_OUR_MODULES = ("infini_run", "_cffi_backend")  # which a Python without infini-run lacks
+_HEAD_GONE = "infini-run: the head has gone"  # what the other agents write after the first has ended
 
 
-def said(words: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
-    """The lines of it, those that begin as the engine's own do before those that agents have written: the last is the
-    best reason that there is."""
-    lines = [line.strip() for line in words.splitlines() if line.strip() and line.strip() != _GONE]
+def lines_of(stderr: str, *, by_engine: tuple[str, ...] = ()) -> list[str]:
+    """Return the lines of a command's output. Lines that start as the engine's own come before those of agents, so
+    that the last line is the best reason that there is."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip() and line.strip() != _HEAD_GONE]
     return sorted(lines, key=lambda line: not line.startswith(by_engine)) if by_engine else lines
 
 
-def ended(program: str, code: int | None, about: str = "") -> str:
-    """That it has, with its exit code, and why."""
+def exit_text(program: str, code: int | None, reason: str = "") -> str:
+    """Say that a command has ended, with its exit code and the reason, as far as they are known."""
     how = (
         "and left no exit code (this program ignores SIGCHLD, or waits for every child)"
         if code is None
         else f"with {code}"
     )
-    return f"{program} ended {how}" + (f": {about}" if about else "")
+    return f"{program} ended {how}" + (f": {reason}" if reason else "")
 
 
-def lacks_us(line: str) -> bool:
-    """Whether an interpreter says that infini-run is not installed there."""
-    return "No module named" in line and any(name in line.rpartition("No module named")[2] for name in _OURS)
+def lacks_infini_run(line: str) -> bool:
+    """Whether a Python says that infini-run is not installed there."""
+    return "No module named" in line and any(name in line.rpartition("No module named")[2] for name in _OUR_MODULES)
 
 
-def agent_words(
-    options: Options, contact: Contact, node: str = "", tell: Sequence[str] = (), host: str | None = None
+def agent_argv(
+    options: Options, contact: Contact, node: str = "", facts: Sequence[str] = (), host: str | None = None
 ) -> list[str]:
-    """What runs on the other node: the same interpreter, or --remote_python. node: its index, or the variable that
-    has it. tell: variables whose values its hello is to have. host: the variable that has its name in the list of
-    hosts (empty: as the node itself is called), where the engine may number the nodes in another order."""
+    """Return the command line of the agent: the same Python as ours, or --remote_python.
+
+    Args:
+        node: index of the node, or the name of the variable that has it there.
+        facts: names of variables whose values the agent adds to its HELLO.
+        host: name of the variable that has the node's name in the list of hosts, for engines that may number nodes
+            in an order of their own; empty: the agent sends the name that its system has; None: it sends none.
+    """
     from infini_run.system.interpreter import bare_python, own_python
 
     python = own_python(_AGENT, options.remote_python) if options.remote_python else bare_python(_AGENT)
     if not contact.target:
         return python
-    words = [*python, f"--link={contact.target}"]
+    argv = [*python, f"--link={contact.target}"]
     if contact.token_file:
-        words.append(f"--token_file={contact.token_file}")
+        argv.append(f"--token_file={contact.token_file}")
     if node:
-        words.append(f"--node={node}")
+        argv.append(f"--node={node}")
     if host is not None:
-        words.append(f"--host={host}")
-    if tell:
-        words.append(f"--tell={','.join(tell)}")
-    return words
+        argv.append(f"--host={host}")
+    if facts:
+        argv.append(f"--facts={','.join(facts)}")
+    return argv

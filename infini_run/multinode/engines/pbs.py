@@ -1,11 +1,12 @@
-"""PBS: one pbs_tmrsh for each host of the job that we are in. The agents dial.
+"""PBS: one pbs_tmrsh for each host of the job that the head runs in. The agents connect.
 
-pbs_tmrsh(8B) passes no environment, no stdin and no stdout on, and what it started lives on when it is killed: all of
-that is the Link's. The token is in a file that only we can read, in the working directory, which the nodes share: a
-command line is there for everybody to see. What runs there has PATH=/bin:/usr/bin; --export says what else it gets.
+pbs_tmrsh(8B) passes on no environment, no stdin and no stdout, and the task that it started lives on after it is
+killed. So variables, input, output and the end go over the Link. Everybody can read a command line, so the token is
+in a file of mode 0600 in the working directory, which the nodes share. Tasks have PATH=/bin:/usr/bin; --export names
+the variables that ranks get.
 
-The one rule: signals are for us, not for pbs_tmrsh. PBS sends TERM (qdel, the limit) to every process of the job's
-session: a pbs_tmrsh that ends of it would be a node that is lost, and with it the grace of all ranks.
+The one rule: pbs_tmrsh ignores signals. PBS sends TERM (qdel, the limit) to every process of the job's session; if
+pbs_tmrsh ended, its node would be lost, and the grace of all ranks with it.
 """
 
 from __future__ import annotations
@@ -13,69 +14,53 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import ProgramMissing
-from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended
+from infini_run.multinode.engines import Contact, Engine, EngineCommand, agent_argv, exit_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.environments.hostlist import Host
-    from infini_run.multinode.engines import Told
     from infini_run.options.options import Options
 
-WINDOW = 32
-OVER_STDIO = False
-TOKEN_BY_FILE = True
-ENDS_STOPPED = False
+_IGNORING_SIGNALS = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
 
 
-_DEAF = 'trap \'\' HUP INT QUIT ALRM TERM USR1 USR2; exec "$0" "$@"'
+class PbsEngine(Engine):
+    """One pbs_tmrsh for each host. A task that lives on ends with its job (qdel). A failure of pbs_tmrsh may be
+    transient, but its exit code does not say so."""
+
+    MAX_CONCURRENT = 32
+    TOKEN_BY_FILE = True
+
+    def commands(
+        self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        path = f"{environ.get('PATH', os.defpath)}:{program_dir()}".rstrip(":")
+        folder = next((folder for folder in path.split(":") if os.access(f"{folder}/pbs_tmrsh", os.X_OK)), None)
+        if folder is None:
+            raise ProgramMissing("pbs_tmrsh is not on PATH: --engine needs it", "pbs_tmrsh")
+        tmrsh = ("sh", "-c", _IGNORING_SIGNALS, f"{folder}/pbs_tmrsh")
+        return [
+            EngineCommand(argv=(*tmrsh, host.name, *agent_argv(options, contact, str(index))), nodes=(index,))
+            for index, host in enumerate(hosts)
+        ]
+
+    def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
+        """Quote the last line of pbs_tmrsh. The agent's own output is in the job's files."""
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        if not lines:
+            return exit_text("pbs_tmrsh", code) + "; the job's .e file may say why"
+        return exit_text("pbs_tmrsh", code, lines[-1])
 
 
-def clients(
-    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
-) -> list[EngineCommand]:
-    """One pbs_tmrsh for each host. Raises ProgramMissing."""
-    path = f"{environ.get('PATH', os.defpath)}:{programs()}".rstrip(":")
-    folder = next((folder for folder in path.split(":") if os.access(f"{folder}/pbs_tmrsh", os.X_OK)), None)
-    if folder is None:
-        raise ProgramMissing("pbs_tmrsh is not on PATH: --engine needs it", "pbs_tmrsh")
-    deaf = ("sh", "-c", _DEAF, f"{folder}/pbs_tmrsh")
-    return [
-        EngineCommand(argv=(*deaf, host.name, *agent_words(options, contact, str(index))), nodes=(index,))
-        for index, host in enumerate(hosts)
-    ]
-
-
-def programs() -> str:
-    """Where pbs_tmrsh is: on no PATH that PBS gives to a job (measured on OpenPBS 23.06). "": nobody says."""
+def program_dir() -> str:
+    """Return the directory of pbs_tmrsh, which is not on the PATH of a job (measured on OpenPBS 23.06); "" if
+    unknown."""
     path = os.environ.get("PBS_CONF_FILE", "/etc/pbs.conf")
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            said = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
+            settings = dict(line.strip().partition("=")[::2] for line in file if "=" in line)
     except OSError:
         return ""
-    return f"{said['PBS_EXEC']}/bin" if said.get("PBS_EXEC") else ""
-
-
-def explain(host: str, code: int | None, words: str) -> str:
-    """pbs_tmrsh's own last words; what the agent wrote is in the job's files."""
-    said = [line.strip() for line in words.splitlines() if line.strip()]
-    return (
-        ended("pbs_tmrsh", code, said[-1]) if said else ended("pbs_tmrsh", code) + "; the job's .e file may say why"
-    )
-
-
-def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
-    """A task that lives on ends with its job (qdel)."""
-    return []
-
-
-def is_passing(code: int | None, words: str) -> bool:
-    """A mother superior that is busy says so at once, and not for long; nothing of it can be told from the code."""
-    return False
-
-
-def blames(words: str) -> str:
-    """It ends nobody for another's end that the Link would not tell of."""
-    return ""
+    return f"{settings['PBS_EXEC']}/bin" if settings.get("PBS_EXEC") else ""

@@ -1,84 +1,88 @@
-"""Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. They dial.
+"""Slurm: one srun in the allocation that we are in, which starts one agent on each of its nodes. The agents
+connect.
 
-srun is never told to stop: SIGTERM to it is SIGKILL to the step, at once (srun(1), SIGNALS). The Link stops the
-ranks; srun ends when its agents have, and where one cannot (it was stopped), scancel of the step ends it. What srun
-inherits of the batch script's own shape (SLURM_NTASKS and the like) is stated anew on its command line, which wins.
-Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each agent says its name as well.
+The head sends no signal to srun: srun answers SIGTERM with SIGKILL to its step, at once (srun(1), SIGNALS). The Link
+stops the ranks, and srun ends when its agents have ended. If an agent cannot end (it is suspended), scancel ends the
+step. The command line of srun states the shape of the step anew, and so overrides what srun would inherit from the
+batch script (SLURM_NTASKS and the like). Slurm numbers the nodes of a step in its own order (SLURM_NODEID), so each
+agent sends its node's name as well.
 """
 
 from __future__ import annotations
 
-from infini_run.multinode.engines import Contact, EngineCommand, agent_words, ended, lacks_us, said
+from infini_run.multinode.engines import (
+    Contact,
+    Engine,
+    EngineCommand,
+    agent_argv,
+    exit_text,
+    lacks_infini_run,
+    lines_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.environments.hostlist import Host
-    from infini_run.multinode.engines import Told
+    from infini_run.multinode.engines import KnownAgent
     from infini_run.options.options import Options
 
-WINDOW = 1
-OVER_STDIO = False
-TOKEN_BY_FILE = False
-ENDS_STOPPED = True
-_NOT_THERE = "execve()"  # what the node says of an interpreter that it does not have
-_OWN = ("srun:", "slurmstepd")
-_ENDS = ("CANCELLED", "aborted")  # what it says first when it is told to end the step
-_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID")
+_NO_SUCH_PROGRAM = "execve()"  # in the message of a node that lacks the Python
+_SLURM_LINE = ("srun:", "slurmstepd")  # how lines start that Slurm itself writes
+_STEP_ENDS = ("CANCELLED", "aborted")  # in the first message after somebody has asked for the end of the step
+_STEP_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
-def clients(
-    hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
-) -> list[EngineCommand]:
-    """One srun for all of them."""
-    nodes = len(hosts)
-    words = [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "--kill-on-bad-exit=1",
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--input=none",
-        "--unbuffered",
-        "--export=ALL",
-        f"--nodelist={','.join(host.name for host in hosts)}",
-    ]
-    if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
-        words.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
-    agent = agent_words(options, contact, "SLURM_NODEID", _STEP, host="SLURMD_NODENAME")
-    return [EngineCommand(argv=(*words, "--", *agent), nodes=())]
+class SlurmEngine(Engine):
+    """srun, in the allocation that the head runs in. srun itself repeats what may be repeated."""
 
+    ENDS_STOPPED = True
 
-def explain(host: str, code: int | None, words: str) -> str:
-    """The agent's own last words; of a node that was lost what srun says of it, else its last complaint."""
-    lines = [line for line in said(words, by_engine=_OWN) if "CANCELLED" not in line]
-    cause = next((line for line in lines if _NOT_THERE in line or lacks_us(line)), "")
-    named = next((line for line in reversed(lines) if host and host in line), "")
-    is_own = bool(lines) and not lines[-1].startswith(_OWN)
-    errors = [line for line in lines if "error:" in line]
-    killed = next((line for line in lines if line.startswith(_OWN) and line.endswith(": Killed")), "")
-    about = cause or named or killed or (lines[-1] if is_own or not errors else errors[-1]) if lines else ""
-    hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
-    return ended("srun", code, about) + hint
+    def commands(
+        self, hosts: Sequence[Host], options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        nodes = len(hosts)
+        argv = [
+            "srun",
+            f"--nodes={nodes}",
+            f"--ntasks={nodes}",
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=1",
+            "--mpi=none",
+            "--cpu-bind=none",
+            "--input=none",
+            "--unbuffered",
+            "--export=ALL",
+            f"--nodelist={','.join(host.name for host in hosts)}",
+        ]
+        if environ.get("SLURM_CPUS_PER_TASK"):  # not inherited by srun from 22.05 to 23.02
+            argv.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
+        agent = agent_argv(options, contact, "SLURM_NODEID", _STEP_VARIABLES, host="SLURMD_NODENAME")
+        return [EngineCommand(argv=(*argv, "--", *agent), nodes=())]
 
+    def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
+        """Prefer the last line of an agent; then the line of Slurm that names `host`, a killed task, or an error."""
+        lines = [line for line in lines_of(stderr, by_engine=_SLURM_LINE) if "CANCELLED" not in line]
+        cause = next((line for line in lines if _NO_SUCH_PROGRAM in line or lacks_infini_run(line)), "")
+        named = next((line for line in reversed(lines) if host and host in line), "")
+        is_agents = bool(lines) and not lines[-1].startswith(_SLURM_LINE)
+        errors = [line for line in lines if "error:" in line]
+        killed = next((line for line in lines if line.startswith(_SLURM_LINE) and line.endswith(": Killed")), "")
+        reason = cause or named or killed or (lines[-1] if is_agents or not errors else errors[-1]) if lines else ""
+        hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
+        return exit_text("srun", code, reason) + hint
 
-def ending(told: Sequence[Told], options: Options) -> list[EngineCommand]:
-    """scancel of the step, which is SIGKILL to all that is in it. Only an agent knows which step it is."""
-    steps = [hello["told"] for _, _, hello in told if len(hello.get("told", ())) == len(_STEP)]
-    return [EngineCommand(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
+    def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
+        """Return scancel of the step, which sends SIGKILL to all of it. Only an agent knows the number of the
+        step."""
+        steps = [hello["facts"] for _, _, hello in agents if len(hello.get("facts", ())) == len(_STEP_VARIABLES)]
+        return [EngineCommand(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
 
-
-def is_passing(code: int | None, words: str) -> bool:
-    """srun tries again by itself."""
-    return False
-
-
-def blames(words: str) -> str:
-    """`error: node2: task 1: Killed`, before it says that all are ended: a task that a container's runtime was may
-    have left its agent alive (--kill-on-bad-exit)."""
-    lines = [line for line in said(words) if line.startswith(_OWN)]
-    at = next((at for at, line in enumerate(lines) if any(part in line for part in _ENDS)), len(lines))
-    return next((line for line in lines[:at] if "error:" in line and ": task" in line), "")
+    def find_blame(self, stderr: str) -> str:
+        """Return `srun: error: node2: task 1: Killed` if it comes before the messages about the end of the step. The
+        Link need not tell of it: if the task was a container's runtime, its agent may still be alive when
+        --kill-on-bad-exit ends the step."""
+        lines = [line for line in lines_of(stderr) if line.startswith(_SLURM_LINE)]
+        at = next((at for at, line in enumerate(lines) if any(part in line for part in _STEP_ENDS)), len(lines))
+        return next((line for line in lines[:at] if "error:" in line and ": task" in line), "")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import infini_run
 from infini_run.environments.detect import DETECTORS, detect
-from infini_run.environments.environment import ClusterEnvironment, derived_port, without_place
+from infini_run.environments.environment import ClusterEnvironment, derived_port, without_launcher_variables
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError
 
@@ -242,19 +242,18 @@ VECTORS = {
             "master_port": 0,
         },
     ),
-    "podenv, PyTorchJob": (
+    "pod_variables, PyTorchJob": (
         {"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "RANK": "1"},
-        {"engine": "podenv", "nnodes": 2, "node_rank": 1, "master_addr": "job-master-0", "master_port": 23456},
+        {"engine": "pod_variables", "nnodes": 2, "node_rank": 1, "master_addr": "job-master-0", "master_port": 23456},
     ),
-    "podenv, DLC": (
+    "pod_variables, DLC": (
         {"MASTER_ADDR": "m", "WORLD_SIZE": "2", "RANK": "1", "NPROC_PER_NODE": "8"}, {"nproc": 8, "master_port": 0},
     ),
-    "podenv, Azure ML": (
+    "pod_variables, Azure ML": (
         {"MASTER_ADDR": "10.0.0.4", "MASTER_PORT": "6105", "NODE_RANK": "1", "AZUREML_NODE_COUNT": "2"},
         {"nnodes": 2, "node_rank": 1},
-    ),
-    "podenv, Lightning": ({"MASTER_ADDR": "m", "NODE_RANK": "1", "NNODES": "2"}, {"nnodes": 2, "node_rank": 1}),
-    "kubernetes, an Indexed Job": (
+    ), "pod_variables, Lightning": ({"MASTER_ADDR": "m", "NODE_RANK": "1", "NNODES": "2"}, {"nnodes": 2, "node_rank":
+    1}), "kubernetes, an Indexed Job": (
         JOB,
         {"engine": "kubernetes", "nnodes": 0, "node_rank": 2, "master_addr": "train-0.svc.space.svc.cluster.local"},
     ),
@@ -425,5 +424,5 @@ def test_what_an_mpi_launcher_said_to_us_alone_goes_and_the_rest_stays():
     environ = (
         OPENMPI | HYDRA | SRUN | {"HYDI_CONTROL_FD": "7", "PATH": "/bin", "OMPI_MCA_btl": "tcp", "MPI_HOME": "/m"}
     )
-    kept = without_place(environ, ("OMPI_MCA_btl",))
+    kept = without_launcher_variables(environ, ("OMPI_MCA_btl",))
     assert kept == SRUN | {"PATH": "/bin", "OMPI_MCA_btl": "tcp", "MPI_HOME": "/m"}

@@ -250,7 +250,7 @@ def test_any_environment_is_options_or_one_line(environ, more):
 def test_what_is_shown_is_what_was_found(environ):
     site = detect(environ, reader(FILES))
     text = "\n".join(describe(site))
-    assert text.startswith("variables of a pod" if site.engine == "podenv" else f"{site.engine} {site.form}")
+    assert text.startswith("variables of a pod" if site.engine == "pod_variables" else f"{site.engine} {site.form}")
     for name, value, source in facts(site):
         assert f"  {name} {value} ({source})" in text or (not source and f"  {name} {value}" in text)
         assert name == "hosts" or getattr(site, name) == value

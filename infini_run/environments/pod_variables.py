@@ -1,7 +1,7 @@
-"""Torch's variables, given to a whole pod: PyTorchJob v1, Alibaba's DLC, Volcano, Azure ML, Lightning's convention.
+"""Variables of torch that are set for a whole pod: PyTorchJob v1, Alibaba's DLC, Volcano, Azure ML, Lightning.
 
-There WORLD_SIZE and RANK count pods, in a rank they count ranks; a rank has LOCAL_RANK beside them. That is guessed
-and therefore always said.
+Here WORLD_SIZE and RANK count pods, while in a rank they count ranks. A rank has LOCAL_RANK beside them, so without
+LOCAL_RANK they are taken to count pods. That is a guess, so it is always printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 def _site(around: Variables, size: str, rank: str) -> ClusterEnvironment:
     counted = f"{around.said(size)} and {around.said(rank)}" if size else around.said(rank)
     return ClusterEnvironment(
-        engine="podenv",
+        engine="pod_variables",
         nnodes=around.number(size, 1) if size else 0,
         node_rank=around.number(rank, unset=-1),
         nproc=around.number("NPROC_PER_NODE", 1),

@@ -1,0 +1,69 @@
+"""The process of an agent, as an engine starts it.
+
+agent_main.run                                            the Link is its stdin and stdout
+agent_main.run --link=HOST,HOST:PORT --node=K|VARIABLE    it connects; INFINI_RUN_TOKEN is the token
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.multinode.agent import Agent, print_line
+from infini_run.multinode.connection import MAGIC, TOKEN, Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the agent and return its exit code.
+
+    Args:
+        argv: `--link`, `--node`, `--host`, `--facts` and `--token_file`, as engines.agent_argv writes them.
+    """
+    flags = dict(word.removeprefix("--").partition("=")[::2] for word in argv)
+    facts = [os.environ.get(name, "") for name in flags.get("facts", "").split(",") if name]
+    try:
+        index = _node_index(flags.get("node", "-1"))
+        if "link" in flags:
+            from infini_run.multinode.tcp import connect, retry_unheard
+
+            host = (os.environ.get(flags["host"]) or os.uname().nodename) if "host" in flags else ""
+            token = _token(flags.get("token_file", ""))
+            return retry_unheard(lambda: Agent(connect(flags["link"]), index, facts=facts, host=host).serve(token))
+        read_fd, write_fd = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (0, 1))
+        connection = Connection(read_fd, write_fd)
+        connection.send(MAGIC)
+        return Agent(connection, index).serve(None)
+    except InfiniRunError as error:
+        print_line(f"infini-run: {error}")
+        return error.exit_code
+
+
+def _node_index(text: str) -> int:
+    """The index of this node: a number, or the name of the variable that has it."""
+    value = text if text.lstrip("-").isdecimal() else os.environ.get(text, "")
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{text} is {value or 'not set'} here: the engine does not say which node this is") from None
+
+
+def _token(path: str) -> bytes:
+    if not path:
+        return os.fsencode(os.environ.get(TOKEN, ""))
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def run() -> None:
+    """Run the agent of this process's arguments, and end without the interpreter's own clean-up."""
+    os._exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,212 @@
+"""What an agent does before its ranks start: check that the head's words fit this node, and say what the node is
+like."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.errors import UsageError
+from infini_run.multinode.agent_options import options_of_agents
+from infini_run.multinode.connection import TOKEN, TOKEN_FILE
+from infini_run.multinode.record_codec import decode_record
+from infini_run.options.nodes import HEADS_OWN
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from infini_run.options.options import Options
+    from infini_run.plan.model import Command, Plan
+
+
+@record
+class NodeSetup:
+    """What stays the same over all attempts on this node.
+
+    Args:
+        options: those of this node.
+        command: the program, as it was found here.
+        environ: the environment of the ranks, without what is each rank's own.
+        cwd: where the ranks start.
+        warnings: lines for this node's user.
+        host: name of this node.
+        nproc: number of its ranks.
+    """
+
+    options: Options
+    command: Command
+    environ: dict[str, str]
+    cwd: str
+    warnings: tuple[str, ...]
+    host: str
+    nproc: int
+
+
+def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[str, str]) -> NodeSetup:
+    """Change to the launch's directory, and find everything that ranks will need.
+
+    Args:
+        spec: the head's SPEC frame, checked.
+        own: options of this node's own command line, if the user started it by hand; else None.
+        own_environ: the environment of this process.
+
+    Raises:
+        UsageError: the directory is missing, or two command lines contradict each other.
+        ProgramError: the program cannot be run here.
+    """
+    from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
+    from infini_run.options.options import Options
+    from infini_run.plan.program import find_command, inspect_node
+
+    cwd = spec["cwd"] if own is None else os.getcwd()
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        here = os.uname().nodename
+        raise UsageError(f"{cwd} on {here}: {error.strerror}; start from a directory that every node has") from None
+    environ = dict(own_environ)
+    if not spec["is_by_hand"]:  # else the user has started us: what is set for MPI is for the ranks
+        environ = strip_launcher_environment(environ)
+        close_inherited_on_exec()
+    environ |= spec["environ"]
+    for name in (TOKEN, TOKEN_FILE):
+        environ.pop(name, None)
+    options = decode_record(Options, spec["options"])
+    warnings: tuple[str, ...] = ()
+    if own is not None:
+        _check_same(own, options)
+        warnings = _idle_flags(own, options, spec["asked"])
+        # the terminal, stdin and what is shown there are the head's
+        options = replace(options_of_agents(own), live=options.live, stdin=options.stdin)
+    command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
+    node = inspect_node(options, environ)
+    return NodeSetup(
+        options=options,
+        command=command,
+        environ=environ,
+        cwd=cwd,
+        warnings=warnings,
+        host=node.host,
+        nproc=node.nproc,
+    )
+
+
+def check_version(spec: object) -> None:
+    """Raises UsageError: the head is of another version, which may use other frames."""
+    from infini_run.version import VERSION
+
+    theirs = spec.get("version") if isinstance(spec, dict) else None
+    if isinstance(theirs, str) and theirs != VERSION:
+        here = os.uname().nodename
+        raise UsageError(f"infini-run {VERSION} is on {here}, {theirs} on the head: install the same version on both")
+
+
+def _check_same(own: Options, heads: Options) -> None:
+    """Raises UsageError: the commands of two nodes differ where they must not."""
+    for name in ("nnodes", "master_port"):
+        if getattr(own, name) != getattr(heads, name):
+            raise UsageError(
+                f"--{name}={getattr(own, name)} here, {getattr(heads, name)} on node 0: give every node the same"
+            )
+
+
+def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
+    """A line about flags of this command line that only have an effect in that of node 0."""
+    idle = [f"--{name}" for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off") and name not in asked]
+    if own.stdin not in (0, heads.stdin):
+        idle.append(f"--stdin={own.stdin}")
+    return (f"infini-run: {', '.join(idle)}: no effect here, it is node 0's",) if idle else ()
+
+
+def hello(setup: NodeSetup, engine_facts: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of HELLO.
+
+    Args:
+        engine_facts: values of the variables that the engine asked for.
+    """
+    from infini_run.node.ports import free_port
+    from infini_run.version import VERSION
+
+    return {
+        "version": VERSION,
+        "host": setup.host,
+        "pid": os.getpid(),
+        "start_ticks": _start_ticks(),
+        "nproc": setup.nproc,
+        "port": free_port(),
+        "address": _own_address(),
+        "facts": list(engine_facts),
+    }
+
+
+def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, Options]:
+    """Return the plan of this node, and the options that belong to it.
+
+    Args:
+        launch: the head's LAUNCH frame, checked.
+    """
+    from infini_run.plan.model import RankRange, make_plan
+    from infini_run.plan.program import error_folder, inspect_node
+
+    options = replace(
+        setup.options,
+        nnodes=launch["nnodes"],
+        node_rank=launch["node"],
+        nproc_per_node=launch["nproc"],
+        log_dir=os.path.join(setup.cwd, setup.options.log_dir) if setup.options.log_dir else "",
+        master_addr=launch["master_addr"],
+        master_port=launch["master_port"],
+    )
+    launch_id = launch["launch_id"]
+    plan = make_plan(
+        options,
+        setup.command,
+        [replace(inspect_node(options, setup.environ), host=launch["host"])],
+        launch_id=launch_id,
+        master_port=options.master_port,
+        environ=setup.environ,
+        error_dir=error_folder(options, launch_id, setup.environ),
+        may_use_terminal=False,
+        span=RankRange(first=launch["first"], world_size=launch["world_size"], most=launch["most"]),
+    )
+    if launch["restarts"]:
+        from infini_run.plan.restart_policy import with_new_launch_id
+
+        plan = with_new_launch_id(
+            plan, launch_id=launch_id, master_port=options.master_port, restarts=launch["restarts"]
+        )
+    return plan, options
+
+
+def _start_ticks() -> str:
+    """When this process started, in the kernel's ticks: together with the pid this names it and no other (proc(5),
+    stat)."""
+    with open("/proc/self/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[19].decode()
+
+
+def _own_address() -> str:
+    """The address by which the head has reached this node, as sshd knows it (ssh(1), SSH_CONNECTION); else "". Slurm
+    passes on the variable of a user who has logged in elsewhere, so an address that is not this machine's is
+    ignored."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return words[2] if len(words) == 4 and _can_bind(words[2]) else ""
+
+
+def _can_bind(address: str) -> bool:
+    """Whether the address is one of this machine."""
+    from _socket import AF_INET, AF_INET6, SOCK_DGRAM, socket  # the C module: `socket` costs 5 ms
+
+    try:
+        probe = socket(AF_INET6 if ":" in address else AF_INET, SOCK_DGRAM)
+    except OSError:  # no IPv6 here
+        return False
+    try:
+        probe.bind((address, 0))
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True

@@ -1,0 +1,108 @@
+"""The attempts of a launch: all ranks start when all nodes are ready, and start again after a failure, if they
+may."""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.multinode import protocol
+from infini_run.multinode.head_report import attempt_report
+from infini_run.multinode.protocol import pack_json
+from infini_run.multinode.rendezvous import address_warning, count_ranks, rendezvous_address, uneven_notice
+from infini_run.options.nodes import MANUAL
+from infini_run.plan.model import spans_of
+from infini_run.system.addresses import read_hosts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.multinode.head_state import HeadState
+    from infini_run.multinode.join_phase import JoinPhase
+    from infini_run.multinode.stdin_forwarder import StdinForwarder
+
+
+class Attempts:
+    """Starts the ranks of all nodes.
+
+    Args:
+        join: it is told when all nodes are ready.
+        stdin: it is told which node runs which ranks.
+        has_stream: each node runs one process with a byte stream to the head.
+    """
+
+    def __init__(self, state: HeadState, join: JoinPhase, stdin: StdinForwarder, *, has_stream: bool) -> None:
+        self._state = state
+        self._join = join
+        self._stdin = stdin
+        self._has_stream = has_stream
+
+    def start_ranks(self) -> None:
+        """All nodes are ready, or a restart is due: now the number of every rank is known."""
+        state, agents, restarts = self._state, self._state.agents.all, self._state.restarts
+        try:
+            counts = count_ranks(agents, self._state.options.stdin)
+        except UsageError as error:
+            state.fail(error)
+            return
+        spans = spans_of(counts)
+        state.world_size, self._stdin.first_ranks = spans[0].world_size, [span.first for span in spans]
+        self._join.end()
+        restarts.end_wait()
+        address, port = rendezvous_address(self._state.options, agents)
+        if not restarts.total:
+            self._print_warnings(address, counts)
+        if self._state.observers is not None:
+            self._state.observers.begin(agents, state.launch_id, restarts.total)
+        for agent, span, nproc in zip(agents, spans, counts, strict=True):
+            self._state.agents.set_state(agent, "running")
+            agent.report, agent.first_failure_s = None, float("inf")
+            agent.rank_pids.clear()
+            agent.ranks = range(span.first, span.first + nproc)
+            content = {
+                "node": agent.index,
+                "nnodes": len(agents),
+                "nproc": nproc,
+                "first": span.first,
+                "world_size": span.world_size,
+                "most": span.most,
+                "host": agent.name,
+                "master_addr": address,
+                "master_port": port,
+                "launch_id": f"{state.launch_id}.{restarts.total}" if restarts.total else state.launch_id,
+                "restarts": restarts.total,
+                "heading": restarts.heading,
+            }
+            self._state.agents.send(agent, pack_json(protocol.LAUNCH, content))
+
+    def _print_warnings(self, address: str, counts: Sequence[int]) -> None:
+        node_list = self._state.node_list
+        if (
+            not node_list.counts
+            and not self._has_stream
+            and (uneven := uneven_notice(self._state.agents.all, counts))
+        ):
+            self._state.notice(uneven)
+        if node_list.engine != MANUAL:  # by hand, the others have just reached node 0 at that address
+            warning = address_warning(address, self._state.agents.all, read_hosts())
+            if warning:
+                self._state.notice(warning)
+
+    def should_restart(self) -> bool:
+        """All nodes are over: whether all ranks start again, now or after a delay. A signal or a lost node ends
+        that."""
+        state, restarts = self._state, self._state.restarts
+        if restarts.is_waiting:
+            if not state.is_stopping and not state.stop_signal and state.error is None:
+                return True
+            restarts.cancel()
+        if state.stop_signal or state.error is not None or not self._state.options.max_restarts:
+            return False
+        line = restarts.decide(attempt_report(state)) if self._state.agents.counts.count("lost") == 0 else ""
+        if line:
+            state.is_stopping, state.stop_end_s = False, float("inf")
+            for agent in self._state.agents.all:
+                agent.first_failure_s = float("inf")  # the next failure is another one
+            if self._state.observers is not None:
+                self._state.observers.rest()
+            state.print(line)
+        return bool(line)

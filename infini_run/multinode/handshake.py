@@ -1,0 +1,80 @@
+"""The start of the Link over TCP: both sides prove that they know the token, before they read anything else.
+
+Each side sends a random number, and then a keyed hash of both numbers. The keys of all later frames are derived from
+the token and both numbers: a relay that does not know the token can change, drop, repeat or move none unnoticed.
+"""
+
+from __future__ import annotations
+
+import os
+from _operator import _compare_digest  # hmac.compare_digest, without hashlib
+
+from infini_run.errors import LinkError
+from infini_run.multinode.frame_authentication import FrameAuthenticator, derive
+from infini_run.multinode.protocol import CHALLENGE, PROOF, pack
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.multinode.connection import Connection
+
+_NONCE = 32  # bytes
+
+
+class Unheard(LinkError):
+    """The head dropped the connection before it had sent anything: its list of unauthenticated ones was full."""
+
+
+class Handshake:
+    """One side of the handshake. Pass it frames until `is_done`; then the connection is authenticated.
+
+    Args:
+        connection: it is restricted until the end of the handshake.
+        token: the secret.
+        is_head: the agent proves itself first, so the head tells a stranger nothing.
+    """
+
+    def __init__(self, connection: Connection, token: bytes, *, is_head: bool) -> None:
+        self._connection = connection
+        self._token = token
+        self._is_head = is_head
+        self._own_nonce = os.urandom(_NONCE)
+        self._other_nonce = b""
+        self.is_done = False
+        connection.restrict()
+        connection.send(pack(CHALLENGE, self._own_nonce))
+
+    @property
+    def has_received(self) -> bool:
+        """Whether the other side has sent anything."""
+        return bool(self._other_nonce)
+
+    def handle_frame(self, kind: bytes, payload: bytes) -> None:
+        """Act on one frame. Raises LinkError: the other side does not know the token, or is no infini-run."""
+        if kind == CHALLENGE and not self._other_nonce and len(payload) == _NONCE and payload != self._own_nonce:
+            self._other_nonce = payload
+            if not self._is_head:
+                self._connection.send(pack(PROOF, self._derive(b"agent's proof")))
+        elif kind == PROOF and self._other_nonce and self._is_proof(payload):
+            if self._is_head:
+                self._connection.send(pack(PROOF, self._derive(b"head's proof")))
+            self._authenticate()
+            self.is_done = True
+        elif kind == PROOF:
+            raise LinkError("the other side has another token, or something changed its bytes on the way")
+        else:
+            raise LinkError("what came over the link is not what infini-run sends")
+
+    def _is_proof(self, payload: bytes) -> bool:
+        return _compare_digest(payload, self._derive(b"agent's proof" if self._is_head else b"head's proof"))
+
+    def _authenticate(self) -> None:
+        head, agent = (FrameAuthenticator(self._derive(use)) for use in (b"head's frames", b"agent's frames"))
+        sender, receiver = (head, agent) if self._is_head else (agent, head)
+        self._connection.authenticate(sender, receiver)
+
+    def _derive(self, use: bytes) -> bytes:
+        """A key or proof that only the two sides can compute; another one for each use."""
+        head, agent = (self._own_nonce, self._other_nonce)
+        if not self._is_head:
+            head, agent = agent, head
+        return derive(self._token, head + agent, use)

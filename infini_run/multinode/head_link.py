@@ -1,0 +1,209 @@
+"""An agent's end of the Link: proves itself, answers heartbeats, and notices when the head has gone or is silent."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
+from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.clock_offset import clock_answer
+from infini_run.multinode.protocol import pack_json
+from infini_run.system.poller import READ, WRITE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infini_run.multinode.connection import Connection
+    from infini_run.multinode.handshake import Handshake
+    from infini_run.system.poller import Poller
+
+_PROVE_S = 10.0  # for a handshake
+_HEARTBEATS = 3  # within the head's patience, while this process is suspended
+_QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
+_HEAD_GONE = "the head has gone"
+
+
+class HeadLink:
+    """The Link, as the agent uses it.
+
+    Args:
+        on_frame: called with kind and payload of each frame, but for those of the handshake and heartbeats.
+        on_lost: called once, when the head has gone or is given up.
+
+    `watchers` are called before each wait, to tell the poller what to wait for; the link's own is the first.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        poller: Poller,
+        *,
+        on_frame: Callable[[bytes, bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.connection = connection
+        self._poller = poller
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._handshake: Handshake | None = None
+        self._frames: list[tuple[bytes, bytes]] = []
+        self._last_received_s = time.monotonic()
+        self.silence_limit_s = float("inf")
+        self.is_lost = False
+        self.loss = _HEAD_GONE
+        self.watchers: list[Callable[[], None]] = [self._watch]
+
+    # ---- joining
+
+    def authenticate(
+        self, token: bytes, identity: dict[str, object], *, limit_s: float, print_line: Callable[[str], None]
+    ) -> None:
+        """Prove that we know the token, and say which node we are.
+
+        Args:
+            identity: fields of the IDENTITY frame. limit_s: how long to wait. The head of a job started by hand may
+                be suspended by Ctrl-Z; but another program
+                may have taken its port, so after 10 s a line says that nothing has come.
+
+        Raises:
+            Unheard: the head dropped the connection before it had sent anything.
+            LinkError: the other side has another token, or turns this node away.
+        """
+        from infini_run.multinode.handshake import Handshake, Unheard
+
+        handshake = self._handshake = Handshake(self.connection, token, is_head=False)
+        start_s, notice = time.monotonic(), ""
+        while not handshake.is_done:
+            end_s = start_s + (limit_s if notice else min(_PROVE_S, limit_s))
+            self.poll(max(0.0, end_s - time.monotonic()))
+            if self.is_lost:
+                error_class = LinkError if handshake.has_received else Unheard
+                raise error_class("the head did not take our token, or is no infini-run")
+            if time.monotonic() >= end_s and not handshake.is_done:
+                silence_s = end_s - start_s
+                notice = f"what listens there has said nothing for {silence_s:g} s: is it node 0's infini-run?"
+                if silence_s >= limit_s:
+                    raise LinkError(notice)
+                print_line(f"infini-run: {notice}")
+        self.connection.send(pack_json(protocol.IDENTITY, identity))
+        try:
+            kind, payload = self.next_frame(protocol.SPEC, protocol.GOODBYE)
+        except LinkError as error:
+            if str(error) != _HEAD_GONE:
+                raise
+            raise LinkError("the head has gone before it said what is to run") from None
+        if kind == protocol.GOODBYE:
+            why = message_schema.read(payload, message_schema.TURNED_AWAY)["error"]
+            raise LinkError(f"the head has turned node {identity['node']} away: {why}")
+        self._frames.append((kind, payload))
+
+    # ---- waiting
+
+    def silence_left_s(self) -> float | None:
+        """For how long the head may still be silent; None: for ever."""
+        if self.silence_limit_s == float("inf"):
+            return None
+        return max(0.0, self._last_received_s + self.silence_limit_s - time.monotonic())
+
+    def forgive_silence(self) -> None:
+        """We have not listened until now: what the head has sent is still to be read."""
+        self._last_received_s = time.monotonic()
+
+    def next_frame(self, *kinds: bytes) -> tuple[bytes, bytes]:
+        """Wait for a SPEC, LAUNCH or GOODBYE of these kinds, and drop the others. Raises LinkError: the head has
+        gone."""
+        while True:
+            while self._frames:
+                kind, payload = self._frames.pop(0)
+                if kind in kinds:
+                    return kind, payload
+            if self.is_lost:
+                raise LinkError(self.loss)
+            self.poll(self.silence_left_s())
+
+    def poll(self, timeout_s: float | None) -> None:
+        """Wait for what the watchers ask for, and handle what there is."""
+        for watch in self.watchers:
+            watch()
+        self._poller.poll(timeout_s)
+        left_s = self.silence_left_s()
+        if left_s is not None and left_s <= 0 and not self.is_lost:
+            self._lose(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
+        for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
+            watch()
+
+    def drain(self) -> None:
+        """Wait until the head has taken all that was sent, or has gone."""
+        while self.connection.wants_write and not self.is_lost:
+            self.poll(None)
+
+    def _watch(self) -> None:
+        connection, watch = self.connection, self._poller.watch
+        if connection.has_ended:
+            return
+        write = WRITE if connection.wants_write else 0
+        if connection.fileno() == connection.write_fd:
+            watch(connection.fileno(), READ | write, self._read)
+        else:
+            watch(connection.fileno(), READ, self._read)
+            watch(connection.write_fd, write, connection.flush)
+
+    # ---- frames
+
+    def send_error(self, error: InfiniRunError) -> None:
+        """Tell the head why this node cannot go on."""
+        kind = "program" if isinstance(error, ProgramError) else "usage" if isinstance(error, UsageError) else "start"
+        content = {"error": str(error), "exit_code": error.exit_code, "kind": kind, "host": os.uname().nodename}
+        self.connection.send(pack_json(protocol.HELLO, content))
+
+    def _read(self) -> None:
+        self.connection.flush()
+        try:
+            for kind, payload in self.connection.read():
+                self._last_received_s = time.monotonic()
+                self._handle_frame(kind, payload)
+        except LinkError as error:
+            if self._handshake is None or self._handshake.is_done:
+                self.send_error(error)  # the other direction may still work
+            self._lose(str(error))
+            return
+        if self.connection.has_ended:
+            self._lose()
+
+    def _handle_frame(self, kind: bytes, payload: bytes) -> None:
+        if self._handshake is not None and not self._handshake.is_done:
+            self._handshake.handle_frame(kind, payload)
+        elif kind == protocol.HEARTBEAT:
+            self.connection.send(clock_answer(payload))
+        else:
+            if kind in _QUEUED:
+                self._frames.append((kind, payload))
+            self._on_frame(kind, payload)
+
+    def _lose(self, reason: str = "") -> None:
+        self.is_lost, self.loss = True, reason or self.loss
+        for fd in (self.connection.fileno(), self.connection.write_fd):
+            self._poller.unwatch(fd)
+        self.connection.close()
+        self._on_lost()
+
+    # ---- Ctrl-Z
+
+    def suspend(self, suspend: Callable[[], None], print_line: Callable[[str], None]) -> None:
+        """Call `suspend`, which returns when this process is continued; a fork sends the heartbeats meanwhile."""
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess
+
+        if self.is_lost:
+            suspend()
+            return
+        substitute = None
+        try:
+            substitute = HeartbeatProcess([self.connection], self.silence_limit_s / _HEARTBEATS)
+        except OSError as error:
+            print_line(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
+        suspend()
+        if substitute is not None:
+            substitute.end()
+        self.forgive_silence()

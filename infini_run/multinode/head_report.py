@@ -1,0 +1,62 @@
+"""The report of a launch on many nodes, made from those of its nodes. Pure but for the clocks and our host's name."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.errors import NodeLost
+from infini_run.report.merge import lost_report, merge_reports
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.multinode.head_state import HeadState
+    from infini_run.report.report import Report
+
+
+def is_node_failure(state: HeadState) -> bool:
+    """Whether the job ended because a node was lost or would not start; not because of a rank or a signal.
+
+    A node is lost from its last frame on: a rank elsewhere may fail for that reason long before the loss is noticed.
+    """
+    agents = state.agents.all
+    lost_s = min((agent.last_received_s for agent in agents if agent.state == "lost"), default=float("inf"))
+    failed_s = min((agent.first_failure_s for agent in agents if agent.state != "lost"), default=float("inf"))
+    return state.error is not None and (not isinstance(state.error, NodeLost) or lost_s <= failed_s)
+
+
+def attempt_report(state: HeadState) -> Report:
+    """Return the report of the last attempt."""
+    error = state.error if is_node_failure(state) else None
+    reports = []
+    for agent in state.agents.all:
+        if agent.loss and agent.ranks:
+            wall_s = agent.last_received_s + time.time() - time.monotonic()
+            is_first = isinstance(error, NodeLost) and error.node == agent.index and not state.stop_signal
+            report = lost_report(
+                agent.name, agent.ranks, agent.rank_pids, last_received_s=wall_s, is_first_failure=is_first
+            )
+            reports.append((report, agent.last_received_s))
+        elif agent.report is not None:
+            reports.append((agent.report, agent.first_failure_s))
+    return merge_reports(
+        reports,
+        launch_id=state.launch_id,
+        run_id=state.options.run_id,
+        host=os.uname().nodename,
+        world_size=state.world_size or _planned_size(state),
+        start_s=state.start_s,
+        end_s=time.time(),
+        received_signal=state.stop_signal,
+        silent=len(state.agents.all) - len(reports),
+        notices=(*state.notices, *([str(state.error)] if state.error is not None else [])),
+        error=error,
+        lost=[agent.loss for agent in state.agents.all if agent.loss],
+    )
+
+
+def _planned_size(state: HeadState) -> int:
+    """The number of ranks that would have been started; 0 if only a node that is missing knows its share."""
+    asked = state.options.nproc_per_node
+    counts = state.node_list.counts or [agent.hello.get("nproc", asked) for agent in state.agents.all]
+    return sum(map(int, counts)) if all(isinstance(count, int) for count in counts) else 0

@@ -1,0 +1,117 @@
+"""What all parts of the head share: the options, the agents, the console, and why and how the job is to end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.errors import printable
+from infini_run.multinode import protocol
+from infini_run.multinode.agent_state import NOT_READY
+from infini_run.multinode.clock_offset import OwnAbsence
+from infini_run.multinode.output import ConsoleWriters
+from infini_run.multinode.protocol import pack_json
+from infini_run.plan.program import new_launch_id
+from infini_run.plan.restart_policy import RestartState
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infini_run.errors import InfiniRunError
+    from infini_run.multinode.agent_set import AgentSet
+    from infini_run.multinode.engines import Engine
+    from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.options.nodes import NodeList
+    from infini_run.options.options import Options
+    from infini_run.system.poller import Poller
+
+HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
+_SPARE_S = 15.0  # beyond the graces: what a node may take to end
+
+
+class HeadState:
+    """One launch on many nodes, as far as more than one part of the head reads or changes it.
+
+    Args:
+        agents: all of them, in the order of their nodes.
+        observers: the live table and the trace; None: neither was asked for.
+        print_line: called with each line for the user; None: it goes to our stderr, as the nodes' lines do.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        node_list: NodeList,
+        engine: Engine,
+        agents: AgentSet,
+        poller: Poller,
+        *,
+        observers: HeadObservers | None,
+        print_line: Callable[[str], None] | None,
+    ) -> None:
+        self.options = options
+        self.node_list = node_list
+        self.engine = engine
+        self.agents = agents
+        self.poller = poller
+        self.observers = observers
+        self.console = ConsoleWriters(poller)
+        self._print_line = self._write_line if print_line is None else print_line
+        self.launch_id = new_launch_id()
+        self.start_s = time.time()
+        self.world_size = 0  # known as soon as all nodes are ready
+        self.restarts = RestartState(options)
+        self.absence = OwnAbsence(options.node_timeout_s * (1 - 1 / HEARTBEATS))  # then agents may have given us up
+        self.notices: list[str] = []
+        self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
+        self.stop_signal = 0  # the signal from outside that asked for the end
+        self.is_stopping = False
+        self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether some nodes are not ready yet, and are still waited for."""
+        return not self.is_stopping and self.agents.counts.count(*NOT_READY) > 0
+
+    def show(self, kind: bytes, lines: bytes) -> None:
+        """Write lines of ranks to stdout or stderr; above the table, if there is one."""
+        if lines and self.observers is not None and self.observers.print_above(lines.decode("utf-8", "replace")):
+            return
+        self.console.write(kind, lines)
+
+    def print(self, text: str) -> None:
+        """Print one line of our own for the user."""
+        if self.observers is None or not self.observers.print_above(f"infini-run: {printable(text)}"):
+            self._print_line(text)
+
+    def _write_line(self, text: str) -> None:
+        self.console.write(protocol.ERR, os.fsencode(f"infini-run: {printable(text)}\n"))
+
+    def notice(self, text: str) -> None:
+        """Print one line, and keep it for the report."""
+        self.notices.append(text)
+        self.print(text)
+
+    def fail(self, error: InfiniRunError) -> None:
+        """Stop the job for this reason, unless another one came first."""
+        if self.error is None and not self.stop_signal:
+            self.error = error
+        self.stop()
+
+    def stop(self, number: int = 0, *, by_signal: bool = False) -> None:
+        """Begin to stop the ranks of every node.
+
+        Args:
+            number: the signal that ranks get; 0: the one of --stop_signal.
+            by_signal: a signal from outside asked for it: ranks then have the grace for that.
+        """
+        if self.is_stopping:
+            return
+        self.is_stopping = True
+        grace_s = self.options.signal_grace_s if by_signal else self.options.grace_s
+        graces = 1 if by_signal else 2  # after a signal, ranks and strays share one
+        self.stop_end_s = time.monotonic() + graces * grace_s + _SPARE_S
+        self.agents.send_all(pack_json(protocol.STOP, {"signal": number, "by_signal": by_signal}), "running")
+        if self.observers is not None:
+            self.observers.stop()

@@ -1,0 +1,216 @@
+"""The first phase of a launch: the head reaches every node, and each agent gets its options and says HELLO."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from infini_run.core.group import forking
+from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
+from infini_run.multinode import message_schema, protocol
+from infini_run.multinode.agent_options import exported, options_of_agents
+from infini_run.multinode.agent_state import NOT_READY
+from infini_run.multinode.clock_offset import clock_question
+from infini_run.multinode.connection import TOKEN
+from infini_run.multinode.engines import Contact
+from infini_run.multinode.protocol import pack_json
+from infini_run.multinode.record_codec import to_jsonable
+from infini_run.multinode.rendezvous import missing_names
+from infini_run.options.nodes import HEADS_OWN, MANUAL
+from infini_run.record import replace
+from infini_run.version import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.connection import Connection
+    from infini_run.multinode.engine_processes import EngineProcesses
+    from infini_run.multinode.head_state import HeadState
+    from infini_run.multinode.listener import AgentListener
+    from infini_run.multinode.node_losses import NodeLosses
+
+_TOKEN_SIZE = 32  # random bytes
+_NOTICE_S = 5.0  # between two lines about missing nodes
+
+
+class JoinPhase:
+    """Starts the engine's commands, accepts agents, and waits for their HELLO.
+
+    Args:
+        environ: our environment, of which nodes get the variables that --export names.
+        cwd: absolute path of the directory in which ranks start, on every node.
+        has_stream: each node runs one process with a byte stream to the head (byte_stream.py).
+    """
+
+    def __init__(
+        self,
+        state: HeadState,
+        losses: NodeLosses,
+        processes: EngineProcesses,
+        *,
+        environ: Mapping[str, str],
+        cwd: str,
+        has_stream: bool,
+    ) -> None:
+        self._state = state
+        self._losses = losses
+        self._processes = processes
+        self._environ = environ
+        self._cwd = cwd
+        self._has_stream = has_stream
+        self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
+        self._index_of_host = {agent.name: agent.index for agent in state.agents.all if agent.name}
+        self._specs: dict[int | str, bytes] = {}  # SPEC frames, by the number of ranks
+        self._link_address = ""  # a line about the address that other launchers must connect to, if it was given
+        now_s = time.monotonic()
+        self._join_end_s = now_s + state.options.join_timeout_s
+        self._next_notice_s = now_s + _NOTICE_S
+        self.listener: AgentListener | None = None
+
+    @property
+    def next_deadline_s(self) -> float:
+        deadlines = [self._processes.next_start_s]
+        if self.listener is not None:
+            deadlines.append(self.listener.next_deadline_s)
+        if self._state.is_joining:
+            deadlines += [self._join_end_s, self._next_notice_s]
+        return min(deadlines)
+
+    def postpone(self, by_s: float) -> None:
+        """Nobody could join for so long, because we were suspended."""
+        self._join_end_s += by_s
+
+    # ---- reaching nodes
+
+    def start(self) -> None:
+        """Listen, if agents connect, and start the first commands. Raises UsageError, ProgramMissing, StartError."""
+        state, agents = self._state, self._state.agents.all
+        contact = self._listen()
+        commands = state.engine.commands([agent.host for agent in agents], state.options, contact, self._environ)
+        if contact.target and not contact.token_file:
+            commands = [replace(command, env=(*command.env, (TOKEN, self._token))) for command in commands]
+        for command in commands:
+            for node in command.nodes or range(len(agents)):
+                agents[node].has_command = True
+        self._processes.add(commands)
+        self._start_commands()
+
+    def _listen(self) -> Contact:
+        state, engine = self._state, self._state.engine
+        if engine.USES_STDIO:
+            return Contact()
+        from infini_run.multinode.listener import AgentListener
+
+        self.listener = AgentListener(
+            self._token, len(state.agents.all), state.poller, self._on_authenticated, state.notice
+        )
+        target = self.listener.open(state.options.link_port, state.options.link_address)
+        if state.options.link_address and state.node_list.engine == MANUAL:
+            self._link_address = f"node 0 listens on {target}, the others dial {state.options.master_addr}"
+        path = os.path.join(self._cwd, f".infini-run-{state.launch_id}.token") if engine.TOKEN_BY_FILE else ""
+        if path:
+            self.listener.write_token(path)
+        return Contact(target=target, token_file=path)
+
+    def _start_commands(self) -> None:
+        with forking:  # a child that is forked meanwhile would keep a connection that no agent has yet
+            for command, connection in self._processes.start_due():
+                self._attach(self._state.agents.all[command.nodes[0]], connection)
+
+    def _on_authenticated(self, connection: Connection, node: int, host: str, address: str) -> None:
+        """An agent has connected from `address`, and says which node it is. Its host's name counts more than the
+        number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
+        agents = self._state.agents.all
+        named = self._index_of_host.get(host, self._index_of_host.get(host.partition(".")[0], -1))
+        if named >= 0 and agents[named].state == "connecting":
+            node = named
+        if 0 <= node < len(agents) and agents[node].state == "connecting":
+            agents[node].address = address
+            self._attach(agents[node], connection)
+            return
+        why = f"there are nodes 0 to {len(agents) - 1}"
+        if 0 <= node < len(agents):
+            first = " at ".join(filter(None, (agents[node].name, agents[node].address)))
+            why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
+        self._state.notice(f"{address} says that it is node {node}, and was turned away: {why}")
+        connection.send(pack_json(protocol.GOODBYE, {"error": why}))
+        connection.close()
+
+    def _attach(self, agent: RemoteAgent, connection: Connection) -> None:
+        """The connection is that agent's: send it everything that does not depend on the other nodes."""
+        self._state.agents.attach(agent, connection)
+        counts = self._state.node_list.counts
+        nproc = counts[agent.index] if counts else self._state.options.nproc_per_node
+        if nproc not in self._specs:
+            self._specs[nproc] = self._make_spec(nproc)
+        self._state.agents.send(agent, self._specs[nproc])
+
+    def _make_spec(self, nproc: int | str) -> bytes:
+        own = self._state.options
+        options = replace(options_of_agents(own), nproc_per_node=nproc)
+        if self._has_stream:
+            options = replace(options, console="inherit")
+        content = {
+            "version": VERSION,
+            "is_by_hand": self._state.node_list.engine == MANUAL,
+            "silence_s": own.node_timeout_s,
+            "cwd": self._cwd,
+            "environ": exported(own.export, self._environ),
+            "options": to_jsonable(options),
+            "has_stream": self._has_stream,
+            "asked": [name for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off")],
+            "observe": [] if self._state.observers is None else self._state.observers.wanted,
+        }
+        return pack_json(protocol.SPEC, content)
+
+    def on_hello(self, agent: RemoteAgent, payload: bytes) -> None:
+        """An agent is ready, or refuses, or cannot go on. Raises LinkError."""
+        hello = message_schema.read(payload, message_schema.HELLO, message_schema.REFUSAL)
+        agents = self._state.agents
+        if "error" in hello:
+            kind = UsageError if hello["kind"] == "usage" else InfiniRunError
+            error = kind(f"{agent.name or hello['host']}: {hello['error']}")
+            error.exit_code = hello["exit_code"]
+            agents.set_state(agent, "lost")
+            self._losses.on_missed(agent, error)
+            return
+        if agent.state != "connected":
+            raise LinkError("what came over the link was not due")
+        agent.hello, agent.free_port = hello, hello["port"]
+        agent.name = agent.name or hello["host"]
+        agents.set_state(agent, "ready")
+        agents.send(agent, clock_question())
+
+    # ---- waiting
+
+    def run_due(self, now_s: float) -> None:
+        """Start commands for which there is room, and drop connections that have proved nothing for too long."""
+        if now_s >= self._processes.next_start_s and not self._state.is_stopping:
+            try:
+                self._start_commands()
+            except StartError as error:
+                self._state.fail(error)
+        if self.listener is not None:
+            self.listener.run_due(now_s)
+
+    def wait(self, now_s: float) -> None:
+        """Some nodes are not ready: say so every few seconds, and end the job at --join_timeout."""
+        state, counts = self._state, self._state.agents.counts
+        agents, missing = state.agents.all, counts.count(*NOT_READY)
+        if now_s >= self._join_end_s:
+            limit = f"{state.options.join_timeout_s:g} s (--join_timeout)"
+            text = f"{missing} of {counts.total} nodes have not come within {limit}: {missing_names(agents)}"
+            first = next(agent for agent in agents if agent.is_not_ready)
+            state.fail(NodeLost(text, first.name, first.index))
+        elif now_s >= self._next_notice_s:
+            self._next_notice_s = now_s + _NOTICE_S
+            reasons = "; ".join(filter(None, (self._processes.last_stderr_line(), self._link_address)))
+            why = f" ({reasons})" if reasons else ""
+            state.print(f"waiting for {missing} of {counts.total} nodes: {missing_names(agents)}{why}")
+
+    def end(self) -> None:
+        """All nodes are ready: the token file goes, and whoever connects from now on has time."""
+        if self.listener is not None:
+            self.listener.end_joining()

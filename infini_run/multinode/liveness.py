@@ -1,0 +1,86 @@
+"""Heartbeats between the head and its agents: a node that sends nothing for --node_timeout is lost."""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.multinode.clock_offset import clock_question
+from infini_run.multinode.head_state import HEARTBEATS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.multinode.head_state import HeadState
+    from infini_run.multinode.node_losses import NodeLosses
+
+_AWAY = 10  # a gap of at least this part of --node_timeout was our own absence; any machine has shorter ones
+
+
+class Liveness:
+    """Sends heartbeats, each with a question about the agent's clocks, and gives up nodes that do not answer."""
+
+    def __init__(self, state: HeadState, losses: NodeLosses) -> None:
+        self._state = state
+        self._losses = losses
+        self.next_deadline_s = time.monotonic()
+
+    def run_due(self, now_s: float) -> None:
+        """Send the heartbeats, if they are due."""
+        if now_s < self.next_deadline_s:
+            return
+        state = self._state
+        timeout_s, is_paused = state.options.node_timeout_s, state.console.is_backlogged
+        self.next_deadline_s = now_s + timeout_s / HEARTBEATS
+        for agent in state.agents.all:
+            if agent.state not in ("ready", "running", "done"):  # one that is done waits for GOODBYE, and listens
+                continue
+            if is_paused:  # we read from nobody: what it has sent is on its way
+                agent.last_received_s = now_s
+            elif now_s - agent.last_received_s > timeout_s:
+                agent.is_silent = True
+                hint = "" if state.engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
+                self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
+                continue
+            state.agents.send(agent, clock_question())
+
+    def ask_running(self) -> None:
+        """Ask all nodes for a sign of life now: a rank has failed, and a node that does not answer may be the
+        reason."""
+        for agent in self._state.agents.all:
+            if agent.state == "running":
+                self._state.agents.send(agent, clock_question())
+
+    def was_away(self, away_s: float) -> bool:
+        """We were suspended for so long, if that is long enough to matter: the nodes were not silent meanwhile."""
+        if away_s < self._state.options.node_timeout_s / _AWAY:
+            return False
+        now_s = time.monotonic()
+        for agent in self._state.agents.all:
+            agent.last_received_s = min(now_s, agent.last_received_s + away_s)
+        self.next_deadline_s = now_s
+        return True
+
+    def suspend(self) -> float:
+        """Suspend this process until it is continued, while a fork of it sends the heartbeats.
+
+        Returns:
+            How long that was, in seconds; 0 if there could be no fork, so the nodes were without heartbeats.
+        """
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess
+        from infini_run.system.signal_pipe import stop_self
+
+        state, start_s = self._state, time.monotonic()
+        connections = [agent.connection for agent in state.agents.all if agent.connection is not None]
+        timeout_s = state.options.node_timeout_s
+        try:
+            substitute = HeartbeatProcess(
+                [each for each in connections if not each.has_ended], timeout_s / HEARTBEATS
+            )
+        except OSError as error:
+            limit = f"{timeout_s:g} s (--node_timeout)"
+            state.notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
+            stop_self()
+            return 0.0
+        stop_self()
+        substitute.end()
+        state.absence.excuse()
+        return time.monotonic() - start_s

@@ -1,0 +1,149 @@
+"""Nodes that cannot be reached, refuse, or are lost: the reason, and what follows for the job."""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.errors import InfiniRunError, NodeLost
+from infini_run.multinode.rendezvous import explain_missed, join_names
+from infini_run.report.report import duration_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.engine_processes import EngineExit, EngineProcesses
+    from infini_run.multinode.head_state import HeadState
+
+_OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
+_NEVER = float("inf")
+
+
+class NodeLosses:
+    def __init__(self, state: HeadState, processes: EngineProcesses) -> None:
+        self._state = state
+        self._processes = processes
+        self._missed: list[tuple[RemoteAgent, InfiniRunError]] = []  # nodes that cannot be reached, or refuse
+        self._missed_end_s = _NEVER
+        self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
+        self._stops_for_engine = False
+
+    @property
+    def next_deadline_s(self) -> float:
+        return self._missed_end_s if self._state.is_joining else _NEVER
+
+    @property
+    def awaits_others(self) -> bool:
+        """Whether some nodes are known to be missing, and others may be found to be missing soon."""
+        return bool(self._missed) and not self._state.is_stopping
+
+    @property
+    def is_engine_ending(self) -> bool:
+        """Whether an engine that has lost a node may be ending all that it has started."""
+        is_unexplained = any(agent.is_unexplained for agent in self._state.agents.all)
+        return (self._stops_for_engine or is_unexplained) and not self._state.engine.USES_STDIO
+
+    # ---- before the ranks start
+
+    def on_missed(self, agent: RemoteAgent, error: InfiniRunError) -> None:
+        """A node cannot be reached, or refuses. If each node has a command of its own, others may be missing too: all
+        of them are reported together."""
+        if self._state.engine.MAX_CONCURRENT == 1 or self._state.is_stopping:
+            self._state.fail(error)
+            return
+        self._missed.append((agent, error))
+        self._missed_end_s = min(self._missed_end_s, time.monotonic() + _OTHERS_S)
+
+    def fail_if_due(self, now_s: float) -> bool:
+        """End the job for the nodes that are missing, as soon as no others are waited for; whether that is so."""
+        is_due = self.awaits_others and (not self._state.is_joining or now_s >= self._missed_end_s)
+        if is_due:
+            self._state.fail(explain_missed(self._missed, self._state.agents.all))
+        return is_due
+
+    # ---- at any time
+
+    def on_lost(self, agent: RemoteAgent, reason: str) -> None:
+        """An agent has gone, or is given up: its ranks are lost, and so is the job. reason: "" if it is not known."""
+        state = self._state
+        state.agents.disconnect(agent)
+        if agent.state == "done" and not state.restarts.is_waiting:  # its report is here
+            return
+        was_running = agent.state in ("running", "done") or agent.was_running
+        was_not_ready = agent.is_not_ready
+        agent.was_running = was_running
+        text = f"{agent.title} {'was lost' if was_running else 'could not be reached'}" + (reason and f": {reason}")
+        error = self._own_absence() if was_running else None
+        error = error or NodeLost(text, agent.name, agent.index)
+        agent.is_unexplained = not reason
+        state.agents.set_state(agent, "lost")
+        agent.first_failure_s = min(agent.first_failure_s, time.monotonic())
+        agent.loss = text if was_running else ""
+        if state.observers is not None:
+            state.observers.on_node_lost(agent, text)
+        if was_not_ready:
+            self.on_missed(agent, error)
+            return
+        if isinstance(state.error, NodeLost) and state.error.node == agent.index:
+            state.error = error  # the same loss, with its reason
+        state.fail(error)
+
+    def _own_absence(self) -> InfiniRunError | None:
+        """The error if we were suspended for so long that the nodes gave us up; else None."""
+        limit_s = self._state.options.node_timeout_s
+        if not self._state.absence.was_away(limit_s):
+            return None
+        away = duration_text(self._state.absence.away_s)
+        return InfiniRunError(
+            f"infini-run itself was stopped for {away}, or its machine slept: the nodes heard nothing of it for "
+            f"{limit_s:g} s (--node_timeout), and have ended their ranks"
+        )
+
+    def on_engine_exit(self, ended: EngineExit) -> None:
+        """A command of the engine has ended: its nodes are lost, unless they are over or the command is repeated. One
+        command for all nodes ends when any node is lost; the connections tell which one that is."""
+        state = self._state
+        agents = [state.agents.all[node] for node in ended.command.nodes or range(state.agents.counts.total)]
+        if state.engine.USES_STDIO:
+            for agent in agents:
+                state.agents.read_to_end(agent)
+        for agent in agents:
+            if agent.state == "done" or (agent.state == "lost" and not agent.is_unexplained):
+                continue
+            if len(agents) > 1 and not agent.is_not_ready:
+                self._engine_exit = ended
+                continue
+            if agent.is_not_ready and not state.is_stopping and self._processes.retry(ended):
+                state.agents.disconnect(agent)
+                state.agents.set_state(agent, "connecting")
+                continue
+            if agent.is_not_ready and state.is_stopping:  # we killed its command, or do not need it any more
+                state.agents.set_state(agent, "lost")
+                continue
+            preamble = "" if agent.connection is None else agent.connection.preamble
+            # without the node's name the engine prefers the last line of its agent
+            name = "" if agent.is_not_ready and not state.engine.USES_STDIO else agent.name
+            self.on_lost(agent, state.engine.explain_exit(name, ended.code, f"{preamble}\n{ended.stderr}"))
+        if self._engine_exit is not None and not state.is_stopping:
+            self._stops_for_engine = True
+            state.stop()
+        self.add_engine_reason()
+
+    def add_engine_reason(self) -> None:
+        """Add the last output of the engine's one command to what the connections tell. Nodes that went at once are
+        reported together: the engine ends all of them, and may be faster than the message about the first."""
+        state = self._state
+        if self._engine_exit is None or state.stop_signal:
+            return
+        lost = sorted(
+            (agent for agent in state.agents.all if agent.is_unexplained), key=lambda agent: agent.first_failure_s
+        )
+        host = lost[0].name if len(lost) == 1 and lost[0].was_running else ""
+        reason = state.engine.explain_exit(host, self._engine_exit.code, self._engine_exit.stderr)
+        if lost and isinstance(state.error, NodeLost) and state.error.node == lost[0].index:
+            others = f", and with it {join_names(lost[1:])}" if lost[1:] else ""
+            lost[0].loss = f"{lost[0].title} was lost{others}: {reason}"
+            state.error = NodeLost(lost[0].loss, lost[0].name, lost[0].index)
+        elif (
+            self._stops_for_engine and state.error is None and not lost and state.agents.counts.count("running") == 0
+        ):
+            state.error = InfiniRunError(reason)
