@@ -72,10 +72,10 @@ def full(local, tmp_path):
 
 def test_a_full_disk_costs_neither_the_end_of_a_job_nor_the_tasks_after_it(local, full):
     """What a rank wrote is lost, as are reports; that it failed, and with which code, is not."""
-    fill = "head -c 1000000 /dev/zero >$INFINI_JOB_FOLDER/big 2>&-; exit 3"
-    free = 'rm "$INFINI_JOB_FOLDER"/../0/big; exit 4'
+    fill = "until [ -e ../1/up ]; do :; done; head -c 1000000 /dev/zero >big 2>&-; exit 3"
+    free = ": >up; until [ -e ../0/exit ]; do :; done; rm ../0/big; exit 4"
     done = full(
-        f"""a='[ $INFINI_JOB_TASK = 1 ] || {{ {fill}; }}; {free}'
+        f"""a='cd $INFINI_JOB_FOLDER; [ $INFINI_JOB_TASK = 1 ] || {{ {fill}; }}; {free}'
         "$0" "$@" submit --wait --array=0-1%2 -- sh -c "$a"; echo "code $?"
         "$0" "$@" list --json
         cat "$INFINI_JOB_DIR"/*/task/0/0/log"""
@@ -84,7 +84,8 @@ def test_a_full_disk_costs_neither_the_end_of_a_job_nor_the_tasks_after_it(local
     assert "code 3\n" in done.stdout
     text = done.stdout[done.stdout.index("\n[") :]
     (status,), _ = json.JSONDecoder().raw_decode(text.strip())
-    assert status["tasks"][0]["headline"] == f"FAILED 3 {os.uname().nodename} rank 0"
+    heads = [f"FAILED {code} {os.uname().nodename} rank 0" for code in (3, 4)]
+    assert [task["headline"] for task in status["tasks"]] == heads
     assert status["tasks"][0]["reason"].startswith("rank 0 on ")
 
 

@@ -203,7 +203,7 @@ def test_one_that_was_cancelled_before_it_began_has_a_time_and_the_code_of_the_s
 
 
 def test_logs_follow_from_the_first_line_to_the_end(local):
-    name = local.submit("--slots=2", "--", *play("print_line=one", "print_line=two"))
+    name = local.submit("--slots=2", "--", *play("say=one", "say=two"))
     following = local.start("logs", "-f", name)
     assert following.wait() == 0
     ranks = [line.split()[1:4] for line in following.out.decode().splitlines() if line.startswith("[rank")]
@@ -275,7 +275,7 @@ def test_ranks_start_where_it_was_submitted(local, tmp_path):
 
 def test_flags_of_the_launcher_itself_are_taken(local):
     done = local.call("submit", "--run_options=--keep_going", "--slots=2", "--wait", "--",
-                      *play("@0", "exit=4", "@1", "pause=0.1", "print_line=on"))  # fmt: skip
+                      *play("@0", "exit=4", "@1", "pause=0.1", "say=on"))  # fmt: skip
     assert done.returncode == 4
     assert "on 1" in local.logs(done.stdout.split()[1])
 

@@ -240,7 +240,7 @@ def test_cancel_of_a_job_that_waits(queue, bell):
 
 def test_ranks_are_warned_before_the_limit(queue):
     """Slurm counts in minutes, and kills up to one later."""
-    rank = play("tell=USR2", "print_line=up", "wait")
+    rank = play("tell=USR2", "say=up", "wait")
     name = queue.submit(*TWO, "--time=1m", "--warn=45s", "--", *rank)
     queue.wait(name, "WARNED")
     until(lambda: sum(" got USR2" in line for line in queue.lines(name)) == 8)
