@@ -1,6 +1,6 @@
-"""What a worker's own code gets: who it is, and how to talk with the supervisor while it works.
+"""What the user's code in a worker gets: its ranks, and the way to report to the supervisor while it works.
 
-Nothing runs beside the user's code, no thread and no timer: what came down is read when somebody asks for it.
+No thread and no timer runs beside the user's code: what the supervisor sent is read when that code asks for it.
 """
 
 from __future__ import annotations
@@ -86,33 +86,46 @@ class Context:
     # ---- up
 
     def emit(self, what: object) -> None:
-        """Send an object up: an event of the crew, with this rank and the task that it belongs to. Waits while the
-        supervisor has no room for it. Raises UnpicklableError."""
+        """Send an object to the crew's program, as an event with this rank and the current task. Waits while the
+        supervisor has no room for it.
+
+        Args:
+            what: any object that pickles.
+
+        Raises:
+            UnpicklableError: with the path of the part that does not pickle.
+        """
         self._send(Emit(task=self._inbox.current, body=dump(what, "emitted", by_reference=True)))
 
     def status(self, text: str) -> None:
-        """Say what it is doing."""
+        """Report what the worker is doing. text: shown by `Crew.status`, and an event."""
         self._send(Status(text=str(text)))
 
     def progress(self, done: float, of: float) -> None:
-        """Say how much of the task is done."""
+        """Report how much of the task is done. done, of: numbers in any unit."""
         self._send(Progress(task=self._inbox.current, done=float(done), of=float(of)))
 
     def extend(self, seconds: float) -> None:
-        """Nothing will be heard from here for so many seconds: a model that loads slowly. As EXTEND_TIMEOUT_USEC of
-        sd_notify(3): from now on, and it may be said again."""
+        """Announce a silence: deadlines are postponed, as by EXTEND_TIMEOUT_USEC of sd_notify(3).
+
+        Args:
+            seconds: how long, from now on; it may be announced again.
+
+        Raises:
+            UsageError: it is not above 0.
+        """
         if not seconds > 0:
             raise UsageError(f"extend({seconds!r}): give a number of seconds above 0")
         self._send(Extend(seconds=float(seconds)))
 
     def ready(self) -> None:
-        """It takes tasks from now on. Said by itself when `start` returns; earlier only where `start` does more."""
+        """Report that the worker takes tasks. Done when `start` returns; call it earlier if `start` does more."""
         if not self._is_ready:
             self._is_ready = True
             self._send(Ready())
 
     def ping(self) -> None:
-        """Say that it lives. `emit`, `status`, `progress` and `checkpoint` say it as well."""
+        """Give a sign of life. `emit`, `status`, `progress` and `checkpoint` give one as well."""
         self._send(Ping())
 
     def _send(self, message: Message) -> None:
@@ -123,7 +136,7 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants this task's result any more."""
+        """Whether the current task was cancelled."""
         self._look()
         return self._inbox.current in self._inbox.cancelled
 
@@ -134,7 +147,7 @@ class Context:
         return self._inbox.deadline_s is not None or self._inbox.has_ended
 
     def checkpoint(self) -> None:
-        """A place where the task can be given up: raises Cancelled when it was cancelled. Says that it lives."""
+        """Raise Cancelled if the current task was cancelled. Gives a sign of life."""
         if self.cancelled:
             raise Cancelled
 

@@ -1,7 +1,7 @@
-"""What was asked of a worker: a future, for threads and for asyncio.
+"""The future of a task, for threads and for asyncio.
 
-The answer is unpickled where it is asked for, not where it came in: an import that a result needs must not happen in
-the supervisor's thread, while the main thread may hold that module's lock.
+The result is unpickled by the thread that asks for it, not by the one that received it: an import that a result needs
+must not happen in the supervisor's thread while the main thread may hold that module's lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class Ask(Future):  # type: ignore[type-arg]
-    """As concurrent.futures.Future; `await` it as well. task: its number, which events about it have."""
+    """The result of a task, as a concurrent.futures.Future that can be awaited. task: the task's number, which events
+    about it have."""
 
     def __init__(self, task: int, on_cancel: Callable[[int], None]) -> None:
         super().__init__()
@@ -33,15 +34,26 @@ class Ask(Future):  # type: ignore[type-arg]
         self._opened: tuple[object, BaseException | None] | None = None
 
     def result(self, timeout: float | None = None) -> Any:
-        """What the worker returned for it. Raises what it raised there; WorkerDied: it died before; CrewFailed;
-        CancelledError; TimeoutError: not within `timeout` seconds."""
+        """Return what the worker returned.
+
+        Args:
+            timeout: how long to wait, in seconds; None: no limit.
+
+        Raises:
+            BaseException: what the task raised.
+            WorkerDied: its worker died first.
+            CrewFailed, InfiniRunError: the crew failed, or was closed, first.
+            RemoteError: the result cannot be unpickled here.
+            CancelledError: it was cancelled.
+            TimeoutError: the time is up.
+        """
         value, error = self._open(super().result(timeout))
         if error is not None:
             raise error
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What `result` raises, or None."""
+        """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
         error = super().exception(timeout)
         return error if error is not None else self._open(super().result(timeout))[1]
 
@@ -53,7 +65,7 @@ class Ask(Future):  # type: ignore[type-arg]
         return super().exception() is not None or isinstance(super().result()[0], Failed)
 
     def cancel(self) -> bool:
-        """Nobody wants it any more: at once here; the worker, if it has begun with it, is told. False: it is done."""
+        """Cancel it: at once here, and the worker is told if it has begun. Return False if it has ended before."""
         with self._opening:
             if self.cancelled():
                 return True
@@ -64,7 +76,7 @@ class Ask(Future):  # type: ignore[type-arg]
         return True
 
     def settle(self, answer: Answer | BaseException) -> None:
-        """For the supervisor: how it ended. Nothing where it was cancelled meanwhile."""
+        """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
         try:
             if isinstance(answer, BaseException):
                 self.set_exception(answer)

@@ -39,26 +39,35 @@ _FORKED_FROM = 2  # workers at once, from which on one import for all is faster 
 
 
 class Launcher:
-    """How to run functions on ranks. Decided once; every `run` is a launch of its own, several at a time if you like.
+    """How to run functions on ranks. Each `run` is a launch of its own; several may go on at a time.
 
-    hosts: None: this machine; a list of names ("a", "b:4") to which there is a way (ssh, or the allocation's own);
-        "auto": the nodes of the allocation that we are in, or this machine.
-    nproc_per_node: workers on each host: a number, "gpu" or "cpu" (one for each that is there), or a list: one number
-        for each host. None: what each has room for ("b:4"), else one. nproc: the same.
-    preload: modules that are imported once, in a process from which the workers are forked. None: torch, where the
-        function needs it and there are several workers; (): never, every worker is a fresh interpreter.
-    backend: "gloo" or "nccl": the function runs within torch.distributed's process group, whose operations may take
-        worker_timeout_s seconds. None: no torch is imported.
-    env: variables that are set; env_file: a file of such, NAME=value on each line; copy_env: patterns of the names
-        that are taken from our environment (None: all of it here, what jobs commonly need on other hosts).
-    cwd: where workers start (None: here). log_dir: a folder for rank_N.log files of their output, which is also shown
-        here, with the rank before each line.
-    logging: the least level of workers' logging records that are given to the loggers of this process, with `rank`
-        and `host` as attributes; True: the root logger's; None: so if it has handlers; False: they are left to the
-        workers.
-    agent_timeout_s: for all workers to be up. timeout_s: for the whole launch (None: no limit).
-    progress: a bar of what workers say by `this_worker().progress(done, of)`: True, "rich" or "tqdm".
-    flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+    Args:
+        hosts: names of hosts ("a", "b:4") that are reached by ssh or the allocation's own way; "auto": the nodes of
+            the current allocation, or this machine; None: this machine.
+        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one for each), or a list with one number
+            for each host; None: what each has room for ("b:4"), else one.
+        nproc: another name of nproc_per_node.
+        preload: modules that one process imports once; workers are forked from it. None: torch, if the function needs
+            it and there are several workers; (): none, every worker is a fresh interpreter.
+        backend: "gloo" or "nccl": the function runs within torch.distributed's process group; None: no torch is
+            imported.
+        env: variables that are set.
+        copy_env: patterns of the variables that are taken from this process; None: all of them on this machine, those
+            that jobs commonly need on other hosts.
+        env_file: a file of variables, NAME=value on each line; None: none.
+        cwd: the directory in which workers start; None: the current one.
+        log_dir: a directory for rank_N.log files of the workers' output, which is shown here too; None: none.
+        logging: the least level of the logging records that go to the loggers of this process, with `rank` and
+            `host`; True: the root logger's level; None: the same if that has handlers; False: records stay with the
+            workers.
+        worker_timeout_s: how long an operation of the process group may take, in seconds.
+        agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
+        timeout_s: how long the whole launch may take, in seconds; None: no limit.
+        progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
+        flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+
+    Raises:
+        UsageError: what is asked for makes no sense.
     """
 
     def __init__(
@@ -100,21 +109,32 @@ class Launcher:
     # ---- running
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
-        """Call `function(*args, **kwargs)` on every rank and return what each returned.
+        """Call `function(*args, **kwargs)` on every rank, and return what each returned.
 
-        The function and what it refers to travel by value where no module has them: lambdas, closures, what is in
-        __main__ or a notebook. The arguments are pickled once.
+        The function and what it refers to travel by value if no module has them: lambdas, closures, functions of
+        __main__ or a notebook. The arguments are pickled once. Whatever is raised, no worker is left.
 
-        What a rank raises is raised here, as itself: with the rank's traceback as a note, and `rank` and `host`; the
-        others are stopped. It is the first failure in time; of later ones a note tells. Other errors: UsageError and
-        UnpicklableError before anything starts, StartError, WorkerDied where a worker ended without a result (with
-        exit code 0, too), RemoteError where an exception or a result cannot be made again here, LaunchTimeout,
-        NodeLost. Whatever is raised, no worker is left.
+        Args:
+            function: any callable that pickles.
+            args, kwargs: its arguments.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            BaseException: what a rank raised first in time, with its type, the rank's traceback as a note, and `rank`
+                and `host`. The other ranks are stopped; later failures are notes.
+            UsageError, UnpicklableError: before anything starts.
+            StartError, NodeLost: workers could not be started; a host was lost.
+            WorkerDied: a worker ended without a result, with exit code 0 too.
+            RemoteError: an exception or a result cannot be made again here.
+            LaunchTimeout: agent_timeout_s or timeout_s has passed.
         """
         return LaunchHandle(self._begin(function, args, kwargs)).follow()
 
     def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchHandle:
-        """As `run`, but it returns as soon as the workers are started."""
+        """As `run`, but return a handle as soon as the workers are started. What `run` raises after that is raised by
+        the handle's `result`."""
         return LaunchHandle(self._begin(function, args, kwargs))
 
     def _begin(
@@ -200,8 +220,8 @@ class Launcher:
 
 
 class Pool(Launcher):
-    """A Launcher whose `preload` is imported already, and stays so: a launch takes milliseconds. Arguments as for
-    Launcher; leave its `with` block, or close it. Each launch still has processes of its own."""
+    """A Launcher whose `preload` is imported already, so that a launch takes milliseconds. Each launch has processes
+    of its own. Arguments and errors are those of Launcher. Leaving the `with` block closes it."""
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
         check_may_launch()
@@ -227,7 +247,7 @@ class Pool(Launcher):
         return launch
 
     def close(self) -> None:
-        """Let go of the processes that are held ready. Launches that still run are ended. Safe twice."""
+        """End the processes that are held ready, and launches that still run. Safe twice."""
         spawner, self._spawner = self._spawner, None
         closed(self._exit_number)
         for launch in list(self._launches):
