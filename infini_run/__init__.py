@@ -19,6 +19,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run import channel as channel
     from infini_run.api import launch_local, launch_multi_node, run
+    from infini_run.channel.errors import (
+        CannotUnpickle,
+        ChannelBroken,
+        ChannelClosed,
+        ChannelEnd,
+        ChannelError,
+        MessageTooLong,
+        UnpicklableError,
+    )
     from infini_run.channel.receiver import Receiver
     from infini_run.channel.sender import Sender
     from infini_run.core.group import Event
@@ -33,26 +42,21 @@ if TYPE_CHECKING:
     from infini_run.crews.result import LaunchResult
     from infini_run.crews.worker_handle import WorkerHandle
     from infini_run.errors import (
-        CannotUnpickle,
-        ChannelBroken,
-        ChannelClosed,
-        ChannelEnd,
-        ChannelError,
         DeviceError,
         InfiniRunError,
         LaunchTimeout,
         LinkError,
-        MessageTooLong,
         NodeLost,
         NotExecutable,
         ProgramError,
         ProgramMissing,
-        QueryError,
         RemoteError,
         StartError,
-        SubmitError,
-        UnpicklableError,
         UsageError,
+    )
+    from infini_run.jobs.errors import (
+        QueryError,
+        SubmitError,
     )
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.status import Status
@@ -123,6 +127,19 @@ _HOMES = {
     "Report": "report.report",
     "HangSnapshot": "report.hang_snapshot",
 }
+_HOMES |= dict.fromkeys(
+    (
+        "CannotUnpickle",
+        "ChannelBroken",
+        "ChannelClosed",
+        "ChannelEnd",
+        "ChannelError",
+        "MessageTooLong",
+        "UnpicklableError",
+    ),
+    "channel.errors",
+)
+_HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
 _HOMES |= {"CrewEvent": "crews.event_queue", "Crew": "crews.crew", "Ask": "crews.future"}

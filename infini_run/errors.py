@@ -9,21 +9,14 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── StartError          1     a worker could not be created: step, errno, and the limit that was hit
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
-├── LaunchTimeout       1     a launch did not end within the time that the caller gave it
-├── ChannelError        1     a message could not be sent or received
-│   ├── ChannelClosed   1     we have closed this end
-│   ├── ChannelBroken   1     the other side has died, or takes no more
-│   ├── ChannelEnd      1     the other side has closed: all that it sent has been received
-│   ├── MessageTooLong  1     a message is over the channel's limit (a ValueError, too)
-│   ├── UnpicklableError 1    an object cannot be pickled: nothing was sent (a TypeError, too)
-│   └── CannotUnpickle  1     a message came whole, but cannot be made an object; the channel goes on
+├── LaunchTimeout       1     a launch did not end within the time that the caller gave it (a TimeoutError, too)
+├── ChannelError        1     a message could not be sent or received (channel/errors.py)
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 │   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
 │   └── CrewFailed            workers failed more often than a crew's restart policy allows; all causes are at hand
-└── RemoteError         1     a worker's code raised what cannot be made again here: its words
-├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has
-├── QueryError          1     a batch scheduler did not answer, or nothing that can be understood
-└── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
+├── RemoteError         1     a worker's code raised what cannot be made again here: its words
+├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has (jobs/errors.py)
+└── QueryError          1     a batch scheduler did not answer, or nothing that can be understood (jobs/errors.py)
 """
 
 from __future__ import annotations
@@ -105,71 +98,8 @@ class NodeLost(InfiniRunError):
         return type(self), (str(self), self.host, self.node)
 
 
-class LaunchTimeout(InfiniRunError):
+class LaunchTimeout(InfiniRunError, TimeoutError):
     """A launch did not end within the time that the caller gave it; it was stopped."""
-
-
-class ChannelError(InfiniRunError):
-    """A message could not be sent or received."""
-
-
-class ChannelClosed(ChannelError):
-    """We have closed this end of the channel."""
-
-
-class ChannelBroken(ChannelError):
-    """The other side has died, or, to a sender, has closed its receiver. What it sent whole has been received."""
-
-
-class ChannelEnd(ChannelError):
-    """The other side has closed its end in good order, and everything that it sent has been received."""
-
-
-class MessageTooLong(ChannelError, ValueError):
-    """A message is over the channel's limit, or finds no memory: of a sent one nothing has gone, a received one was
-    passed over. `size` and `limit` are bytes."""
-
-    def __init__(self, size: int, limit: int, finds_no_memory: bool = False) -> None:
-        why = f"finds no memory; {NO_MEMORY}" if finds_no_memory else f"is over the channel's limit of {limit}"
-        super().__init__(f"a message of {size} bytes {why}")
-        self.size = size
-        self.limit = limit
-        self.finds_no_memory = finds_no_memory
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.size, self.limit, self.finds_no_memory)
-
-
-class UnpicklableError(ChannelError, TypeError):
-    """An object cannot be pickled, so nothing was sent. `path` says where in it what is at fault is."""
-
-    def __init__(self, message: str, path: str = "") -> None:
-        super().__init__(message)
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.path)
-
-
-class CannotUnpickle(ChannelError):
-    """A message has come whole, but cannot be made an object here. The channel goes on with the next one."""
-
-
-class SubmitError(InfiniRunError):
-    """A batch scheduler did not take a job. `kind`: `refused`; `timed_out`, and the job may be there all the same;
-    `unreachable`, and it is not. `text`: the scheduler's own words."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.text = text
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.kind, self.text)
-
-
-class QueryError(InfiniRunError):
-    """A batch scheduler did not answer, or nothing that can be understood: no news of any job."""
 
 
 class RemoteError(InfiniRunError):

@@ -1,4 +1,5 @@
-"""Write what is made from the table of flags, the man page and the completions, as it lies where it is installed.
+"""Write what is made from the table of flags: the man page and the completions, as they lie where they are installed,
+and the keywords of the Python API.
 
 python share/generate.py            what `make generated` does
 python share/generate.py --check    exit code 1, and the names, if one of them is out of date
@@ -9,6 +10,8 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+
+from keywords import keywords
 
 from infini_run.jobs.options.completion import script as job_script
 from infini_run.jobs.options.manpage import man_page as job_page
@@ -29,6 +32,7 @@ def files() -> dict[Path, str]:
         HERE / "man/man1/infini-job.1": job_page(version[1]),
         HERE / "bash-completion/completions/infini-job": job_script("bash"),
         HERE / "zsh/site-functions/_infini-job": job_script("zsh"),
+        HERE.parent / "infini_run/options/keywords.py": keywords(),
     }
 
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from io import BytesIO
 from struct import Struct
 
-from infini_run.errors import ChannelBroken, MessageTooLong
+from infini_run.channel.errors import ChannelBroken, MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

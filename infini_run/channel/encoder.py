@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infini_run.channel.decoder import BYTES, END, HEAD, PARTS, PICKLE, SIZE, VALID, VOID, WRITABLE
-from infini_run.errors import MessageTooLong
+from infini_run.channel.errors import MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

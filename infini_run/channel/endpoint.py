@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from threading import get_ident
 
-from infini_run.errors import ChannelClosed, ChannelError
+from infini_run.channel.errors import ChannelClosed, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

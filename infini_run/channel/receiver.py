@@ -7,8 +7,8 @@ import socket
 
 from infini_run.channel.decoder import BYTES, END, PICKLE, FrameDecoder
 from infini_run.channel.endpoint import LIMIT, Endpoint
+from infini_run.channel.errors import ChannelBroken, ChannelEnd, ChannelError
 from infini_run.channel.serializer import deserialize
-from infini_run.errors import ChannelBroken, ChannelEnd, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from threading import get_ident
 
 from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, parcel_frame
 from infini_run.channel.endpoint import LIMIT, Endpoint
+from infini_run.channel.errors import ChannelBroken, ChannelError
 from infini_run.channel.serializer import serialize
-from infini_run.errors import ChannelBroken, ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

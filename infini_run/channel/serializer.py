@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 from types import FunctionType
 
-from infini_run.errors import CannotUnpickle, UnpicklableError
+from infini_run.channel.errors import CannotUnpickle, UnpicklableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

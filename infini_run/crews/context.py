@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
+from infini_run.channel.errors import ChannelEnd
 from infini_run.crews.protocol import (
     NO_TASK,
     Cancel,
@@ -23,7 +24,7 @@ from infini_run.crews.protocol import (
     dump,
     encode,
 )
-from infini_run.errors import ChannelEnd, UsageError
+from infini_run.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import os
 import sys
 from collections import deque
 
+from infini_run.channel.errors import ChannelError
 from infini_run.crews.worker_group import WorkerGroup
-from infini_run.errors import ChannelError, UsageError
+from infini_run.errors import UsageError
 from infini_run.options.from_python import read_flags
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from infini_run.channel import Sender
+from infini_run.channel.errors import ChannelError
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.protocol import Log, dump, encode
-from infini_run.errors import ChannelError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

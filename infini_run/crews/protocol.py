@@ -13,8 +13,8 @@ import _pickle
 import marshal
 
 from infini_run.channel.endpoint import LIMIT
+from infini_run.channel.errors import MessageTooLong
 from infini_run.channel.serializer import serialize
-from infini_run.errors import MessageTooLong
 from infini_run.record import fields as fields_of
 from infini_run.record import record
 

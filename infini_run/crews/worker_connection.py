@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from infini_run.channel.errors import ChannelEnd, ChannelError
 from infini_run.crews.protocol import decode, encode
-from infini_run.errors import ChannelEnd, ChannelError
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False

@@ -14,13 +14,13 @@ import os
 import sys
 
 from infini_run.channel import connect
+from infini_run.channel.errors import ChannelBroken
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
 from infini_run.crews.import_guard import load_task
 from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
 from infini_run.crews.remote_exception import from_exception
-from infini_run.errors import ChannelBroken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ import os
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, QueryError
+from infini_run.errors import InfiniRunError
 from infini_run.jobs.array import whole_id
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_run import ENGINES, JobRun, print_line, try_write, with_programs
 from infini_run.jobs.records import REQUEUED, JobResult

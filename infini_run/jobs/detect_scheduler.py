@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.errors import QueryError, UsageError
+from infini_run.errors import UsageError
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.schedulers.scheduler import Facts
 from infini_run.system.shell import find_program
 

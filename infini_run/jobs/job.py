@@ -10,9 +10,10 @@ import os
 import sys
 import time
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.container import RUNTIMES, Image
 from infini_run.jobs.detect_scheduler import Absent, choose, scheduler_of
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.job_store import all_folders, find_folder, home, new_name, remove
 from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
 from infini_run.jobs.request import JobRequest

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import _signal as signal
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.detect_scheduler import find_scheduler
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.schedulers.scheduler import TIMED_OUT
 from infini_run.jobs.task import Task
 

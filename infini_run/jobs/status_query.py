@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 
-from infini_run.errors import QueryError, UsageError
+from infini_run.errors import UsageError
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.records import REQUEUED, JobResult
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,

@@ -11,7 +11,8 @@ import os
 import select
 import time
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.job_dir import environment
 from infini_run.jobs.job_store import make_folder, remove
 from infini_run.jobs.records import Submission

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from infini_run.errors import QueryError
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.schedulers.local import Local, open_process
 from infini_run.jobs.schedulers.scheduler import LOST

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from infini_run import channel
-from infini_run.errors import (
+from infini_run.channel.errors import (
     CannotUnpickle,
     ChannelBroken,
     ChannelClosed,

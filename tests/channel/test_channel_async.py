@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from infini_run import channel
-from infini_run.errors import ChannelBroken, ChannelClosed, ChannelEnd
+from infini_run.channel.errors import ChannelBroken, ChannelClosed, ChannelEnd
 from tests.channel.test_channel import FULL, Helper
 from tests.support.waiting import LIMIT_S
 

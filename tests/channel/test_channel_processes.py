@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from infini_run import channel
-from infini_run.errors import ChannelBroken, ChannelClosed
+from infini_run.channel.errors import ChannelBroken, ChannelClosed
 from tests.support.channel_players import Player, fork, two_players
 from tests.support.waiting import LIMIT_S
 
@@ -97,7 +97,7 @@ def test_a_forked_child_owns_no_end_and_keeps_none_open(start):
     """Such as a data loader's worker: with a copy of the socket it would hide that its parent has died."""
     code = """
 import os
-from infini_run.errors import ChannelClosed
+from infini_run.channel.errors import ChannelClosed
 wait_fd, told_fd = os.pipe()
 pid = os.fork()
 if not pid:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE, WRITABLE
 from infini_run.channel.endpoint import SharedSocket
+from infini_run.channel.errors import CannotUnpickle, ChannelBroken, ChannelError, MessageTooLong
 from infini_run.channel.receiver import Receiver
-from infini_run.errors import CannotUnpickle, ChannelBroken, ChannelError, MessageTooLong
 
 LIMIT = 1 << 20
 NUMBERS = st.integers(0, 40) | st.sampled_from([1 << 16, 1 << 20, 1 << 31, (1 << 32) - 1])
@@ -118,7 +118,7 @@ def test_parts_without_a_byte_are_a_message_that_does_not_unpickle():
 def test_a_message_that_finds_no_memory_is_passed_over_and_the_channel_goes_on():
     code = """
 import resource, socket
-from infini_run.errors import MessageTooLong
+from infini_run.channel.errors import MessageTooLong
 from infini_run.channel.endpoint import SharedSocket
 from infini_run.channel.decoder import BYTES, HEAD, PARTS, SIZE
 from infini_run.channel.receiver import Receiver

@@ -8,8 +8,9 @@ import stat
 
 import pytest
 
-from infini_run.errors import QueryError, SubmitError, UsageError
+from infini_run.errors import UsageError
 from infini_run.jobs import scheduler_command
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.pbs import Pbs, is_pbs
 from infini_run.jobs.schedulers.pbs_output import hold_of, job_of, read_jobs, size_mb, span_s

@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infini_run.environments.hostlist import expand
-from infini_run.errors import QueryError, SubmitError, UsageError
+from infini_run.errors import UsageError
 from infini_run.jobs import scheduler_command
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.node_shape import lay_out
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers import scheduler, slurm_output, slurm_script

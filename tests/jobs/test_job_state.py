@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-from infini_run.errors import InfiniRunError, QueryError, UsageError
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.job import Job
 from infini_run.jobs.job_store import find_folder, is_name, make_folder, new_name
 from infini_run.jobs.records import JobResult, Phase, Submission

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.container import Image
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.job_dir import environment
 from infini_run.jobs.request import JobRequest
 from infini_run.jobs.schedulers.pbs import Pbs

@@ -10,7 +10,7 @@ import threading
 import warnings
 
 from infini_run import channel
-from infini_run.errors import ChannelBroken, ChannelError
+from infini_run.channel.errors import ChannelBroken, ChannelError
 
 REPLY_LIMIT_S = 60.0  # after that it counts as hung
 

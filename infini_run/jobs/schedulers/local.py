@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal as signal
 import os
 
-from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.request import LOG
 from infini_run.jobs.scheduler_command import run_command
 from infini_run.jobs.schedulers.scheduler import (

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import time
 
-from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import split
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.scheduler_command import MISSING, run_command
 from infini_run.jobs.schedulers.pbs_output import (
     PRESENT,

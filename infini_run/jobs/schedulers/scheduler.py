@@ -5,7 +5,7 @@ The one rule: an answer that did not come is no answer. Whoever asks gets QueryE
 
 from __future__ import annotations
 
-from infini_run.errors import QueryError, SubmitError
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.record import record
 
 TYPE_CHECKING = False

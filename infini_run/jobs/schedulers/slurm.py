@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.errors import QueryError, SubmitError
 from infini_run.jobs.array import members, split, task_id, whole_id
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.scheduler_command import run_command
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,

@@ -7,7 +7,8 @@ import json
 
 from starlette.responses import Response
 
-from infini_run.errors import InfiniRunError, QueryError, SubmitError, UsageError, printable
+from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.schedulers.scheduler import REFUSED, TIMED_OUT
 
 TYPE_CHECKING = False

@@ -12,8 +12,9 @@ import contextlib
 import os
 import stat
 
-from infini_run.errors import InfiniRunError, QueryError
+from infini_run.errors import InfiniRunError
 from infini_run.jobs.detect_scheduler import scheduler_of
+from infini_run.jobs.errors import QueryError
 from infini_run.jobs.inotify import Changes, is_remote
 from infini_run.jobs.job import readable
 from infini_run.jobs.job_dir import JobDir

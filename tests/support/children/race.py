@@ -15,7 +15,7 @@ import signal
 import sys
 
 from infini_run import channel
-from infini_run.errors import ChannelEnd, ChannelError
+from infini_run.channel.errors import ChannelEnd, ChannelError
 
 EVENTS = [*range(20), "error: out of memory"]
 

@@ -1,34 +1,43 @@
-"""The tree of errors is the one that is drawn at the top of its file."""
+"""The trees of errors are those that are drawn at the top of their files."""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from pickle import PicklingError
 
 import pytest
 
 import infini_run
 from infini_run import errors
+from infini_run.channel import errors as channel_errors
 from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError
+from infini_run.jobs import errors as jobs_errors
 from infini_run.report import failures
 from infini_run.report.failures import WorkerError
 from infini_run.report.report import Exit, Report
 
 CLASSES = {
-    name: kind for module in (errors, failures) for name, kind in vars(module).items() if isinstance(kind, type)
+    name: kind
+    for module in (errors, failures, channel_errors, jobs_errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, InfiniRunError)
 }
 LINE = re.compile(r"^([ │├└─]*)([A-Z]\w+) +(\d+)?")
 
 
 def drawn():
-    """name: (parent's name, exit code or None) of each line of the drawing."""
+    """name: (parent's name, exit code or None) of each line of the drawings."""
     found, above = {}, []
-    for line in errors.__doc__.splitlines():
+    for line in [*errors.__doc__.splitlines(), *channel_errors.__doc__.splitlines()]:
         match = LINE.match(line)
         if match and match[2] in CLASSES:
             depth = len(match[1]) // 4
             del above[depth:]
+            if match[2] in found:  # the root of the channels' own drawing
+                above.append(match[2])
+                continue
             found[match[2]] = (above[-1] if above else None, match[3])
             above.append(match[2])
     return found
@@ -40,7 +49,7 @@ def test_the_tree_that_is_drawn_is_the_tree_that_is():
     for name, (parent, _) in tree.items():
         first, *others = CLASSES[name].__bases__
         assert first == (CLASSES[parent] if parent else Exception)
-        assert set(others) <= {TypeError, ValueError}  # what Python itself says in such a case
+        assert set(others) <= {TypeError, ValueError, TimeoutError, PicklingError}  # what Python itself says there
 
 
 def test_the_exit_codes_that_are_drawn_are_those_of_the_classes():

@@ -1,0 +1,78 @@
+"""The keywords of the Python API as types: what infini_run/options/keywords.py holds, out of the table of flags."""
+
+from __future__ import annotations
+
+from infini_run.options.grammar import Flag
+from infini_run.options.table import FLAGS
+
+TYPES = {  # by the metavar of a flag
+    "N": "int",
+    "PORT": "int",
+    "N|auto": 'int | Literal["auto"]',
+    "N|auto|gpu|cpu": 'int | Literal["auto", "gpu", "cpu"]',
+    "rank0|all|none|N": 'int | Literal["rank0", "all", "none"]',
+    "off|warn|refuse": 'bool | Literal["off", "warn", "refuse"]',
+    "on|off|auto": 'bool | Literal["on", "off", "auto"]',
+    "static|c10d": 'Literal["static", "c10d"]',
+    "all|0,4-7": "str | Sequence[int]",
+    "0-3|RANK:0-3,...": "int | str | Mapping[int, int]",
+    "a,b:4,node[01-16]": "str | Sequence[str]",
+    "NAME,...": "str | Sequence[str]",
+    "TIME": "float | str",
+    "TIME|off": "float | str",
+    "SIGNAL": "int | str",
+    "DIR": "str | PathLike[str]",
+    "FILE": "str | PathLike[str]",
+    "PATH": "str | PathLike[str]",
+    **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
+}
+COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion"}
+# A worker that runs Python has this Python as its program, and no input.
+PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin"}
+
+SHAPE = {"nproc_per_node", "hosts", "log_dir"}
+CLASSES = {  # name: (where, the flags that are parameters of their own there, or have no effect)
+    "RunOptions": ("`run` and `ProcessLauncher`", COMMAND_ONLY),
+    "ProgramOptions": ("`launch_local` and `launch_multi_node`", COMMAND_ONLY | SHAPE),
+    "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE),
+    "CrewOptions": ("`Crew`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE | {"grace", "max_restarts"}),
+}
+HEAD = '''"""The keywords of the Python API, for type checkers; written by `make generated` from the table of flags.
+
+Nothing imports it when a program runs: it needs typing_extensions on Python 3.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Literal, TypedDict
+'''
+
+
+def keywords() -> str:
+    """The whole file."""
+    return HEAD + "".join(_typed_dict(name, *about) for name, about in CLASSES.items())
+
+
+def _typed_dict(name: str, place: str, left_out: set[str]) -> str:
+    types = {flag.name: _type(flag) for flag in FLAGS if _has_effect(flag) and flag.name not in left_out}
+    if "nproc_per_node" in types:
+        types["nproc"] = types["nproc_per_node"]
+    lines = [
+        "\n",
+        f"class {name}(TypedDict, total=False):",
+        f'    """Flags of the command as keywords of {place}."""\n',
+        *(f"    {key}: {value} | None" for key, value in types.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _has_effect(flag: Flag) -> bool:
+    return not flag.help.startswith(("ignored", "refused"))
+
+
+def _type(flag: Flag) -> str:
+    if flag.choices:
+        return f"Literal[{', '.join(f'{chr(34)}{choice}{chr(34)}' for choice in flag.choices)}]"
+    return TYPES[flag.metavar] if flag.metavar else "bool"
