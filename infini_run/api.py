@@ -8,7 +8,7 @@ import time
 from infini_run.core.group import forking
 from infini_run.errors import LaunchTimeout
 from infini_run.node.host_stderr import has_own_stderr, print_line
-from infini_run.options.from_python import check_command, read_flags
+from infini_run.options.from_python import check_command, check_names, make_environment, read_flags
 from infini_run.process_launcher import WaitedForLauncher, live_launches
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
@@ -17,8 +17,12 @@ from infini_run.system.fork_hooks import call_in_forked_children
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from typing_extensions import Unpack
 
     from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.options.keywords import ProgramOptions, RunOptions
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
     from infini_run.report.report import Report
@@ -30,8 +34,9 @@ def run(
     check: bool = True,
     timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
+    inherit_env: bool = True,
     cwd: str | os.PathLike[str] | None = None,
-    **flags: object,
+    **flags: Unpack[RunOptions],
 ) -> Report:
     """Run a command on every rank, from start to end.
 
@@ -41,7 +46,8 @@ def run(
         command: The program and its arguments.
         check: Raise WorkerError if a rank failed.
         timeout_s: Seconds after which everything is stopped. None: no limit.
-        env: The whole environment of the ranks, to which their own variables are added. None: this process's.
+        env: Variables that are added to the environment of the ranks. None: none.
+        inherit_env: The ranks have this process's environment, too.
         cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
         flags: The command's flags by their names: `nproc_per_node=8` (or `nproc=8`), `log_dir="logs"`, `grace=30`.
             `hosts=["a", "b"]` or `engine="slurm"` reach many nodes. With `engine="auto"` this process is the
@@ -59,12 +65,13 @@ def run(
         LaunchTimeout: `timeout_s` is over.
         NodeLost: A node could not be reached, or was lost.
     """
-    words, environ = check_command(command), dict(os.environ if env is None else env)
+    check_names("run", flags)
+    words, environ = check_command(command), make_environment(env, inherit_env)
     request = read_flags(flags, words, environ)
     if request.node_list is not None:
         assert request.options is not None
         return _run_on_nodes(request.options, request.node_list, environ, check, timeout_s, cwd)
-    with WaitedForLauncher(command, env=env, cwd=cwd, **flags) as launcher:
+    with WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
             raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
@@ -81,7 +88,8 @@ def launch_local(
     log_dir: str = "./logs",
     *,
     env: Mapping[str, str] | None = None,
-    **flags: object,
+    inherit_env: bool = True,
+    **flags: Unpack[ProgramOptions],
 ) -> Report:
     """Run a program in processes of this machine, each with a log file, and with a GPU if there are enough.
 
@@ -90,7 +98,7 @@ def launch_local(
         num_processes: How many processes.
         args: Its arguments.
         log_dir: The directory of the log files.
-        env: As for `run`.
+        env, inherit_env: As for `run`.
         flags: As for `run`. `gpus_per_proc=0` leaves CUDA_VISIBLE_DEVICES alone.
 
     Returns:
@@ -99,17 +107,17 @@ def launch_local(
     Raises:
         WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
     """
-    if "gpus_per_proc" not in flags:
+    given: dict[str, Any] = {**flags, "nproc_per_node": num_processes, "log_dir": log_dir}
+    if "gpus_per_proc" not in given:
         from infini_run.devices.visible import find
         from infini_run.errors import DeviceError
 
         try:
-            enough = len(find(os.environ if env is None else env).gpus) >= num_processes
+            enough = len(find(make_environment(env, inherit_env)).gpus) >= num_processes
         except DeviceError:
             enough = False
-        flags["gpus_per_proc"] = 1 if enough else 0
-    flags |= {"nproc_per_node": num_processes, "log_dir": log_dir}
-    return run([program, *args], env=env, **flags)  # type: ignore[arg-type]
+        given["gpus_per_proc"] = 1 if enough else 0
+    return run([program, *args], env=env, inherit_env=inherit_env, **given)
 
 
 def launch_multi_node(
@@ -120,7 +128,8 @@ def launch_multi_node(
     log_dir: str = "./logs",
     *,
     env: Mapping[str, str] | None = None,
-    **flags: object,
+    inherit_env: bool = True,
+    **flags: Unpack[ProgramOptions],
 ) -> Report:
     """Run a program in some processes on each of some hosts, with a log file for each on its own host.
 
@@ -130,7 +139,7 @@ def launch_multi_node(
         num_processes_per_node: How many processes on each.
         args: The program's arguments.
         log_dir: The directory of the log files on each host.
-        env: As for `run`.
+        env, inherit_env: As for `run`.
         flags: As for `run`.
 
     Returns:
@@ -140,8 +149,8 @@ def launch_multi_node(
         WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
         NodeLost: A host could not be reached, or was lost.
     """
-    flags |= {"hosts": hosts, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
-    return run([program, *args], env=env, **flags)  # type: ignore[arg-type]
+    given: dict[str, Any] = {**flags, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
+    return run([program, *args], env=env, inherit_env=inherit_env, hosts=hosts, **given)
 
 
 def _run_on_nodes(

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.node.launch import NodeLaunch, plan_node
 from infini_run.node.readiness import all_ready
-from infini_run.options.from_python import check_command, check_words, read_flags
+from infini_run.options.from_python import check_command, check_names, check_words, make_environment, read_flags
 from infini_run.plan.model import spans_of
 from infini_run.record import replace
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from infini_run.core.group import Event
     from infini_run.display.observers import Observers
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.multinode.head import Head
     from infini_run.node.restarting_launch import RestartingLaunch
+    from infini_run.options.keywords import RunOptions
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, RankRange
     from infini_run.report.report import Exit, Report
@@ -49,7 +50,8 @@ class ProcessLauncher:
 
     Args:
         command: The program and its arguments.
-        env: The whole environment of the ranks, to which their own variables are added. None: this process's.
+        env: Variables that are added to the environment of the ranks. None: none.
+        inherit_env: The ranks have this process's environment, too.
         cwd: Where the ranks start, and where a relative program is looked for. None: this process's.
         flags: The command's flags by their names, as for `run`. `distributed_args=True` adds --distributed-rank=R
             and --distributed-world-size=W to each rank's arguments.
@@ -65,11 +67,13 @@ class ProcessLauncher:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
         cwd: str | os.PathLike[str] | None = None,
-        **flags: object,
+        **flags: Unpack[RunOptions],
     ) -> None:
+        check_names("ProcessLauncher", flags)
         self._command = check_command(command)
-        self._environ = dict(os.environ if env is None else env)
+        self._environ = make_environment(env, inherit_env)
         check_words("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
         request = read_flags(flags, self._command, self._environ)

@@ -80,11 +80,14 @@ def test_run_with_time_to_spare_returns_normally():
     assert ir.run(["true"], timeout_s=600).exit_code == 0
 
 
-def test_env_is_the_whole_environment_beside_the_ranks_variables(tmp_path, monkeypatch):
+@pytest.mark.parametrize("inherits", [True, False])
+def test_env_is_added_to_the_environment_or_is_all_of_it(tmp_path, monkeypatch, inherits):
     monkeypatch.setenv("OURS", "1")
-    ir.run(["/usr/bin/env", "-0"], env={"THEIRS": "2", "RANK": "77"}, log_dir=tmp_path / "logs", console="none")
+    env = {"THEIRS": "2", "RANK": "77"}
+    ir.run(["/usr/bin/env", "-0"], env=env, inherit_env=inherits, log_dir=tmp_path / "logs", console="none")
     seen = dict(pair.split("=", 1) for pair in (tmp_path / "logs/rank_0.log").read_text().split("\0") if pair)
-    assert "OURS" not in seen
+    assert ("OURS" in seen) == inherits
+    assert ("PATH" in seen) == inherits
     assert seen["THEIRS"] == "2"
     assert seen["RANK"] == "0"
 
@@ -149,14 +152,13 @@ def test_flags_are_keywords_with_python_values(tmp_path):
     ("flags", "message"),
     [
         ({"nnodes": 0}, "--nnodes=0: a whole number from 1"),
-        ({"nproc_per": 2}, "there is no flag --nproc_per; the nearest is --nproc_per_node"),
         ({"nproc_per_node": 1.5}, "--nproc_per_node=1.5: a whole number"),
         ({"node_rank": 1}, "--node_rank=1: with --nnodes=1"),
         ({"rdzv_endpoint": "here"}, "--rdzv_endpoint=here: the port is missing"),
         ({"engine": "ssh"}, "--engine=ssh needs --hosts=a,b or --hostfile=FILE"),
         *(
             ({name: True}, "belongs to the command, not to the Python API")
-            for name in ("help", "h", "helpfull", "version", "dry_run", "dry-run", "isolate", "verbose")
+            for name in ("help", "h", "helpfull", "version", "dry_run", "isolate", "verbose")
         ),
         ({"report": "report.json"}, "report= belongs to the command, not to the Python API"),
     ],
@@ -166,6 +168,12 @@ def test_a_wrong_flag_is_refused_before_anything_starts(flags, message, tmp_path
         ir.run(["touch", str(tmp_path / "started")], **flags)
     assert message in str(caught.value)
     assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize("call", [ir.run, ir.ProcessLauncher])
+def test_a_keyword_that_is_no_flag_is_a_type_error_as_for_any_function(call):
+    with pytest.raises(TypeError, match=r"keyword argument 'nproc_per_nod'; did you mean nproc_per_node\?"):
+        call(["true"], nproc_per_nod=2)
 
 
 # ---- engine="auto"
@@ -214,7 +222,7 @@ def test_what_auto_has_guessed_is_a_warning():
         "RANK": "1",
     }
     with pytest.warns(RuntimeWarning, match="taken to count nodes"):
-        ir.run(["true"], engine="auto", env=environ)
+        ir.run(["true"], engine="auto", env=environ, inherit_env=False)
 
 
 @pytest.mark.parametrize("command", ["true", "", [], ()])

@@ -1,0 +1,67 @@
+"""What a type checker says of programs that use the API: mypy --strict and pyright accept the good lines of a program
+and refuse the bad ones, each of which ends in `# refused`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+from __future__ import annotations
+
+import infini_run as ir
+
+
+def train(lr: float, steps: int = 1) -> str:
+    return f"{lr} {steps}"
+
+
+report: ir.Report = ir.run(["true"], nproc_per_node=2, console="none", grace="5s", redirects={0: 3}, env={"A": "1"})
+ir.run(["true"], nproc="gpu", hosts=["a", "b"], log_dir=None, inherit_env=False)
+ir.run(["true"], nproc_per_nod=2)  # refused
+ir.run(["true"], nproc_per_node="gpus")  # refused
+ir.run(["true"], console="prefixed")  # refused
+ir.run(["true"], dry_run=True)  # refused
+exits: int = ir.run(["true"])  # refused
+ir.ProcessLauncher(["true"], bind="cores", max_restarts=1)
+ir.ProcessLauncher(["true"], bind="core")  # refused
+ir.launch_local("./train", 2, ["--lr=1"], gpus_per_proc=0)
+ir.launch_local("./train", 2, nproc_per_node=2)  # refused
+ir.launch_multi_node("./train", ["a", "b"], 2, engine="slurm")
+ir.launch_multi_node("./train", ["a", "b"], 2, engine="slrum")  # refused
+"""
+
+
+def refused_lines(text: str) -> set[int]:
+    return {number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# refused")}
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_mypy_refuses_the_bad_lines_and_no_others(program):
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", program]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MYPYPATH": str(ROOT)})
+    found = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert {int(line.split(":")[1]) for line in found} == refused_lines(PROGRAM), done.stdout + done.stderr
+
+
+# basedpyright: pyright as a wheel, where pyright itself fetches what it runs from elsewhere
+def test_pyright_refuses_the_bad_lines_and_no_others(program):
+    settings = {"extraPaths": [str(ROOT)], "typeCheckingMode": "strict", "reportUnusedExpression": False}
+    (program.parent / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--outputjson", f"--pythonpath={sys.executable}"]
+    done = subprocess.run([*command, "-p", program.parent], capture_output=True, text=True)
+    found = [item for item in json.loads(done.stdout)["generalDiagnostics"] if item["severity"] == "error"]
+    assert {item["range"]["start"]["line"] + 1 for item in found} == refused_lines(PROGRAM), done.stdout
