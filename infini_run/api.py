@@ -9,6 +9,7 @@ from infini_run.core.group import forking
 from infini_run.errors import LaunchTimeout
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.options.from_python import check_command, check_names, make_environment, read_flags
+from infini_run.options.table import TABLE
 from infini_run.process_launcher import WaitedForLauncher, live_launches
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
@@ -65,7 +66,7 @@ def run(
         LaunchTimeout: `timeout_s` is over.
         NodeLost: A node could not be reached, or was lost.
     """
-    check_names("run", flags)
+    check_names("run", flags, TABLE)
     words, environ = check_command(command), make_environment(env, inherit_env)
     request = read_flags(flags, words, environ)
     if request.node_list is not None:

@@ -19,6 +19,7 @@ from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.node.launch import NodeLaunch, plan_node
 from infini_run.node.readiness import all_ready
 from infini_run.options.from_python import check_command, check_names, check_words, make_environment, read_flags
+from infini_run.options.table import TABLE
 from infini_run.plan.model import spans_of
 from infini_run.record import replace
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -71,7 +72,7 @@ class ProcessLauncher:
         cwd: str | os.PathLike[str] | None = None,
         **flags: Unpack[RunOptions],
     ) -> None:
-        check_names("ProcessLauncher", flags)
+        check_names("ProcessLauncher", flags, TABLE)
         self._command = check_command(command)
         self._environ = make_environment(env, inherit_env)
         check_words("env", [f"{name}={value}" for name, value in self._environ.items()])

@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from keywords import keywords
+from keywords import keywords, submit_keywords
 
 from infini_run.jobs.options.completion import script as job_script
 from infini_run.jobs.options.manpage import man_page as job_page
@@ -33,6 +33,7 @@ def files() -> dict[Path, str]:
         HERE / "bash-completion/completions/infini-job": job_script("bash"),
         HERE / "zsh/site-functions/_infini-job": job_script("zsh"),
         HERE.parent / "infini_run/options/keywords.py": keywords(),
+        HERE.parent / "infini_run/jobs/options/keywords.py": submit_keywords(),
     }
 
 

@@ -1,7 +1,8 @@
-"""The keywords of the Python API as types: what infini_run/options/keywords.py holds, out of the table of flags."""
+"""The keywords of the Python API as types, out of the tables of flags."""
 
 from __future__ import annotations
 
+from infini_run.jobs.options.table import SUBMIT
 from infini_run.options.grammar import Flag
 from infini_run.options.table import FLAGS
 
@@ -24,12 +25,16 @@ TYPES = {  # by the metavar of a flag
     "DIR": "str | PathLike[str]",
     "FILE": "str | PathLike[str]",
     "PATH": "str | PathLike[str]",
+    "WORDS": "str | Sequence[str]",
+    "[SIGNAL@]TIME": "float | str",
+    **dict.fromkeys(("TYPE", "SIZE", "IMAGE", "LIST[%M]"), "str"),
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion"}
 # A worker that runs Python has this Python as its program, and no input.
 PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin"}
 
+SUBMIT_COMMAND_ONLY = {"env", "cwd", "wait", "print", "check", "json"}
 SHAPE = {"nproc_per_node", "hosts", "log_dir"}
 CLASSES = {  # name: (where, the flags that are parameters of their own there, or have no effect)
     "RunOptions": ("`run` and `ProcessLauncher`", COMMAND_ONLY),
@@ -37,26 +42,33 @@ CLASSES = {  # name: (where, the flags that are parameters of their own there, o
     "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE),
     "CrewOptions": ("`Crew`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE | {"grace", "max_restarts"}),
 }
-HEAD = '''"""The keywords of the Python API, for type checkers; written by `make generated` from the table of flags.
+HEAD = '''"""The keywords of {what}, for type checkers; written by `make generated` from the table of flags.
 
 Nothing imports it when a program runs: it needs typing_extensions on Python 3.10.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import {abcs}
 from os import PathLike
 from typing import Literal, TypedDict
 '''
 
 
 def keywords() -> str:
-    """The whole file."""
-    return HEAD + "".join(_typed_dict(name, *about) for name, about in CLASSES.items())
+    """infini_run/options/keywords.py"""
+    classes = (_typed_dict(name, place, FLAGS, left_out) for name, (place, left_out) in CLASSES.items())
+    return HEAD.format(what="the Python API", abcs="Mapping, Sequence") + "".join(classes)
 
 
-def _typed_dict(name: str, place: str, left_out: set[str]) -> str:
-    types = {flag.name: _type(flag) for flag in FLAGS if _has_effect(flag) and flag.name not in left_out}
+def submit_keywords() -> str:
+    """infini_run/jobs/options/keywords.py"""
+    head = HEAD.format(what="`submit`", abcs="Sequence")
+    return head + _typed_dict("SubmitOptions", "`submit`", SUBMIT, SUBMIT_COMMAND_ONLY)
+
+
+def _typed_dict(name: str, place: str, flags: tuple[Flag, ...], left_out: set[str]) -> str:
+    types = {flag.name: _type(flag) for flag in flags if _has_effect(flag) and flag.name not in left_out}
     if "nproc_per_node" in types:
         types["nproc"] = types["nproc_per_node"]
     lines = [

@@ -21,6 +21,7 @@ from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
+from infini_run.options.from_python import check_names, make_environment
 from infini_run.system.shell import joined
 
 TYPE_CHECKING = False
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from typing_extensions import Unpack
+
     from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.options.keywords import SubmitOptions
     from infini_run.jobs.records import Submission
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
@@ -41,14 +45,16 @@ def submit(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
+    inherit_env: bool = True,
     cwd: str | os.PathLike[str] | None = None,
-    **flags: object,
+    **flags: Unpack[SubmitOptions],
 ) -> Job:
     """Submit a command as a job, once, and return it; nothing waits for it to begin.
 
     Args:
         command: What each rank runs: a program and its arguments.
-        env: The whole environment of the ranks, which goes with the job; None: this process's.
+        env: Variables that are added to the environment of the ranks, which goes with the job; None: none.
+        inherit_env: The ranks have this process's environment, too.
         cwd: The directory in which the ranks start, on every node; None: the current one.
         **flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
             time="4h", pool="gpu", warn="5m", restarts=2, array="0-9%3"`.
@@ -62,7 +68,8 @@ def submit(
             there, and `find_job` finds it.
         QueryError: The scheduler does not answer; nothing is left.
     """
-    environ = dict(os.environ if env is None else env)
+    check_names("submit", flags, TABLES["submit"])
+    environ = make_environment(env, inherit_env)
     values = read_flags(flags, environ)
     if cwd is not None:
         values["cwd"] = os.fspath(cwd)

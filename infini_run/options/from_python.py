@@ -7,7 +7,7 @@ import os
 from infini_run.errors import UsageError
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
-from infini_run.options.table import FLAGS, TABLE
+from infini_run.options.table import TABLE
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -22,21 +22,22 @@ _PATHS = ("DIR", "FILE", "FILE.png")
 _COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose")
 
 
-def check_names(owner: str, flags: Mapping[str, object]) -> None:
+def check_names(owner: str, flags: Mapping[str, object], table: Mapping[str, object]) -> None:
     """Check that each keyword is a flag.
 
     Args:
         owner: the function or class that was called, for the message.
         flags: the keywords.
+        table: the flags that there are, by name.
 
     Raises:
         TypeError: one is not, as Python itself says it.
     """
     for name in flags:
-        if name not in TABLE and name != "nproc":
+        if name not in table and name != "nproc":
             from infini_run.options.hints import nearest
 
-            near = nearest(name, [flag.name for flag in FLAGS])
+            near = nearest(name, table)
             hint = f"; did you mean {near}?" if near else ""
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 

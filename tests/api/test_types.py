@@ -36,6 +36,10 @@ ir.launch_local("./train", 2, ["--lr=1"], gpus_per_proc=0)
 ir.launch_local("./train", 2, nproc_per_node=2)  # refused
 ir.launch_multi_node("./train", ["a", "b"], 2, engine="slurm")
 ir.launch_multi_node("./train", ["a", "b"], 2, engine="slrum")  # refused
+job: ir.Job = ir.submit(["true"], slots=2, time="4h", scheduler="local", options=["--exclusive"], array="0-9%3")
+ir.submit(["true"], slotz=2)  # refused
+ir.submit(["true"], scheduler="slrum")  # refused
+ir.submit(["true"], wait=True)  # refused
 """
 
 

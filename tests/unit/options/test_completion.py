@@ -204,8 +204,9 @@ def test_what_is_generated_is_up_to_date():
 def test_what_is_out_of_date_is_noticed_and_made_anew(tmp_path):
     shutil.copytree(SHARE, tmp_path / "share")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    (tmp_path / "infini_run/options").mkdir(parents=True)
-    shutil.copy(ROOT / "infini_run/options/keywords.py", tmp_path / "infini_run/options")
+    for folder in ("infini_run/options", "infini_run/jobs/options"):
+        (tmp_path / folder).mkdir(parents=True)
+        shutil.copy(ROOT / folder / "keywords.py", tmp_path / folder)
     page = tmp_path / "share/man/man1/infini-run.1"
     page.write_text(page.read_text().replace("nnodes", "nodes"))
     generate = [sys.executable, tmp_path / "share/generate.py"]
