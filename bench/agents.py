@@ -20,7 +20,8 @@ from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import pack_json, unpack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.tcp import connect
-from infini_run.report.report import Exit, Report
+from infini_run.report.exit import Exit
+from infini_run.report.report import Report
 from infini_run.system.poller import READ, Poller
 from infini_run.version import VERSION
 

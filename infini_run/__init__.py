@@ -61,9 +61,10 @@ if TYPE_CHECKING:
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
     from infini_run.jobs.status import Status
     from infini_run.process_launcher import ProcessLauncher
+    from infini_run.report.exit import Exit
     from infini_run.report.failures import CrewFailed, WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
-    from infini_run.report.report import Exit, Report
+    from infini_run.report.report import Report
 
 __all__ = [
     "Ask",
@@ -122,7 +123,7 @@ __all__ = [
 
 _HOMES = {
     "Event": "core.group",
-    "Exit": "report.report",
+    "Exit": "report.exit",
     "ProcessLauncher": "process_launcher",
     "Report": "report.report",
     "HangSnapshot": "report.hang_snapshot",

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from infini_run.options.keywords import RunOptions
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, RankRange
-    from infini_run.report.report import Exit, Report
+    from infini_run.report.exit import Exit
+    from infini_run.report.report import Report
 
 
 class ProcessLauncher:

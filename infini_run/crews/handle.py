@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.function_launch import Failure, LaunchSupervisor
     from infini_run.crews.future import Ask
-    from infini_run.report.report import Exit
+    from infini_run.report.exit import Exit
 
 _NOTED = 8  # later failures that an error tells of
 

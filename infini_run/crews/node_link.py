@@ -18,7 +18,8 @@ from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, U
 from infini_run.multinode.head import Head
 from infini_run.multinode.record_codec import decode_record
 from infini_run.node.host_stderr import has_own_stderr, print_line
-from infini_run.report.report import Exit, describe_end
+from infini_run.report.exit import Exit
+from infini_run.report.text import describe_end
 from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False

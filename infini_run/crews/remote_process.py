@@ -13,7 +13,7 @@ import time
 from _functools import partial
 
 from infini_run.channel import connect
-from infini_run.report.report import Exit
+from infini_run.report.exit import Exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

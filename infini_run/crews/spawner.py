@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.node.outcome import Outcome
     from infini_run.plan.model import Plan
-    from infini_run.report.report import Exit, Report
+    from infini_run.report.exit import Exit
+    from infini_run.report.report import Report
 
     class ProcessGroup(Protocol):
         """Worker processes that were started together: what is waited for and stopped is the whole group. Its objects

@@ -29,7 +29,7 @@ from infini_run.crews.protocol import (
 from infini_run.crews.worker_connection import ENDED, TORN, WorkerConnection
 from infini_run.crews.worker_death import cause_of_death, exit_of
 from infini_run.report.failures import WorkerDied
-from infini_run.report.report import describe_end
+from infini_run.report.text import describe_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

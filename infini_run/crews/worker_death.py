@@ -6,8 +6,9 @@ import time
 
 from infini_run.crews.remote_exception import to_remote_error
 from infini_run.errors import printable
+from infini_run.report.exit import Exit
 from infini_run.report.failures import WorkerDied
-from infini_run.report.report import Exit, describe_end, duration_text
+from infini_run.report.text import describe_end, duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

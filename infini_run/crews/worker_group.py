@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
-    from infini_run.report.report import Exit
+    from infini_run.report.exit import Exit
 
 
 class WorkerGroup:

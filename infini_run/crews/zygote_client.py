@@ -24,7 +24,7 @@ from infini_run.options.from_python import read_flags
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
-from infini_run.report.report import describe_end
+from infini_run.report.text import describe_end
 from infini_run.system.fork_hooks import call_in_forked_children
 from infini_run.system.poller import poll_ms
 

@@ -1,12 +1,10 @@
-"""The span of all ranks as a Chrome trace: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
+"""A trace of the launch: plan, spawn, ready, output, exit, stop, sweep. Written once, at the end.
 
-Format: "Trace Event Format" (Google, 2016), the JSON that ui.perfetto.dev, chrome://tracing and torch.profiler share:
-slices (ph X), instants (i), counters (C), names (M); times are microseconds of the epoch, so that the traces of
-several nodes lie side by side. A process of the trace is a process: pids are the kernel's, but of several nodes in
-one trace, where two may have the same: there they are numbers of the trace's own.
+Each process of the trace is a process of the launch. Its number there is its pid, except in a trace of many nodes:
+there two nodes may have the same pid, so the trace gives numbers of its own.
 
-No clock runs for it: what ranks have written is looked at when something has happened, at most ten times a second,
-and once more after the last thing that happened.
+No timer runs for the trace. The output of ranks is counted after an event, at most ten times a second, and once more
+after the last event.
 """
 
 from __future__ import annotations
@@ -14,121 +12,93 @@ from __future__ import annotations
 import os
 import time
 
+from infini_run.display.rank_span import RankSpan
+from infini_run.display.trace_format import process_names, slice_event, trace_content, write_trace
 from infini_run.errors import printable
-from infini_run.record import record
-from infini_run.report.report import signal_name
+from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, Protocol
 
     from infini_run.core.group import Event
-    from infini_run.plan.model import Plan, Worker
+    from infini_run.display.rank_span import RemoteNode
+    from infini_run.plan.model import Plan
 
     class Volumes(Protocol):
-        """What a group knows of how much its workers have written, by index."""
+        """A group, as far as a trace reads it: how much each worker has written."""
 
         def volume(self, worker: int) -> tuple[int, int]:
-            """Bytes of stdout and of stderr."""
+            """Return the bytes of stdout and of stderr so far."""
 
 
-_GAP_NS = 100_000_000  # at least, between two looks at what ranks have written
-MOST_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and looks become half as frequent
-_INSTANTS = 10_000  # kept of what may come without end, such as signals passed on
-_BAD, _GOOD, _OTHER = "terrible", "good", "grey"  # of the format's reserved colour names
-
-
-@record
-class Home:
-    """Which launcher's ranks a trace is of, where it is not our own: a node's. host: its name. pid: its number in the
-    trace. order: where the viewer puts it. number: gives the numbers of its ranks. begin_ns: when it began. facts: of
-    its launcher."""
-
-    host: str
-    pid: int
-    order: int
-    number: Callable[[], int]
-    begin_ns: int
-    facts: dict[str, Any]
-
-
-class _RankSpan:
-    """One rank of one attempt."""
-
-    def __init__(self, index: int, worker: Worker, event: Event, attempt: int, home: Home | None) -> None:
-        self.index = index
-        self.worker = worker
-        self.attempt = attempt
-        self.name = f"rank {worker.rank}, attempt {attempt}" if attempt else f"rank {worker.rank}"
-        self.facts: dict[str, Any] = {}
-        self.pid = event.pid
-        if home is not None:
-            self.name += f" on {home.host}"
-            self.facts = {"host": home.host, "pid": event.pid}
-            self.pid = home.number()
-        self.start_ns = event.time_ns
-        self.lost_ns = 0  # 0: it was not
-        self.ready_ns = self.stop_ns = 0  # 0: never
-        self.end: Event | None = None
-        self.samples: list[tuple[int, int, int]] = []  # when, bytes of stdout, of stderr
-
-    def add(self, time_ns: int, volume: tuple[int, int]) -> bool:
-        if (self.samples[-1][1:] if self.samples else (0, 0)) == volume:
-            return False
-        self.samples.append((max(time_ns, self.start_ns), *volume))
-        return True
+_GAP_NS = 100_000_000  # at least, between two counts of the output
+MAX_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and counts become half as frequent
+_MAX_INSTANTS = 10_000  # events without a bound on their number, such as signals that are forwarded
 
 
 class ChromeTrace:
-    """Tell it what happens, then `write`. `path` is absolute. Times come in as CLOCK_MONOTONIC's nanoseconds."""
+    """The trace of the ranks of one node. Times are CLOCK_MONOTONIC's nanoseconds.
+
+    Args:
+        path: The absolute path of the file that `write` makes.
+        gap_ns: The least time between two counts of the output.
+        max_samples: How many counts are kept of all ranks.
+        node: The node of the ranks. None: this one.
+    """
 
     def __init__(
-        self, path: str, *, gap_ns: int = _GAP_NS, most_samples: int = MOST_SAMPLES, home: Home | None = None
+        self, path: str, *, gap_ns: int = _GAP_NS, max_samples: int = MAX_SAMPLES, node: RemoteNode | None = None
     ) -> None:
         self.path = path
-        self._home = home
-        self._pid = os.getpid() if home is None else home.pid
+        self._node = node
+        self._pid = os.getpid() if node is None else node.pid
         self._gap_ns = gap_ns
-        self._most_samples = most_samples
+        self._max_samples = max_samples
         self._count = 0
         self._next_ns = 0
-        self._is_behind = False  # something has happened since the last look
-        self._carries = False  # any output
+        self._is_behind = False  # an event has come since the last count
+        self._has_pipes = False
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
-        self._begin_ns = time.monotonic_ns() if home is None else home.begin_ns
+        self._begin_ns = time.monotonic_ns() if node is None else node.begin_ns
         self._plan: Plan | None = None
         self._group: Volumes | None = None
-        self._live: dict[int, _RankSpan] = {}  # by index
-        self._spans: list[_RankSpan] = []  # of all attempts
+        self._live: dict[int, RankSpan] = {}  # by index
+        self._spans: list[RankSpan] = []  # of all attempts
         self._attempt = 0  # as TORCHELASTIC_RESTART_COUNT
-        self._instant_count = 0  # instants
+        self._instant_count = 0
         self._events: list[dict[str, Any]] = []
         self._spawn_ns = self._spawned_ns = self._stop_ns = self._last_exit_ns = 0
         self._written = False
 
-    # ---- what happens
+    # ---- the launch
 
     def begin(self, plan: Plan, group: Volumes, *, now_ns: int = 0) -> None:
-        """The ranks are about to be started; again for each attempt. now_ns: when, where that was not now."""
+        """Begin an attempt, before its ranks start.
+
+        Args:
+            plan: The plan of the attempt.
+            group: Counts the output of the ranks.
+            now_ns: When the attempt began; 0: now.
+        """
         now_ns = now_ns or time.monotonic_ns()
         if self._plan is None:
             self._slice("plan", self._begin_ns, now_ns, {"world_size": plan.world_size, "file": plan.file})
         self._plan, self._group = plan, group
-        self._carries = any(worker.stdout.piped or worker.stderr.piped for worker in plan.workers)
+        self._has_pipes = any(worker.stdout.piped or worker.stderr.piped for worker in plan.workers)
         self._spawn_ns = self._spawned_ns = now_ns
         self._stop_ns = self._last_exit_ns = 0
 
     def on_event(self, event: Event) -> None:
-        """Take one event of the group in."""
+        """Record one event of the group."""
         getattr(self, f"_on_{event.kind}", self._on_other)(event)
 
     def renew(self, attempt: int) -> None:
-        """What begins next is that restart."""
+        """Set the number of the next attempt."""
         self._attempt = attempt
 
     def stop(self, now_ns: int = 0) -> None:
-        """The ranks are being stopped, by us or by whoever told us."""
+        """Record that the ranks are being stopped. now_ns: when; 0: now."""
         self._stop(now_ns or time.monotonic_ns())
 
     def _stop(self, time_ns: int) -> None:
@@ -139,9 +109,9 @@ class ChromeTrace:
             span.stop_ns = max(time_ns, span.start_ns)
 
     def run_due(self, *, at_once: bool = False) -> None:
-        """See what ranks have written, if the last look was long enough ago."""
+        """Count the output if the last count is long enough ago, or `at_once`."""
         now_ns = time.monotonic_ns()
-        if self._group is None or not self._carries:
+        if self._group is None or not self._has_pipes:
             return
         self._is_behind = now_ns < self._next_ns and not at_once
         if self._is_behind:
@@ -149,30 +119,30 @@ class ChromeTrace:
         self.sample(now_ns)
 
     def sample(self, now_ns: int) -> None:
-        """See what ranks have written, unless the last look was too short ago for a long job's trace."""
+        """Count the output, unless a long job's longer gap since the last count has not passed."""
         if now_ns < self._next_ns - _GAP_NS:
             return
         self._next_ns = now_ns + self._gap_ns
         for span in self._live.values():
             self._sample(span, now_ns)
-        if self._count > self._most_samples:
+        if self._count > self._max_samples:
             self._thin()
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """Until the look that is still to come, or what was asked for; None: for ever."""
+        """Return the seconds until the next count, at most `asked_s`. None: there is no limit."""
         if not self._is_behind:
             return asked_s
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
     def on_disconnect(self, now_ns: int) -> None:
-        """Its node has gone: nobody knows what became of its ranks after that."""
+        """Record that the connection to the node was lost: the end of its live ranks is not known."""
         for span in self._live.values():
             span.lost_ns = max(now_ns, span.start_ns)
         self.end(now_ns)
 
     def end(self, now_ns: int = 0) -> None:
-        """The group is about to be closed."""
+        """End the attempt, before the group is closed. now_ns: when; 0: now."""
         if self._live and not now_ns:
             self.run_due(at_once=True)
         now_ns = now_ns or time.monotonic_ns()
@@ -185,7 +155,7 @@ class ChromeTrace:
 
     def _on_started(self, event: Event) -> None:
         assert self._plan is not None
-        span = _RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._home)
+        span = RankSpan(event.worker, self._plan.workers[event.worker], event, self._attempt, self._node)
         self._live[event.worker] = span
         self._spans.append(span)
         self._spawned_ns = max(self._spawned_ns, event.time_ns)
@@ -199,7 +169,7 @@ class ChromeTrace:
         if span is None:
             return
         span.end = event
-        span.stop_ns = span.stop_ns if event.after_stop else 0  # else it is why the others were stopped
+        span.stop_ns = span.stop_ns if event.after_stop else 0  # else the others were stopped because of it
         self._sample(span, event.time_ns)
         self._last_exit_ns = max(self._last_exit_ns, event.time_ns)
 
@@ -228,12 +198,12 @@ class ChromeTrace:
 
     # ---- output
 
-    def _sample(self, span: _RankSpan, time_ns: int) -> None:
-        if self._group is not None and (span.worker.stdout.piped or span.worker.stderr.piped):
-            self._count += span.add(time_ns, self._group.volume(span.index))
+    def _sample(self, span: RankSpan, time_ns: int) -> None:
+        if self._group is not None and span.has_pipe:
+            self._count += span.add_sample(time_ns, self._group.volume(span.index))
 
     def _thin(self) -> None:
-        """A job may run for weeks: the trace of it is to stay one that can be opened."""
+        """Drop every second sample, so that a viewer can still open the trace of a job of weeks."""
         self._gap_ns *= 2
         for span in self._spans:
             span.samples[:-1] = span.samples[:-1:2]
@@ -242,7 +212,7 @@ class ChromeTrace:
     # ---- the trace
 
     def _close_attempt(self, end_ns: int) -> None:
-        """The launcher's own slices, once it is known when all was over: one after the other, never across."""
+        """Add the launcher's own slices. They follow each other and never overlap."""
         last_ns = self._last_exit_ns or end_ns
         stop_ns = max(self._spawned_ns, min(self._stop_ns or last_ns, last_ns))
         self._slice("spawn", self._spawn_ns, self._spawned_ns)
@@ -255,19 +225,14 @@ class ChromeTrace:
     def _us(self, time_ns: int) -> int:
         return (self._epoch_ns + time_ns) // 1000
 
-    def _span(self, name: str, pid: int, start_ns: int, end_ns: int) -> dict[str, Any]:
-        start_us, end_us = self._us(start_ns), self._us(max(start_ns, end_ns))
-        return {"name": name, "ph": "X", "ts": start_us, "dur": end_us - start_us, "pid": pid, "tid": pid}
-
     def _slice(self, name: str, start_ns: int, end_ns: int, args: dict[str, Any] | None = None) -> None:
-        facts = {} if self._home is None else self._home.facts
-        self._events.append(
-            {**self._span(name, self._pid, start_ns, end_ns), "cat": "launcher", "args": {**facts, **(args or {})}}
-        )
+        facts = {} if self._node is None else self._node.facts
+        event = slice_event(name, self._pid, self._us(start_ns), self._us(end_ns))
+        self._events.append({**event, "cat": "launcher", "args": {**facts, **(args or {})}})
 
     def _instant(self, name: str, event: Event, args: dict[str, Any] | None = None) -> None:
         self._instant_count += 1
-        if self._instant_count > _INSTANTS:
+        if self._instant_count > _MAX_INSTANTS:
             return
         span = self._live.get(event.worker)
         pid = self._pid if span is None else span.pid
@@ -275,116 +240,29 @@ class ChromeTrace:
         self._events.append({"name": name, "ph": "i", "cat": "event", **where, "args": args or {}})
 
     def content(self) -> dict[str, Any]:
-        """The whole trace so far, in the order of time."""
+        """Return the trace so far, its events in the order of time."""
         plan = self._plan
         other = {} if plan is None else {"launch_id": plan.launch_id, "world_size": plan.world_size}
-        return whole(*self.parts(), other)
+        return trace_content(*self.parts(), other)
 
     def parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The names of its processes, and what happened so far."""
+        """Return the names of the processes, and the events so far."""
         now_ns = time.monotonic_ns()
-        home = self._home
-        names = process_names(
-            self._pid, f"infini-run on {home.host}" if home else _own_name(), home.order if home else -1
-        )
+        host, order = (os.uname().nodename, -1) if self._node is None else (self._node.host, self._node.order)
+        names = process_names(self._pid, f"infini-run on {host}", order)
         events = list(self._events)
         for span in self._spans:
             names += process_names(span.pid, span.name, span.worker.rank)
-            events += self._rank_events(span, now_ns)
+            events += span.events(now_ns, self._us)
         return names, events
 
-    def _rank_events(self, span: _RankSpan, now_ns: int) -> list[dict[str, Any]]:
-        end_ns = span.end.time_ns if span.end else span.lost_ns or now_ns
-        whole = self._span(span.name, span.pid, span.start_ns, end_ns)
-        colour = _BAD if span.lost_ns else _colour(span.end)
-        events = [{**whole, "cat": "rank", "cname": colour, "args": _args(span)}]
-        stop_ns = min(span.stop_ns or end_ns, end_ns)
-        if span.stop_ns:
-            events.append({**self._span("stopping", span.pid, stop_ns, end_ns), "cat": "rank"})
-        if span.ready_ns:
-            ready_ns = min(span.ready_ns, stop_ns)
-            events.append({**self._span("starting", span.pid, span.start_ns, ready_ns), "cat": "rank"})
-            at = {"ph": "i", "s": "t", "ts": self._us(min(span.ready_ns, end_ns)), "pid": span.pid, "tid": span.pid}
-            events.append({"name": "ready", "cat": "rank", **at})
-        if span.end is not None:
-            at = {"ph": "i", "s": "t", "ts": self._us(end_ns), "pid": span.pid, "tid": span.pid}
-            events.append({"name": f"exit: {_end_text(span.end)}", "cat": "rank", **at})
-        for time_ns, out, err in span.samples:
-            at = {"ph": "C", "ts": self._us(min(time_ns, end_ns)), "pid": span.pid, "tid": span.pid}
-            events.append({"name": "output (bytes)", "cat": "output", **at, "args": {"stdout": out, "stderr": err}})
-        return events
-
     def write(self) -> str:
-        """Once, where anything was started: the file, whole or not at all. Why that was not possible, or ""."""
+        """Write the file, whole or not at all. Nothing is written before an attempt began, nor twice.
+
+        Returns:
+            The reason if that was not possible, else an empty text.
+        """
         if self._written or self._plan is None:
             return ""
         self._written = True
         return write_trace(self.path, self.content())
-
-
-def whole(names: list[dict[str, Any]], events: list[dict[str, Any]], other: dict[str, Any]) -> dict[str, Any]:
-    """The content of a trace, its events in the order of time."""
-    events = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0)))
-    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": other}
-
-
-def write_trace(path: str, content: dict[str, Any]) -> str:
-    """The file, whole or not at all. Why that was not possible, or ""."""
-    import json
-
-    from infini_run.system.secure_files import write_atomic
-
-    try:
-        write_atomic(path, json.dumps(content, separators=(",", ":")).encode() + b"\n")
-    except OSError as error:
-        return f"the trace {path} cannot be written: {error.strerror}"
-    return ""
-
-
-def _own_name() -> str:
-    return f"infini-run on {os.uname().nodename}"
-
-
-def process_names(pid: int, name: str, order: int) -> list[dict[str, Any]]:
-    """How the viewer calls a process, and where it puts it: ourselves first, then by rank."""
-    facts = {
-        "process_name": {"name": name},
-        "process_sort_index": {"sort_index": order},
-        "thread_name": {"name": name},
-    }
-    return [{"name": fact, "ph": "M", "ts": 0, "pid": pid, "tid": pid, "args": args} for fact, args in facts.items()]
-
-
-def _colour(end: Event | None) -> str:
-    if end is None or end.after_stop:
-        return _OTHER
-    return _BAD if end.is_failure else _GOOD
-
-
-def _end_text(end: Event) -> str:
-    if end.status_lost:
-        return "unknown"
-    return signal_name(end.signal) if end.signal else f"code {end.code}"
-
-
-def _args(span: _RankSpan) -> dict[str, Any]:
-    args: dict[str, Any] = {
-        "rank": span.worker.rank,
-        "local_rank": span.worker.local_rank,
-        "attempt": span.attempt,
-        **span.facts,
-    }
-    if span.worker.devices:
-        args["devices"] = ",".join(span.worker.devices)
-    if span.lost_ns:
-        args["exit"] = "its node was lost"
-    if span.end is not None:
-        args |= {
-            "exit": _end_text(span.end),
-            "failed": span.end.is_failure,
-            "stopped": span.end.after_stop,
-            "user_s": span.end.user_us / 1e6,
-            "system_s": span.end.system_us / 1e6,
-            "max_rss_kib": span.end.max_rss_kib,
-        }
-    return args

@@ -10,7 +10,7 @@ import time
 
 from infini_run.display.resource_usage import Usage
 from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Row, TableRenderer, plain, up_text
-from infini_run.report.report import signal_name
+from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event
     from infini_run.display.terminal import TerminalArea
     from infini_run.plan.model import Plan, Worker
-    from infini_run.report.report import Exit
+    from infini_run.report.exit import Exit
 
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Usage]]
 

@@ -1,10 +1,10 @@
-"""Lists of hosts: text to hosts, and back to short text for messages. Pure, and read by hand: no shell, no scontrol.
+"""Lists of hosts: text to hosts. Pure, without a shell or scontrol. The way back: compressed_hostlist.py.
 
     list   item[,item...]      where a comma inside brackets belongs to the item
     item   [user@]name[:slots] with every [...] of the name a set of numbers: node[01-16], gpu-a[1-2,7]-x[0-1]
     name   or an IPv6 address in brackets: [::1]:4
 
-The one rule: text that is no list raises UsageError, one line with the column or the line where it went wrong.
+The one rule: text that is no list raises UsageError, one line that names the column or the line of the mistake.
 The grammar of node lists is Slurm's (`scontrol show hostnames`), leading zeros and products of brackets included.
 """
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MAX_HOSTS = 2**17
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _HEX = frozenset("0123456789abcdefABCDEF:.")
-_DIGITS = frozenset("0123456789")
 _MANY = f"at most {MAX_HOSTS} hosts are allowed"
 _PORT = 1024  # a host with more CPUs than ports that are root's alone is rarer than a port after its name
 _SHOWN = 60  # characters of a wrong list that a message repeats
@@ -291,62 +290,3 @@ def _numbers(at: int, text: str, room: int) -> list[str]:
         found += [f"{value:0{width}}" for value in range(low, high + 1)]
         at += len(part) + 1
     return found
-
-
-# ---- writing
-
-
-def compress(names: Iterable[str]) -> str:
-    """A short list that expands to the same names in the same order: node[1-3,07-08],login."""
-    groups: list[tuple[list[str], int, list[str]]] = []  # parts of the first name, the part that varies, its values
-    for name in names:
-        parts = _parts(name)
-        if groups and _joins(groups[-1], parts):
-            first, varying, values = groups[-1]
-            varying = varying if varying >= 0 else _difference(first, parts)
-            values = values or [first[varying]]
-            groups[-1] = (first, varying, [*values, parts[varying]])
-        else:
-            groups.append((parts, -1, []))
-    return ",".join(_written(*group) for group in groups)
-
-
-def _parts(name: str) -> list[str]:
-    """Text and numbers by turns, beginning with text: node07-b is 'node', '07', '-b'."""
-    if ":" in name:
-        return [f"[{name}]"]
-    parts = [""]
-    for char in name:
-        if (char in _DIGITS) == (len(parts) % 2 == 0):
-            parts[-1] += char
-        else:
-            parts.append(char)
-    return parts
-
-
-def _difference(a: Sequence[str], b: Sequence[str]) -> int:
-    """The one number in which two names differ; -1 where they differ in more, in text, or not at all."""
-    if len(a) != len(b):
-        return -1
-    places = [at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-    is_number = len(places) == 1 and places[0] % 2 == 1 and len(a[places[0]]) <= 18 and len(b[places[0]]) <= 18
-    return places[0] if is_number else -1
-
-
-def _joins(group: tuple[list[str], int, list[str]], parts: list[str]) -> bool:
-    first, varying, values = group
-    place = _difference(first, parts)
-    return place >= 0 and varying in (-1, place) and parts[place] not in values
-
-
-def _written(parts: list[str], varying: int, values: Sequence[str]) -> str:
-    if varying < 0:
-        return "".join(parts)
-    ranges: list[list[str]] = []
-    for value in values:
-        if ranges and value == f"{int(ranges[-1][-1]) + 1:0{len(ranges[-1][0])}}":
-            ranges[-1] = [ranges[-1][0], value]
-        else:
-            ranges.append([value])
-    inside = ",".join("-".join(pair) for pair in ranges)
-    return "".join([*parts[:varying], f"[{inside}]", *parts[varying + 1 :]])

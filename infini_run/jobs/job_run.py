@@ -24,7 +24,7 @@ from infini_run.multinode.head import Head
 from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
 from infini_run.record import replace
-from infini_run.report.report import signal_name
+from infini_run.report.text import signal_name
 from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False

@@ -6,7 +6,7 @@ from infini_run.errors import NodeLost
 from infini_run.jobs.records import JobResult
 from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
-from infini_run.report.report import signal_name
+from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from infini_run.multinode.node_losses import NodeLosses
 from infini_run.multinode.protocol import pack, pack_json, unpack_json
 from infini_run.multinode.record_codec import decode_record
 from infini_run.multinode.stdin_forwarder import StdinForwarder
-from infini_run.report.report import Report, signal_name
+from infini_run.report.report import Report
+from infini_run.report.text import signal_name
 from infini_run.system.poller import READ, Poller
 from infini_run.system.signal_pipe import STOP_SIGNALS
 

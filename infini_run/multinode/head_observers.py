@@ -13,7 +13,7 @@ from infini_run.display.relay import MOST_LINES
 from infini_run.errors import LinkError, printable
 from infini_run.multinode.observed_node import ObservedNode, RemoteGroup, partial_plan, whole_number
 from infini_run.node.outcome import Outcome
-from infini_run.report.report import duration_text, signal_name
+from infini_run.report.text import duration_text, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -201,10 +201,11 @@ class HeadObservers:
             self._display.begin(view, agent.index)
 
     def _open_trace(self, node: ObservedNode, begin_ns: int) -> ChromeTrace:
-        from infini_run.display.chrome_trace import MOST_SAMPLES, ChromeTrace, Home
+        from infini_run.display.chrome_trace import MAX_SAMPLES, ChromeTrace
+        from infini_run.display.rank_span import RemoteNode
 
         count = len(self._nodes)
-        home = Home(
+        remote = RemoteNode(
             host=node.agent.name,
             pid=self._number(),
             order=node.agent.index - count,
@@ -212,7 +213,7 @@ class HeadObservers:
             begin_ns=begin_ns,
             facts={"node": node.agent.index, "pid": node.agent.hello.get("pid")},
         )
-        return ChromeTrace(self._path, most_samples=max(1000, MOST_SAMPLES // count), home=home)
+        return ChromeTrace(self._path, max_samples=max(1000, MAX_SAMPLES // count), node=remote)
 
     def _number(self) -> int:
         """A process of the trace: two nodes may give one pid to two of theirs. None is ours."""
@@ -263,13 +264,14 @@ class HeadObservers:
         return (self._epoch_ns + time_ns) // 1000
 
     def _slice(self, name: str, start_ns: int, end_ns: int) -> None:
-        start_us, end_us, pid = self._us(start_ns), self._us(max(start_ns, end_ns)), os.getpid()
-        span = {"ph": "X", "ts": start_us, "dur": end_us - start_us, "pid": pid, "tid": pid}
-        self._events.append({"name": name, "cat": "launcher", "args": {}, **span})
+        from infini_run.display.trace_format import slice_event
+
+        event = slice_event(name, os.getpid(), self._us(start_ns), self._us(end_ns))
+        self._events.append({**event, "cat": "launcher", "args": {}})
 
     def content(self) -> dict[str, Any]:
         """The whole trace so far: ourselves, and every node's launcher and ranks."""
-        from infini_run.display.chrome_trace import process_names, whole
+        from infini_run.display.trace_format import process_names, trace_content
 
         name = f"infini-run, head of {len(self._nodes)} nodes, on {os.uname().nodename}"
         names = process_names(os.getpid(), name, -1 - len(self._nodes))
@@ -282,7 +284,7 @@ class HeadObservers:
                 events += happened
             world += 0 if node.plan is None else len(node.plan.workers)
         other = {"launch_id": self._launch_id, "world_size": world, "clocks": self._clocks_json()}
-        return whole(names, events, other)
+        return trace_content(names, events, other)
 
     def close(self) -> str:
         """The launch is over: the last frame stays, and the trace is written. Safe twice. Why that was not possible,
@@ -296,7 +298,7 @@ class HeadObservers:
             self._display.close()
         if not self._path or not self._nodes:
             return ""
-        from infini_run.display.chrome_trace import write_trace
+        from infini_run.display.trace_format import write_trace
 
         return write_trace(self._path, self.content())
 

@@ -6,7 +6,7 @@ import time
 
 from infini_run.errors import InfiniRunError, NodeLost
 from infini_run.multinode.rendezvous import explain_missed, join_names
-from infini_run.report.report import duration_text
+from infini_run.report.text import duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from infini_run.errors import LinkError
 from infini_run.options.options import Options
 from infini_run.record import fields
+from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import Clock, Exit, LeftoverProcess, Report
+from infini_run.report.report import Clock, Report
 from infini_run.system.procfs import ProcessSnapshot, Thread
 from infini_run.value_types import RankStreams
 

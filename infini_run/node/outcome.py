@@ -10,7 +10,9 @@ import time
 
 from infini_run.core.group import STEPS, Event
 from infini_run.record import replace
-from infini_run.report.report import Exit, LeftoverProcess, Report, signal_name
+from infini_run.report.exit import Exit, LeftoverProcess
+from infini_run.report.report import Report
+from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from infini_run.report.report import Exit
+    from infini_run.report.exit import Exit
 
 
 def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | None:

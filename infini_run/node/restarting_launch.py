@@ -220,7 +220,7 @@ class RestartingLaunch:
         return event
 
     def _cancel(self, restarts: RestartState, number: int) -> None:
-        from infini_run.report.report import signal_name
+        from infini_run.report.text import signal_name
 
         restarts.cancel(number)
         self._print(f"{signal_name(number)}: no restart")

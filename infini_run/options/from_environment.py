@@ -7,9 +7,10 @@ What neither has, and must be known, is an error.
 
 from __future__ import annotations
 
+from infini_run.environments.compressed_hostlist import compress
 from infini_run.environments.detect import detect
 from infini_run.environments.environment import BATCH, ClusterEnvironment
-from infini_run.environments.hostlist import compress, quoted
+from infini_run.environments.hostlist import quoted
 from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import COMMAND_LINE, Setting
 from infini_run.options.table import DEFAULTS, PREFIXES

@@ -11,14 +11,15 @@ import time
 
 from infini_run.plan.model import notify_address
 from infini_run.record import record, replace
-from infini_run.report.report import duration_text, signal_name
+from infini_run.report.text import duration_text, signal_name
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
-    from infini_run.report.report import Exit, Report
+    from infini_run.report.exit import Exit
+    from infini_run.report.report import Report
 
 MOST_DELAY_S = 300.0  # the delay doubles up to this; one that was asked for beyond it stays as it is
 JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, that not all come back in one moment

@@ -6,7 +6,8 @@ from infini_run.errors import InfiniRunError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from infini_run.report.report import Exit, Report
+    from infini_run.report.exit import Exit
+    from infini_run.report.report import Report
 
 
 class WorkerError(InfiniRunError):

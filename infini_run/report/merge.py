@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from infini_run.report.report import Exit, Report
+from infini_run.report.exit import Exit
+from infini_run.report.report import Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

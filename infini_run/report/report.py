@@ -1,123 +1,23 @@
-"""How a launch ended: one Exit per worker, the first failure, our exit code; as text and as JSON.
+"""How a launch ended: one Exit for each worker, the first failure, the exit code; as text and as JSON. Pure.
 
-Pure. The first failure is the earliest to die of its own, never a worker that we had told to stop.
+The first failure is the worker that failed first, and never one that the launcher had stopped before.
 """
 
 from __future__ import annotations
 
-import os
-
 from infini_run.errors import printable
 from infini_run.record import record
+from infini_run.report.text import headline, hint, process_count, process_names, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.hang_snapshot import HangSnapshot
 
 TEXT_LINES = 10
 _WORDS = 5  # last lines of stderr that are shown
-
-
-@record
-class Exit:
-    """How one worker ended. Times are seconds since the epoch; None: it never came so far.
-
-    Attributes:
-        rank: Its global rank.
-        local_rank: Its rank on its node.
-        host: The name of its node.
-        pid: Its process.
-        code: Its exit code. None: a signal ended it, it never ran, or its status is unknown.
-        signal: The number of the signal that ended it; 0: none.
-        dumped_core: It left a core dump.
-        out_of_memory: The kernel killed it for memory.
-        stopped: It ended after the stop signal of the launcher.
-        stuck: SIGKILL did not end it.
-        status_lost: Another part of the host program reaped it.
-        start_failure: The step between its creation and its program that failed. Empty: none did.
-        start_errno: The errno of that step.
-        start_s: When it was created.
-        ready_s: When it sent READY=1.
-        end_s: When it ended; of a lost one, when the last frame came from its node.
-        user_s: The CPU time that it used, in seconds.
-        system_s: The CPU time of the kernel for it, in seconds.
-        max_rss_kib: The most memory that it had resident, in KiB.
-        log: The path of its log; empty: none.
-        error_message: The message in its error file.
-        last_lines: Its last lines on stderr.
-        status: Its last STATUS= (sd_notify(3)).
-        watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
-            no.
-        lost: Its node was lost, so nobody knows how it ended.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    pid: int | None = None
-    code: int | None = None
-    signal: int = 0
-    dumped_core: bool = False
-    out_of_memory: bool = False
-    stopped: bool = False
-    stuck: bool = False
-    status_lost: bool = False
-    start_failure: str = ""
-    start_errno: int = 0
-    start_s: float | None = None
-    ready_s: float | None = None
-    end_s: float | None = None
-    user_s: float = 0.0
-    system_s: float = 0.0
-    max_rss_kib: int = 0
-    log: str = ""
-    error_message: str = ""
-    last_lines: tuple[str, ...] = ()
-    status: str = ""
-    watchdog_reason: str = ""
-    lost: bool = False
-
-    @property
-    def is_failure(self) -> bool:
-        """It ended badly, and not because we stopped it; or it was what we stopped the job for."""
-        if self.lost:
-            return not self.stopped
-        if self.watchdog_reason:
-            return True
-        bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
-        return self.end_s is not None and bad and not self.stopped
-
-    @property
-    def ended_well(self) -> bool:
-        """It ran, and exited 0 by itself."""
-        return self.end_s is not None and self.shell_code == 0
-
-    @property
-    def shell_code(self) -> int:
-        """What a shell would say: its code (126 or 127: it could not be executed), 128 + its signal. 1 where the
-        verdict was ours."""
-        if self.watchdog_reason or self.lost:
-            return 1
-        if self.signal:
-            return 128 + self.signal
-        return 1 if self.code is None else self.code
-
-
-@record
-class LeftoverProcess:
-    """A process that outlived the workers.
-
-    Attributes:
-        pid: Its number.
-        name: Its program name.
-        state: Its state letter in /proc (proc_pid_stat(5)) if SIGKILL has not ended it, else empty.
-    """
-
-    pid: int
-    name: str
-    state: str = ""
 
 
 @record
@@ -216,7 +116,7 @@ class Report:
         others = [] if self.error or self.received_signal else [f"infini-run: {text}" for text in self.lost[:1]]
         if first is not None and not self.user_interrupted:
             after = "" if self.error else self._restarted()
-            lines.append(f"infini-run: {_headline(first)}{self._others(first)}{after}")
+            lines.append(f"infini-run: {headline(first)}{self._others(first)}{after}")
             lines += self._details(first, TEXT_LINES - len(lines) - len(others))
         lines += others
         for stray in self.stuck[: max(1, TEXT_LINES - len(lines))]:
@@ -228,7 +128,7 @@ class Report:
         return "\n".join(printable(line.expandtabs()) for line in lines[:TEXT_LINES])
 
     def _first_of_ranks(self) -> Exit | None:
-        """The first failure that was a rank's own: with a node that was lost, what that may have led to."""
+        """The first failure of a rank: after the loss of a node, the first of a rank elsewhere."""
         first = self.first_failure
         if not self.error or (first is not None and not first.lost):
             return first
@@ -238,31 +138,32 @@ class Report:
     def headline(self) -> str:
         """Return the first failure in a sentence. Empty: there is none."""
         first = self.first_failure
-        return "" if first is None else f"{_headline(first)}{self._others(first)}"
+        return "" if first is None else f"{headline(first)}{self._others(first)}"
 
     def left_behind(self) -> str:
         """Return a sentence about processes that outlived the workers. Empty: there were none."""
-        count = _count(self.leftover_count, self.leftover_processes)
-        return f"stopped {count} left behind: {_names(self.leftover_processes)}" if self.leftover_processes else ""
+        if not self.leftover_processes:
+            return ""
+        count = process_count(self.leftover_count, self.leftover_processes)
+        return f"stopped {count} left behind: {process_names(self.leftover_processes)}"
 
     def _restarted(self) -> str:
         after = f"; after {self.restarts} restart{'s' * (self.restarts > 1)}" if self.restarts else ""
         return after + (f"; not restarted: {self.not_restarted}" if self.not_restarted else "")
 
     def _details(self, first: Exit, most: int) -> list[str]:
-        """What it said and was doing, as much as there is room for; where there is more to read, last."""
-        look = next((look for look in reversed(self.snapshots) if look.kind and look.rank == first.rank), None)
-        lines = (
-            look.lines() if look and first.watchdog_reason else [f"  status: {first.status}"] if first.status else []
-        )
+        """The lines about the first failure: status, error, last output as far as it fits; then files and advice."""
+        own = (shot for shot in reversed(self.snapshots) if shot.kind and shot.rank == first.rank)
+        snapshot = next(own, None) if first.watchdog_reason else None
+        lines = snapshot.lines() if snapshot else [f"  status: {first.status}"] if first.status else []
         if first.error_message:
             lines.append(f"  error: {first.error_message}")
         last = [f"  log: {first.log}"] if first.log else []
-        if look and look.file and first.watchdog_reason:
-            last.append(f"  all of it: {look.file}")
-        hint = _hint(first) or self._port_hint(first)
-        if hint:
-            last.append(f"  {hint}")
+        if snapshot and snapshot.file:
+            last.append(f"  all of it: {snapshot.file}")
+        advice = hint(first) or self._port_hint(first)
+        if advice:
+            last.append(f"  {advice}")
         room = max(0, most - len(last) - len(lines))
         words = first.last_lines[-min(_WORDS, room) :] if room else ()
         return [*lines[: most - len(last)], *(f"  | {line}" for line in words), *last]
@@ -280,12 +181,12 @@ class Report:
     def _others(self, first: Exit) -> str:
         stopped = sum(e.stopped and not e.watchdog_reason and not e.lost for e in self.exits)
         failed = sum(e.is_failure and not e.lost for e in self.exits if e.rank != first.rank)
-        said = []
+        parts = []
         if failed:
-            said.append(f"{failed} more failed")
+            parts.append(f"{failed} more failed")
         if stopped:
-            said.append(f"{stopped} {'other was' if stopped == 1 else 'others were'} stopped")
-        return f"; {', '.join(said)}" if said else ""
+            parts.append(f"{stopped} {'other was' if stopped == 1 else 'others were'} stopped")
+        return f"; {', '.join(parts)}" if parts else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain types for JSON. `format` rises when a field changes."""
@@ -310,7 +211,7 @@ class Report:
             "leftover_count": max(self.leftover_count, len(self.leftover_processes)),
             "stuck": [{"pid": s.pid, "name": s.name, "state": s.state} for s in self.stuck],
             "notices": list(self.notices),
-            "snapshots": [look.to_json() for look in self.snapshots],
+            "snapshots": [snapshot.to_json() for snapshot in self.snapshots],
             "clocks": [{"host": c.host, "offset": c.offset_s, "bound": c.bound_s} for c in self.clocks],
         }
 
@@ -340,80 +241,3 @@ def _exit_json(exit_: Exit) -> dict[str, Any]:
         "log": exit_.log or None,
         "rusage": {"user": exit_.user_s, "system": exit_.system_s, "max_rss_kib": exit_.max_rss_kib},
     }
-
-
-def signal_name(number: int) -> str:
-    """SIGTERM for 15; SIGRTMIN+3 for a real-time one."""
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
-
-
-def _headline(first: Exit) -> str:
-    who = f"rank {first.rank} on {first.host}"
-    if first.start_failure:
-        reason = os.strerror(first.start_errno)
-        return f"{who} could not be started: {first.start_failure}: {reason}"
-    if first.watchdog_reason:
-        return f"{who} {first.watchdog_reason} (pid {first.pid})"
-    if first.lost:
-        return f"{who} was lost with its node"
-    after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
-    return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
-
-
-def describe_end(exit_: Exit) -> str:
-    """`exit code 3`, or `killed by SIGSEGV (core dumped)`."""
-    if exit_.status_lost:
-        return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
-    if not exit_.signal:
-        return f"exit code {exit_.code}"
-    notes = []
-    if exit_.dumped_core:
-        notes.append("core dumped")
-    if exit_.out_of_memory:
-        notes.append("by the kernel, for memory")
-    return f"killed by {signal_name(exit_.signal)}" + (f" ({', '.join(notes)})" if notes else "")
-
-
-def _hint(first: Exit) -> str:
-    if first.watchdog_reason:
-        return ""
-    if first.start_failure and first.start_errno == 8:
-        return (
-            "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
-        )
-    if first.start_failure and first.start_errno == 7:
-        return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
-    if first.out_of_memory:
-        return "next: give the job more memory, or each rank less to hold"
-    if first.signal == 9:
-        return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
-    if first.signal == 7:
-        return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
-    return ""
-
-
-def duration_text(seconds: float) -> str:
-    """`20 ms`, `3.0 s`, `5 min 0 s`."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _count(count: int, named: tuple[LeftoverProcess, ...]) -> str:
-    """Not all of many are named."""
-    count = max(count, len(named))
-    return "1 process" if count == 1 else f"{count} processes"
-
-
-def _names(leftover_processes: tuple[LeftoverProcess, ...]) -> str:
-    shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in leftover_processes[:4])
-    return shown + (", ..." if len(leftover_processes) > 4 else "")

@@ -6,7 +6,7 @@ what a watchdog is for. Any other rank hangs when it says nothing and uses no CP
 
 from __future__ import annotations
 
-from infini_run.report.report import duration_text
+from infini_run.report.text import duration_text
 
 _IDLE = 0.01  # of one CPU: libraries' own threads tick on in a rank that hangs
 _TICK_S = 0.01  # what the kernel counts in, mostly: one of it may be a rounding

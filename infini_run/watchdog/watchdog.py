@@ -11,7 +11,7 @@ import time
 
 from infini_run.core.group import Event
 from infini_run.record import record
-from infini_run.report.report import duration_text
+from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
 from infini_run.watchdog.hang_detector import HangDetector
 from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_looks

@@ -291,7 +291,7 @@ class Writers:
 
 
 def test_a_trace_of_a_long_job_stays_small_and_right(path):
-    trace = ChromeTrace(str(path), gap_ns=0, most_samples=1000)
+    trace = ChromeTrace(str(path), gap_ns=0, max_samples=1000)
     trace.begin(plan(10), Writers())
     start_ns = trace._begin_ns
     for rank in range(10):

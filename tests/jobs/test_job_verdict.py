@@ -6,7 +6,8 @@ import pytest
 
 from infini_run.errors import NodeLost, ProgramMissing
 from infini_run.jobs.result import classify
-from infini_run.report.report import Exit, Report
+from infini_run.report.exit import Exit
+from infini_run.report.report import Report
 
 KILLED = NodeLost(
     "node 0 (n1) was lost, and with it n2: srun ended with 137: slurmstepd-n2: error: StepId=1.0 exceeded "

@@ -67,7 +67,7 @@ def test_the_signal_that_ends_a_delay_is_in_the_trace(infini_run, tmp_path):
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
     events, _ = read(tmp_path / "t")
-    (restart,), (told,) = of(events, "restart 1"), of(events, "told SIGTERM")
+    (restart,), (told,) = of(events, "restart 1"), of(events, "signalled SIGTERM")
     assert restart["ts"] <= told["ts"]
     assert len(of(events, "sweep")) == 1
 

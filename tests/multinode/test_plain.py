@@ -17,7 +17,8 @@ from infini_run.errors import LinkError
 from infini_run.multinode.record_codec import _BOUNDS, _RECORDS, decode_record, to_jsonable
 from infini_run.options.options import Options, resolve
 from infini_run.record import fields, replace
-from infini_run.report.report import Exit, Report
+from infini_run.report.exit import Exit
+from infini_run.report.report import Report
 
 _PARTS = re.compile(r"[A-Za-z_.]+|\[|\]|,|\|")
 _PLAIN = {"int": 7, "float": 2.5, "bool": True, "str": "a\udcff", "None": None, "Any": "any"}

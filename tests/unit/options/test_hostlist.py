@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.environments import hostlist
+from infini_run.environments.compressed_hostlist import compress
 from infini_run.environments.hostlist import (
     Host,
-    compress,
     expand,
     machines,
     parse_hostfile,

@@ -22,7 +22,8 @@ from infini_run.plan.restart_policy import (
     with_new_launch_id,
 )
 from infini_run.record import replace
-from infini_run.report.report import Exit, LeftoverProcess, Report
+from infini_run.report.exit import Exit, LeftoverProcess
+from infini_run.report.report import Report
 
 
 def options(*flags):

@@ -15,8 +15,9 @@ from infini_run.channel import errors as channel_errors
 from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError
 from infini_run.jobs import errors as jobs_errors
 from infini_run.report import failures
+from infini_run.report.exit import Exit
 from infini_run.report.failures import WorkerError
-from infini_run.report.report import Exit, Report
+from infini_run.report.report import Report
 
 CLASSES = {
     name: kind

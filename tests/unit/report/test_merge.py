@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_run.report.exit import Exit
 from infini_run.report.merge import merge_reports
-from infini_run.report.report import Exit, Report
+from infini_run.report.report import Report
 
 INF = float("inf")
 

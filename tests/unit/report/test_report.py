@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infini_run.record import replace
+from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_snapshot import HangSnapshot
-from infini_run.report.report import TEXT_LINES, Exit, LeftoverProcess, Report, signal_name
+from infini_run.report.report import TEXT_LINES, Report
+from infini_run.report.text import signal_name
 from infini_run.system.procfs import ProcessSnapshot, Thread
 
 

@@ -1,0 +1,107 @@
+"""How one worker ended, and the processes that outlived it. Pure."""
+
+from __future__ import annotations
+
+from infini_run.record import record
+
+
+@record
+class Exit:
+    """How one worker ended. Times are seconds since the epoch; None: that has not happened.
+
+    Attributes:
+        rank: Its global rank.
+        local_rank: Its rank on its node.
+        host: The name of its node.
+        pid: Its process.
+        code: Its exit code. None: a signal ended it, it never ran, or its status is unknown.
+        signal: The number of the signal that ended it; 0: none.
+        dumped_core: It left a core dump.
+        out_of_memory: The kernel killed it for memory.
+        stopped: It ended after the stop signal of the launcher.
+        stuck: SIGKILL did not end it.
+        status_lost: Another part of the host program reaped it.
+        start_failure: The step between its creation and its program that failed. Empty: none did.
+        start_errno: The errno of that step.
+        start_s: When it was created.
+        ready_s: When it sent READY=1.
+        end_s: When it ended; of a lost one, when the last frame came from its node.
+        user_s: The CPU time that it used, in seconds.
+        system_s: The CPU time of the kernel for it, in seconds.
+        max_rss_kib: The most memory that it had resident, in KiB.
+        log: The path of its log; empty: none.
+        error_message: The message in its error file.
+        last_lines: Its last lines on stderr.
+        status: Its last STATUS= (sd_notify(3)).
+        watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
+            no.
+        lost: Its node was lost, so nobody knows how it ended.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int | None = None
+    code: int | None = None
+    signal: int = 0
+    dumped_core: bool = False
+    out_of_memory: bool = False
+    stopped: bool = False
+    stuck: bool = False
+    status_lost: bool = False
+    start_failure: str = ""
+    start_errno: int = 0
+    start_s: float | None = None
+    ready_s: float | None = None
+    end_s: float | None = None
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_kib: int = 0
+    log: str = ""
+    error_message: str = ""
+    last_lines: tuple[str, ...] = ()
+    status: str = ""
+    watchdog_reason: str = ""
+    lost: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """It ended badly before the launcher stopped it, or the launcher stopped the job because of it."""
+        if self.lost:
+            return not self.stopped
+        if self.watchdog_reason:
+            return True
+        bad = self.code != 0 or self.signal != 0 or bool(self.start_failure)
+        return self.end_s is not None and bad and not self.stopped
+
+    @property
+    def ended_well(self) -> bool:
+        """It ran, and exited 0 by itself."""
+        return self.end_s is not None and self.shell_code == 0
+
+    @property
+    def shell_code(self) -> int:
+        """The exit code that a shell would report: the code, or 128 + the signal.
+
+        126 or 127: it could not be executed. 1: the watchdog stopped the job because of it, or its node was lost.
+        """
+        if self.watchdog_reason or self.lost:
+            return 1
+        if self.signal:
+            return 128 + self.signal
+        return 1 if self.code is None else self.code
+
+
+@record
+class LeftoverProcess:
+    """A process that outlived the workers.
+
+    Attributes:
+        pid: Its number.
+        name: Its program name.
+        state: Its state letter in /proc (proc_pid_stat(5)) if SIGKILL has not ended it, else empty.
+    """
+
+    pid: int
+    name: str
+    state: str = ""

@@ -1,0 +1,89 @@
+"""The sentences about one worker's end: what happened to it, and what to do next. Pure."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.report.exit import Exit, LeftoverProcess
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal: SIGTERM for 15, SIGRTMIN+3 for a real-time one."""
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
+
+
+def headline(first: Exit) -> str:
+    """The first failure in a sentence without its full stop."""
+    who = f"rank {first.rank} on {first.host}"
+    if first.start_failure:
+        reason = os.strerror(first.start_errno)
+        return f"{who} could not be started: {first.start_failure}: {reason}"
+    if first.watchdog_reason:
+        return f"{who} {first.watchdog_reason} (pid {first.pid})"
+    if first.lost:
+        return f"{who} was lost with its node"
+    after = f"after {duration_text((first.end_s or 0) - (first.start_s or 0))}"
+    return f"{who} failed: {describe_end(first)} (pid {first.pid}, {after})"
+
+
+def describe_end(exit_: Exit) -> str:
+    """How a worker ended: `exit code 3`, or `killed by SIGSEGV (core dumped)`."""
+    if exit_.status_lost:
+        return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
+    if not exit_.signal:
+        return f"exit code {exit_.code}"
+    notes = []
+    if exit_.dumped_core:
+        notes.append("core dumped")
+    if exit_.out_of_memory:
+        notes.append("by the kernel, for memory")
+    return f"killed by {signal_name(exit_.signal)}" + (f" ({', '.join(notes)})" if notes else "")
+
+
+def hint(first: Exit) -> str:
+    """The advice for this kind of failure, after `next:`. Empty: there is none."""
+    if first.watchdog_reason:
+        return ""
+    if first.start_failure and first.start_errno == 8:
+        return (
+            "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
+        )
+    if first.start_failure and first.start_errno == 7:
+        return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
+    if first.out_of_memory:
+        return "next: give the job more memory, or each rank less to hold"
+    if first.signal == 9:
+        return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
+    if first.signal == 7:
+        return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
+    return ""
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in the units that people read: `20 ms`, `3.0 s`, `5 min 0 s`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def process_count(count: int, named: tuple[LeftoverProcess, ...]) -> str:
+    """The number of processes, of which `named` are the first few: `1 process`, `3 processes`."""
+    count = max(count, len(named))
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def process_names(leftover_processes: tuple[LeftoverProcess, ...]) -> str:
+    """The names and pids of the first four."""
+    shown = ", ".join(f"{stray.name} ({stray.pid})" for stray in leftover_processes[:4])
+    return shown + (", ..." if len(leftover_processes) > 4 else "")
