@@ -196,10 +196,24 @@ def _take_out(chunks: _Chunks, buffers: list[Buffer]) -> None:
 
 
 def deserialize(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
-    """The object. Raises CannotUnpickle: the code that it asks for is not there, or fails."""
+    """The object. Raises CannotUnpickle: the code that it asks for is not there, or fails, or calls sys.exit."""
     try:
-        return pickle.loads(head, buffers=buffers)
+        return load_pickle(head, buffers)
     except BaseException as error:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, CannotUnpickle):
             raise
         raise CannotUnpickle(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def load_pickle(head: Buffer, buffers: Sequence[Buffer] = ()) -> object:
+    """The object. Raises what its code raises. For SystemExit and KeyboardInterrupt, unless a signal was their cause,
+    it raises CannotUnpickle, because the code of a message ends no program."""
+    try:
+        return pickle.loads(head, buffers=buffers)
+    except (SystemExit, KeyboardInterrupt) as error:
+        from infini_run.system.signal_origin import came_by_signal
+
+        if came_by_signal(error):
+            raise
+        text = f"the code of a message raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+        raise CannotUnpickle(text) from error

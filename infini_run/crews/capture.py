@@ -21,3 +21,16 @@ def capture_exception(what: Callable[..., T], *args: object) -> tuple[T | None, 
         raise
     except BaseException as error:
         return None, error
+
+
+def capture_foreign(what: Callable[..., T], *args: object) -> tuple[T | None, BaseException | None]:
+    """As capture_exception, for methods of an object that came from another process: SystemExit and
+    KeyboardInterrupt are answers too, unless a signal was their cause."""
+    try:
+        return what(*args), None
+    except BaseException as error:
+        from infini_run.system.signal_origin import came_by_signal
+
+        if came_by_signal(error):
+            raise
+        return None, error

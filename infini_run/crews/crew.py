@@ -11,16 +11,18 @@ import sys
 from itertools import count
 from warnings import warn
 
+from infini_run.crews.callables import path_of_workers
 from infini_run.crews.crew_options import make_limits, make_spawner
 from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.crew_supervisor import CrewSupervisor
+from infini_run.crews.crew_target import pack_target
 from infini_run.crews.future import Ask
 from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.ordered_map import ordered_map
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
-from infini_run.crews.targets import read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.system.exit_hooks import close_at_exit, closed
@@ -52,7 +54,11 @@ class Crew:
     Args:
         target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, if
             there is something to do, `start(self, ctx)` and `stop(self, ctx)`, of which each worker makes one object.
-            It travels by value if no module has it (__main__, closures); workers never import the caller's script.
+            A functools.partial of either will do, and so will an object with these methods, of which each worker
+            gets a copy. It travels by value if no module has it (__main__, closures); workers never import the
+            caller's script.
+        args, kwargs: arguments for the target: each worker makes its object of a class with them; a function gets
+            them after ctx and task.
         nproc_per_node: the number of workers on each host, "auto", "gpu" or "cpu", or a list with one number for each
             host; None: what the hosts have room for (`a:4`), else one.
         nproc: another name of nproc_per_node.
@@ -82,8 +88,10 @@ class Crew:
 
     def __init__(
         self,
-        target: Callable[..., Any],
+        target: Callable[..., Any] | object,
         *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         nproc_per_node: int | str | Sequence[int] | None = None,
         nproc: int | str | Sequence[int] | None = None,
         hosts: Sequence[str] | str | None = None,
@@ -102,20 +110,17 @@ class Crew:
         **flags: Any,
     ) -> None:
         check_may_launch()
-        if not callable(target) or (isinstance(target, type) and not callable(getattr(target, "task", None))):
-            raise UsageError(
-                f"target={target!r}: give a function of (ctx, task), or a class with task(self, ctx, task)"
-            )
+        check_flags(flags, is_crew=True)
         limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
         if not isinstance(max_events, int) or max_events < 1:
             raise UsageError(f"max_events={max_events!r}: give a whole number above 0")
         policy = check(NEVER if restart is None else restart)
         hello = Hello(
-            path=tuple(sys.path),
+            path=path_of_workers(target),
             argv=tuple(sys.argv),
             log_level=-1 if log_level is None else log_level,
             watchdog_s=limits.watchdog_s,
-            target=dump(target, "target"),
+            target=pack_target(target, args, kwargs or {}),
         )
         if spawner is None:
             flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
@@ -129,6 +134,13 @@ class Crew:
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
         self._supervisor.start()
+
+    def __repr__(self) -> str:
+        supervisor = self.__dict__.get("_supervisor")
+        if supervisor is None:
+            return "<Crew: not started>"
+        how = "failed" if supervisor.failure is not None else supervisor.phase.lower()
+        return f"<Crew of {self.nproc}: {how}>"
 
     # ---- work
 

@@ -75,6 +75,8 @@ class ExecSpawner:
         self._cwd = None if cwd is None else os.fspath(cwd)
         if self._cwd is not None and not os.path.isdir(self._cwd):
             raise UsageError(f"cwd={self._cwd} is not a directory")
+        if self._cwd is not None:  # restarts, and forks of a process that is there already, take it up later
+            self._cwd = os.path.abspath(self._cwd)
         flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
         if flags.keys().isdisjoint(MEETING):
             flags["standalone"] = True  # a free port: several crews may be up at once

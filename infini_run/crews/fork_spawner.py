@@ -10,6 +10,7 @@ import sys
 from _thread import RLock
 from warnings import warn
 
+from infini_run.crews.callables import path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.worker_group import WorkerGroup
 from infini_run.crews.zygote_client import CannotFork, ZygoteLaunch, ZygoteProcess
@@ -79,7 +80,7 @@ class ForkSpawner(ExecSpawner):
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
                 try:
-                    path = list(sys.path if self._path is None else self._path)
+                    path = list(path_of_workers(None) if self._path is None else self._path)
                     argv = list(sys.argv if self._argv is None else self._argv)
                     zygote.prepare((self._preload, path, argv, self._stays), self._start_timeout_s)
                 except BaseException:

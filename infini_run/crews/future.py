@@ -9,7 +9,7 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
-from infini_run.crews.capture import capture_exception
+from infini_run.crews.capture import capture_foreign
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.errors import RemoteError
@@ -32,6 +32,14 @@ class Ask(Future):  # type: ignore[type-arg]
         self._on_cancel = on_cancel
         self._opening = RLock()
         self._opened: tuple[object, BaseException | None] | None = None
+
+    def __repr__(self) -> str:
+        """As a Future's, with the task's number. It says nothing of the result, which may not be unpickled yet."""
+        if not self.done():
+            how = "running" if self.running() else "pending"
+        else:
+            how = "cancelled" if self.cancelled() else "failed" if self.has_failed else "done"
+        return f"<Ask of task {self.task}: {how}>"
 
     def result(self, timeout: float | None = None) -> Any:
         """Return what the worker returned.
@@ -101,7 +109,7 @@ class Ask(Future):  # type: ignore[type-arg]
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:
     if isinstance(message, Failed):
         return None, to_exception(message, rank, host)
-    value, cause = capture_exception(message.body.load)
+    value, cause = capture_foreign(message.body.load)
     if cause is None:
         return value, None
     kind = type(cause).__name__

@@ -38,6 +38,15 @@ class LaunchHandle:
         self._lock = RLock()
         self._outcome: tuple[LaunchResult | None, BaseException | None] | None = None
 
+    def __repr__(self) -> str:
+        launch = self._launch
+        count = len(launch.workers)
+        if not launch.is_over:
+            how = "stopping" if launch.stopped_s is not None else "running"
+        else:
+            how = "failed" if launch.failures else "stopped" if launch.stopped_s is not None else "done"
+        return f"<LaunchHandle of {count} rank{'s' * (count != 1)}: {how}>"
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has ended and nothing is left.
 

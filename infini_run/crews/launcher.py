@@ -9,6 +9,7 @@ import os
 import sys
 from weakref import WeakSet
 
+from infini_run.crews.callables import check_callable_runs, path_of_workers
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
@@ -16,7 +17,7 @@ from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
-from infini_run.crews.targets import read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
 from infini_run.system.exit_hooks import close_at_exit, closed
@@ -90,6 +91,7 @@ class Launcher:
         progress: bool | str = False,
         **flags: object,
     ) -> None:
+        check_flags(flags, is_crew=False)
         self.hosts = read_hosts(hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
@@ -105,6 +107,14 @@ class Launcher:
         remote = COPIED if self.hosts and copy_env is None else copy_env
         self._environ = (remote, env_file, dict(env or {}))
         self._given = flags | {"cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
+
+    def __repr__(self) -> str:
+        where = f"hosts={list(self.hosts)!r}, " if self.hosts else ""
+        return f"<{type(self).__name__}: {where}nproc_per_node={self.nproc_per_node!r}{self._state()}>"
+
+    def _state(self) -> str:
+        """What its repr says of how it is."""
+        return ""
 
     # ---- running
 
@@ -151,7 +161,7 @@ class Launcher:
     def _launch(
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
     ) -> LaunchSupervisor:
-        hello = Hello(path=tuple(sys.path), argv=tuple(sys.argv), log_level=_level(self._logging))
+        hello = Hello(path=path_of_workers(function), argv=tuple(sys.argv), log_level=_level(self._logging))
         launch = LaunchSupervisor(
             spawner,
             hello,
@@ -169,6 +179,7 @@ class Launcher:
         check_may_launch()
         if not callable(function):
             raise UsageError(f"{function!r} is not callable: give a function and then its arguments")
+        check_callable_runs(function, "function")
         call: Any = (function, tuple(args), dict(kwargs))
         if self.backend is not None:
             from infini_run.crews.torch_process_group import call_in_group
@@ -245,6 +256,9 @@ class Pool(Launcher):
         launch = self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
         self._launches.add(launch)
         return launch
+
+    def _state(self) -> str:
+        return ", closed" if self._spawner is None else ""
 
     def close(self) -> None:
         """End the processes that are held ready, and launches that still run. Safe twice."""

@@ -9,12 +9,11 @@ Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the w
 
 from __future__ import annotations
 
-import _pickle
 import marshal
 
 from infini_run.channel.endpoint import LIMIT
 from infini_run.channel.errors import MessageTooLong
-from infini_run.channel.serializer import serialize
+from infini_run.channel.serializer import load_pickle, serialize
 from infini_run.record import fields as fields_of
 from infini_run.record import record
 
@@ -47,10 +46,11 @@ class Body:
         return bool(self.parts)
 
     def load(self) -> object:
-        """Make the object, in memory of its own. Raises what its own code raises: an import, or its __setstate__."""
+        """Make the object, in memory of its own. Raises what its own code raises: an import, or its __setstate__;
+        CannotUnpickle for sys.exit (channel/serializer.py)."""
         head, *buffers = self.parts
         pairs = zip(buffers, self.writable, strict=True)
-        return _pickle.loads(head, buffers=[(bytearray if writable else bytes)(data) for data, writable in pairs])
+        return load_pickle(head, [(bytearray if writable else bytes)(data) for data, writable in pairs])
 
 
 def dump(thing: object, name: str, where: str = "", *, by_reference: bool = False) -> Body:

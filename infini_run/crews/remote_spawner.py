@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from infini_run.channel.encoder import bytes_frame
 from infini_run.core.group import forking
+from infini_run.crews.callables import path_of_workers
 from infini_run.crews.node_link import NodeLink
 from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.crews.stream_multiplexer import LARGEST
@@ -64,7 +65,7 @@ class RemoteSpawner:
         self._nprocs = read_counts(nproc, self._roster)
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._setup = {
-            "path": list(sys.path),
+            "path": list(path_of_workers(None)),
             "argv": list(sys.argv),
             "env": dict(env or {}),
             "nproc": self._nprocs,

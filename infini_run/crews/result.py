@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
+    from typing import Any, overload
 
 
 class LaunchResult:
-    """The results of a launch, by rank: `result.rank(3)`, `result[3]`, `for value in result`, `len(result)`; or by
-    place: `result.index("node1", 0)`. hosts: the names of the hosts, in order; by_host: the results of each."""
+    """The results of a launch, by rank: `result.rank(3)`, `for value in result`, `len(result)`; as a tuple has them:
+    `result[3]`, `result[-1]`, `result[:2]` (a tuple); or by place: `result.index("node1", 0)`. hosts: the names of
+    the hosts, in order; by_host: the results of each."""
 
     __slots__ = ("_places", "_values")
 
@@ -44,8 +47,18 @@ class LaunchResult:
             found.setdefault(host, []).append(value)
         return found
 
-    def __getitem__(self, rank: int) -> Any:
-        return self.rank(rank)
+    if TYPE_CHECKING:
+
+        @overload
+        def __getitem__(self, rank: int) -> Any: ...
+        @overload
+        def __getitem__(self, rank: slice) -> tuple[Any, ...]: ...
+
+    def __getitem__(self, rank: int | slice) -> Any:
+        if isinstance(rank, slice):
+            return self._values[rank]
+        at = operator.index(rank)
+        return self.rank(at + len(self._values) if -len(self._values) <= at < 0 else at)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)

@@ -26,7 +26,26 @@ _REACH = (
     *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
     *("join_timeout", "node_timeout", "link_port", "link_address", *MEETING),
 )
+# Flags of the command that have no effect on workers that run Python functions, and why.
+_NO_EFFECT = {
+    **dict.fromkeys(("live", "trace", "plot"), "only launches of programs are drawn"),
+    **dict.fromkeys(("module", "no_python", "distributed_args"), "the program is this Python"),
+    "stdin": "a worker has no input",
+}
+_NO_EFFECT_ON_CREWS = {
+    **dict.fromkeys(("max_restarts", "restart_delay", "restart_window"), "restart=ir.Restart(...) says it"),
+    "keep_going": "restart=ir.Restart(...) says what a failure means",
+}
 _SPARE_S = 5.0  # that an outpost has beyond its workers' grace
+
+
+def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:
+    """Raises UsageError, with all of them: flags that have no effect here."""
+    without = _NO_EFFECT | (_NO_EFFECT_ON_CREWS if is_crew else {})
+    found = [f"{name}= ({without[name]})" for name in flags if name in without and flags[name] is not None]
+    if found:
+        place = "a crew" if is_crew else "functions"
+        raise UsageError(f"no effect on {place}: {', '.join(found)}")
 
 
 def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:

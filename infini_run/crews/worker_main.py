@@ -17,6 +17,7 @@ from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
+from infini_run.crews.crew_target import TaskHandler, make_handler, nothing
 from infini_run.crews.import_guard import load_task
 from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
@@ -24,7 +25,6 @@ from infini_run.crews.remote_exception import from_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any, NoReturn
 
     from infini_run.channel import Receiver, Sender
@@ -152,15 +152,6 @@ class Worker:
         self._sender.send_bytes(encode(message))
 
 
-class TaskHandler:
-    """What the worker is for, as three functions."""
-
-    def __init__(self, task: Callable[..., Any], start: Callable[..., Any], stop: Callable[..., Any]) -> None:
-        self.task = task
-        self.start = start
-        self.stop = stop
-
-
 def _start(hello: Hello, context: Context) -> TaskHandler:
     part = _part(hello)
     part.start(context)
@@ -169,18 +160,10 @@ def _start(hello: Hello, context: Context) -> TaskHandler:
 
 def _part(hello: Hello) -> TaskHandler:
     if not hello.target:
-        return TaskHandler(_call, _nothing, _nothing)
-    target: Any = load_task(hello.target)
-    if not isinstance(target, type):
-        return TaskHandler(target, _nothing, _nothing)
-    made = target()
-    return TaskHandler(made.task, getattr(made, "start", _nothing), getattr(made, "stop", _nothing))
+        return TaskHandler(_call, nothing, nothing)
+    return make_handler(load_task(hello.target))
 
 
 def _call(context: Context, call: Any) -> object:
     function, args, kwargs = call
     return function(*args, **kwargs)
-
-
-def _nothing(context: Context) -> None:
-    return None

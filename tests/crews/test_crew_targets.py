@@ -1,0 +1,116 @@
+"""What a crew can be made of: functions, classes, objects, partials, with arguments; and how its objects show."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+
+import pytest
+
+import infini_run as ir
+
+
+class Line:
+    def __init__(self, slope=1, *, offset=0):
+        self.slope, self.offset = slope, offset
+
+    def start(self, ctx):
+        self.rank = ctx.rank
+
+    def task(self, ctx, x):
+        assert self.rank == ctx.rank
+        return self.slope * x + self.offset
+
+
+def line(ctx, x, slope, offset=0):
+    return slope * x + offset
+
+
+TARGETS = {
+    "class with arguments": {"target": Line, "args": (3,), "kwargs": {"offset": 1}},
+    "partial of a class": {"target": functools.partial(Line, 3, offset=1)},
+    "partial of a class, with arguments": {"target": functools.partial(Line, 3), "kwargs": {"offset": 1}},
+    "object": {"target": Line(3, offset=1)},
+    "function with arguments": {"target": line, "args": (3,), "kwargs": {"offset": 1}},
+    "partial of a function": {"target": functools.partial(line, slope=3, offset=1)},
+}
+
+
+@pytest.mark.parametrize("given", TARGETS.values(), ids=TARGETS)
+def test_a_crew_takes_any_target_with_its_arguments(given):
+    with ir.Crew(**given, nproc_per_node=2) as crew:
+        assert list(crew.map([1, 2, 3])) == [4, 7, 10]
+
+
+def test_an_object_is_copied_to_each_worker():
+    class Counter:
+        count = 0
+
+        def task(self, ctx, n):
+            self.count += n
+            return self.count
+
+    counter = Counter()
+    with ir.Crew(counter, nproc_per_node=2) as crew:
+        assert [crew.worker(rank).ask(1).result() for rank in (0, 0, 1)] == [1, 2, 1]
+    assert counter.count == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"target": 3}, "give a function"),
+        ({"target": int}, "give a function"),
+        ({"target": functools.partial(int)}, "give a function"),
+        ({"target": Line(), "args": (1,)}, "made already"),
+        ({"target": Line, "args": (1, threading.Lock())}, r"args\[1\]"),
+        ({"target": Line, "kwargs": {"offset": threading.Lock()}}, r"kwargs\['offset'\]"),
+    ],
+)
+def test_what_is_no_target_is_refused(given, message):
+    with pytest.raises((ir.UsageError, ir.UnpicklableError), match=message):
+        ir.Crew(**given)
+
+
+def test_a_result_is_indexed_and_sliced_as_a_tuple():
+    result = ir.Launcher(nproc_per_node=3, preload=()).run(lambda: ir.this_worker().rank)
+    assert (result[-1], result[-3], result[:2], result[::-1]) == (2, 0, (0, 1), (2, 1, 0))
+    for rank in (3, -4):
+        with pytest.raises(IndexError, match="the ranks are 0 to 2"):
+            result[rank]
+
+
+def test_objects_show_what_they_are_and_how():
+    launcher = ir.Launcher(nproc_per_node=2, preload=())
+    assert repr(launcher) == "<Launcher: nproc_per_node=2>"
+    with launcher.start(time.sleep, 60) as handle:
+        assert repr(handle) == "<LaunchHandle of 2 ranks: running>"
+    assert repr(handle) == "<LaunchHandle of 2 ranks: stopped>"
+    with ir.Pool() as pool:
+        assert repr(pool) == "<Pool: nproc_per_node=1>"
+    assert repr(pool) == "<Pool: nproc_per_node=1, closed>"
+    with ir.Crew(line, args=(1,), nproc_per_node=2) as crew:
+        ask = crew.ask(1)
+        assert repr(ask).startswith(f"<Ask of task {ask.task}: ")
+        ask.result()
+        assert repr(ask) == f"<Ask of task {ask.task}: done>"
+        assert repr(crew) == "<Crew of 2: running>"
+    assert repr(crew) == "<Crew of 2: closed>"
+
+
+# ---- flags of the command
+
+
+@pytest.mark.parametrize("flag", [{"trace": "t.json"}, {"live": True}, {"plot": "p.png"}, {"stdin": "rank0"}])
+def test_flags_without_effect_on_functions_and_crews_are_refused(flag):
+    (name,) = flag
+    with pytest.raises(ir.UsageError, match=f"no effect on functions: {name}="):
+        ir.Launcher(**flag)
+    with pytest.raises(ir.UsageError, match=f"no effect on a crew: {name}="):
+        ir.Crew(line, **flag)
+
+
+def test_all_flags_without_effect_are_named_at_once():
+    with pytest.raises(ir.UsageError, match=r"max_restarts= .*ir\.Restart.*, keep_going= .*, trace= "):
+        ir.Crew(line, max_restarts=3, keep_going=True, trace="t.json")

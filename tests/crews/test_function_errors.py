@@ -1,0 +1,254 @@
+"""What an error of a function says: the same text as on the rank, source lines of cells, hints; and that no message
+ends the caller."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+import infini_run as ir
+from tests.support.waiting import LIMIT_S
+
+WAYS = {"exec": (), "fork": ["fractions"]}
+
+
+@pytest.fixture(params=WAYS)
+def preload(request):
+    return WAYS[request.param]
+
+
+class AddsToItsText(Exception):
+    def __init__(self, text):
+        super().__init__(f"failed: {text}")
+
+
+class Rebuilds(Exception):
+    """Its text comes from an attribute, which pickle keeps."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self):
+        return f"rebuilt {self.text}"
+
+
+def raising(error):
+    def function():
+        raise error
+
+    return function
+
+
+# ---- the text of an exception
+
+
+def test_an_exception_whose_text_changes_when_it_is_made_again_comes_as_a_remote_error_with_its_own(preload):
+    def function():
+        raise AddsToItsText("503")
+
+    with pytest.raises(ir.RemoteError) as caught:
+        ir.Launcher(preload=preload).run(function)
+    assert str(caught.value).endswith("AddsToItsText: failed: 503")
+    assert caught.value.kind.endswith("AddsToItsText")
+    assert caught.value.rank == 0
+
+
+@pytest.mark.parametrize("error", [Rebuilds("x"), KeyError("x"), ValueError(object()), OSError(2, "no", "file")])
+def test_an_exception_that_is_made_again_as_it_was_keeps_its_type(error):
+    with pytest.raises(type(error)) as caught:
+        ir.Launcher().run(raising(error))
+    assert type(caught.value) is not ir.RemoteError
+
+
+# ---- what unpickling does in the caller
+
+
+class Calls:
+    """Unpickled, it calls a function."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def interrupt():
+    raise KeyboardInterrupt("not the user")
+
+
+def raised_by_a_pickle(function, *args):
+    return lambda: Calls(function, *args)
+
+
+@pytest.mark.parametrize(("function", "args"), [(sys.exit, (3,)), (interrupt, ())])
+def test_what_a_result_raises_when_it_is_unpickled_does_not_end_the_caller(function, args):
+    with pytest.raises(ir.RemoteError, match=r"result of rank 0 .* cannot be unpickled here"):
+        ir.Launcher().run(raised_by_a_pickle(function, *args))
+
+
+def test_an_exception_whose_unpickling_exits_only_in_the_caller_does_not_end_it():
+    place = os.getpid()
+
+    def exits_in(pid):
+        if os.getpid() == pid:
+            sys.exit(3)
+        return ValueError("the words")
+
+    class Odd(ValueError):
+        def __reduce__(self):
+            return exits_in, (place,)
+
+    with pytest.raises((ir.RemoteError, ValueError), match="the words"):
+        ir.Launcher().run(lambda: (_ for _ in ()).throw(Odd("the words")))
+
+
+def test_a_task_whose_unpickling_exits_fails_and_its_worker_lives():
+    with ir.Crew(lambda ctx, task: ctx.restarts) as crew:
+        with pytest.raises(ir.CannotUnpickle, match="raised SystemExit: 3"):
+            crew.ask(Calls(sys.exit, 3)).result()
+        assert crew.ask(1).result() == 0
+
+
+def test_a_real_interrupt_while_a_result_is_unpickled_stops_the_launch():
+    """The pickle's code sends SIGINT to the caller, as Ctrl-C does."""
+    with pytest.raises(KeyboardInterrupt):
+        ir.Launcher().run(raised_by_a_pickle(signal.raise_signal, signal.SIGINT))
+
+
+def test_an_interrupt_by_a_handler_of_python_is_a_real_one_too():
+    def handler(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ir.Launcher().run(raised_by_a_pickle(signal.raise_signal, signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_an_exit_by_a_handler_of_a_signal_ends_the_caller():
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(5))
+    try:
+        with pytest.raises(SystemExit):
+            ir.Launcher().run(raised_by_a_pickle(signal.raise_signal, signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupt_raised_by_a_pickle_in_another_thread_is_an_error():
+    found = []
+
+    def work():
+        try:
+            ir.Launcher().run(raised_by_a_pickle(interrupt))
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert isinstance(found[0], ir.RemoteError)
+
+
+# ---- functions whose call runs nothing
+
+
+async def coroutine(*args):
+    return 1
+
+
+async def async_generator(*args):
+    yield 1
+
+
+def generator(*args):
+    yield 1
+
+
+class WithAsyncCall:
+    async def __call__(self, *args):
+        return 1
+
+
+class WithAsyncTask:
+    async def task(self, ctx, task):
+        return 1
+
+
+HINTS = {
+    coroutine: "asyncio.run",
+    async_generator: "asyncio.run",
+    generator: "return a list",
+    functools.partial(coroutine, 1): "asyncio.run",
+    WithAsyncCall(): "asyncio.run",
+}
+
+
+@pytest.mark.parametrize(("function", "hint"), HINTS.items())
+def test_a_function_whose_call_runs_nothing_is_refused_with_a_hint(function, hint):
+    with pytest.raises(ir.UsageError, match=hint):
+        ir.Launcher().run(function)
+    with pytest.raises(ir.UsageError, match=hint):
+        ir.Crew(function)
+
+
+@pytest.mark.parametrize("target", [WithAsyncTask, WithAsyncTask(), functools.partial(WithAsyncTask)])
+def test_a_target_with_an_async_task_is_refused(target):
+    with pytest.raises(ir.UsageError, match=r"task.*asyncio\.run"):
+        ir.Crew(target)
+
+
+# ---- source lines
+
+
+def cell(code, name):
+    """Run code as a notebook does: its lines are in linecache, and in no file."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    space = {"__name__": "__main__"}
+    exec(compile(code, name, "exec"), space)
+    return space
+
+
+def test_frames_of_a_notebooks_cells_have_their_source_lines(preload):
+    code = "def inner(x):\n    return 1 / x  # the place\n\ndef outer():\n    return inner(0)\n"
+    space = cell(code, "<ipython-input-7-abc>")
+    with pytest.raises(ZeroDivisionError) as caught:
+        ir.Launcher(preload=preload).run(space["outer"])
+    note = caught.value.__notes__[0]
+    assert '  File "<ipython-input-7-abc>", line 5, in outer\n    return inner(0)\n' in note
+    assert '  File "<ipython-input-7-abc>", line 2, in inner\n    return 1 / x  # the place\n' in note
+    assert "return 1 / x" in caught.value.__cause__.trace
+
+
+# ---- sys.path
+
+
+def test_a_module_of_a_relative_entry_of_sys_path_is_found_by_workers_elsewhere(tmp_path, preload):
+    """In a process of its own, as in a console: sys.path begins with an empty entry, and the directory changes."""
+    (tmp_path / "local_part.py").write_text("def place():\n    return __name__\n")
+    (tmp_path / "elsewhere").mkdir()
+    program = textwrap.dedent(f"""
+        import os, sys
+        sys.path.insert(0, "")
+        import infini_run as ir, local_part
+        print(ir.Launcher(cwd="elsewhere", preload={preload!r}).run(local_part.place)[0])
+        os.chdir("elsewhere")
+        print(ir.Launcher(preload={preload!r}).run(local_part.place)[0])
+        with ir.Crew(lambda ctx, task: task(), preload={preload!r}) as crew:
+            pass
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert (done.stdout.split(), done.stderr) == (["local_part", "local_part"], "")
