@@ -17,7 +17,7 @@ _SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SSH = '#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n'  # runs here what it is to run elsewhere: its last word
 
 
-@pytest.mark.parametrize("page", ["functions", "crews", "channels"])
+@pytest.mark.parametrize("page", ["functions", "crews", "channels", "coming-from"])
 def test_the_snippets_of_a_page_run_in_order_as_one_program(page, tmp_path):
     snippets = _SNIPPET.findall((ROOT / "docs" / f"{page}.md").read_text())
     assert snippets
