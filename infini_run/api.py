@@ -10,9 +10,10 @@ from infini_run.errors import LaunchTimeout
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.options.from_python import check_command, check_names, make_environment, read_flags
 from infini_run.options.table import TABLE
-from infini_run.process_launcher import WaitedForLauncher, live_launches
+from infini_run.process_launcher import ProcessLauncher
 from infini_run.record import replace
 from infini_run.report.failures import WorkerError
+from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
@@ -72,7 +73,7 @@ def run(
     if request.node_list is not None:
         assert request.options is not None
         return _run_on_nodes(request.options, request.node_list, environ, check, timeout_s, cwd)
-    with WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
+    with _WaitedForLauncher(command, env=environ, inherit_env=False, cwd=cwd, **flags) as launcher:
         launcher.launch()
         if not launcher.wait(timeout_s):
             raise LaunchTimeout(f"{command[0]} has not ended within {timeout_s:g} s; all ranks were stopped")
@@ -180,7 +181,7 @@ def _run_on_nodes(
             cwd=folder,
             observers=observers,
         )
-        live_launches.add(head)
+        exit_number = close_at_exit(head)
         call_in_forked_children(head)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late = False
@@ -194,7 +195,7 @@ def _run_on_nodes(
                 head.limit_reader()
         report = head.report()
     finally:
-        live_launches.discard(head)
+        closed(exit_number)
         head.close()
         problem = "" if observers is None else observers.close()
     if problem:
@@ -207,3 +208,9 @@ def _run_on_nodes(
     if check and report.exit_code != 0:
         raise WorkerError(report)
     return report
+
+
+class _WaitedForLauncher(ProcessLauncher):
+    """A launch that the host program waits for until its end: output through the launcher always moves."""
+
+    _auto_console = "auto"

@@ -160,7 +160,7 @@ def _settle_in(site: ClusterEnvironment | None, options: Options, environ: dict[
     from infini_run.environments.launcher_variables import strip_launcher_environment
     from infini_run.options.from_environment import NOTHING, describe
 
-    is_quiet = options.dry_run or not (options.verbose or (site and site.remark))
+    is_quiet = options.dry_run or not (options.verbose or (site and site.warning))
     if not is_quiet:
         _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
     return strip_launcher_environment(environ, options.export) if site and not site.is_task else environ

@@ -8,20 +8,25 @@ descendant without that variable, too.
 
 from __future__ import annotations
 
-import atexit
 import os
-import time
 from _thread import RLock
 from warnings import warn
-from weakref import WeakSet
 
-from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.errors import InfiniRunError, UsageError
+from infini_run.node.followed_launch import FollowedLaunch
 from infini_run.node.launch import NodeLaunch, plan_node
-from infini_run.node.readiness import all_ready
-from infini_run.options.from_python import check_command, check_names, check_words, make_environment, read_flags
+from infini_run.options.from_python import (
+    check_command,
+    check_names,
+    check_words,
+    make_environment,
+    prepare_environment,
+    read_flags,
+)
 from infini_run.options.table import TABLE
 from infini_run.plan.model import spans_of
 from infini_run.record import replace
+from infini_run.system.exit_hooks import close_at_exit
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
@@ -33,8 +38,6 @@ if TYPE_CHECKING:
 
     from infini_run.core.group import Event
     from infini_run.display.observers import Observers
-    from infini_run.environments.environment import ClusterEnvironment
-    from infini_run.multinode.head import Head
     from infini_run.node.restarting_launch import RestartingLaunch
     from infini_run.options.keywords import RunOptions
     from infini_run.options.options import Options
@@ -87,18 +90,16 @@ class ProcessLauncher:
             self._options = replace(self._options, console=self._auto_console)
         self._span: RankRange | None = None
         if request.cluster is not None:
-            self._environ = _prepare_environment(request.cluster, self._options, self._environ)
+            self._environ = prepare_environment(request.cluster, self._options, self._environ)
             if request.cluster.counts:
                 self._span = spans_of(request.cluster.counts)[self._options.node_rank]
-        self._run: NodeLaunch | RestartingLaunch | None = None
-        # known to a child that another thread forks meanwhile
+        self._launch: FollowedLaunch | None = None
+        # for after_fork_in_child, if another thread forks meanwhile
         self._starting: NodeLaunch | RestartingLaunch | None = None
         self._observers: Observers | None = None
-        self._port = 0  # that we chose
-        self._pending: list[Event] = []  # seen by wait or status, not yet by events()
+        self._port = 0  # chosen by this object; 0: none
         self._lock = RLock()
-        self._wakers: list[int] = []  # eventfds of threads that wait for what another one may see first
-        live_launches.add(self)
+        close_at_exit(self)
         call_in_forked_children(self)
 
     # ---- starting
@@ -130,7 +131,7 @@ class ProcessLauncher:
                     warn(notice, RuntimeWarning, stacklevel=2)
                 run = self._starting = self._make_run(plan, options, observers)
                 run.start()
-                self._run, self._pending, self._observers = run, [], observers
+                self._launch, self._observers = FollowedLaunch(run), observers
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 if run is not None:
                     run.close()
@@ -148,7 +149,7 @@ class ProcessLauncher:
         return RestartingLaunch(plan, options, environ=self._environ, cwd=self._cwd, observers=observers)
 
     def _open_observers(self) -> tuple[Observers | None, Options]:
-        """A table is shown where it was asked for, never of itself: the terminal is the host program's."""
+        """Open the live table only for live="on", never for "auto": the terminal is the host program's."""
         options = self._options
         if options.live != "on":
             options = replace(options, live="off")
@@ -179,16 +180,9 @@ class ProcessLauncher:
 
         Returns:
             The events in order. Empty: the time is up, or everything has ended. With max_restarts the kind
-                `restarting`
-            says that all ranks are to be started again; this call starts them.
+                `restarting` says that all ranks are to be started again; this call starts them.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._pending and self._poll(deadline):
-            if deadline is not None and time.monotonic() >= deadline:
-                break
-        with self._lock:
-            events, self._pending = self._pending, []
-        return events
+        return self._launched().events(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has ended and nothing of it is left.
@@ -199,11 +193,7 @@ class ProcessLauncher:
         Returns:
             False if the time was up first.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._poll(deadline):
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
-        return True
+        return self._launched().wait(timeout_s)
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has sent READY=1 to its NOTIFY_SOCKET (sd_notify(3)).
@@ -215,54 +205,25 @@ class ProcessLauncher:
             False if the time was up first, or as soon as a rank has ended without it: see `first_failure`. With
             max_restarts a rank that failed may still come back.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        run = self._launched()
-        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._wakers.append(waker)
-        try:
-            while True:
-                answer = all_ready(run.outcome.exits(), may_restart=self._options.max_restarts > 0)
-                if answer is not None or run.ended or (deadline is not None and time.monotonic() >= deadline):
-                    return bool(answer)
-                self._poll(deadline, also=(waker,))
-        finally:
-            with self._lock:
-                self._wakers.remove(waker)
-                os.close(waker)
-
-    def _poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
-        """Follow the launch, waiting until the deadline at most; whether it still goes on."""
-        run = self._launched()
-        if not run.ended:
-            events = run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
-            if events:
-                with self._lock:
-                    self._pending += events
-                    self._wake()
-        return not run.ended
-
-    def _wake(self) -> None:
-        for waker in self._wakers:
-            os.eventfd_write(waker, 1)
+        return self._launched().wait_ready(timeout_s, may_restart=self._options.max_restarts > 0)
 
     def running(self) -> bool:
         """Return whether anything of the launch is left. Does not wait."""
-        return self._run is not None and self._poll(0.0)
+        return self._launch is not None and self._launch.poll(0.0)
 
     def status(self) -> tuple[Exit, ...]:
         """Return the state of each rank so far, by rank.
 
         Returns:
             pid and start of a rank that runs; ready_s and status once it has sent READY=1 or STATUS=; end, code and
-                signal
-            once it has ended.
+                signal once it has ended.
 
         Raises:
             InfiniRunError: Nothing was launched yet.
         """
         self.running()
-        self._launched().record_statuses()
-        return self._launched().outcome.exits()
+        self._launched().run.record_statuses()
+        return self._launched().run.outcome.exits()
 
     def exit_code(self, rank: int) -> int | None:
         """Return a rank's exit code as a shell has it: 128 + n for signal n.
@@ -279,13 +240,13 @@ class ProcessLauncher:
         for exit_ in self.status():
             if exit_.rank == rank:
                 return None if exit_.end_s is None else exit_.shell_code
-        workers = self._launched().plan.workers
+        workers = self._launched().run.plan.workers
         raise UsageError(f"rank={rank}: the ranks are {workers[0].rank} to {workers[-1].rank}")
 
     def first_failure(self) -> Exit | None:
         """Return the first rank that failed by itself. None: none did."""
         self.running()
-        return self._launched().outcome.first_failure()
+        return self._launched().run.outcome.first_failure()
 
     def report(self) -> Report:
         """Return how the launch ended, or its state so far.
@@ -293,7 +254,7 @@ class ProcessLauncher:
         Raises:
             InfiniRunError: Nothing was launched yet.
         """
-        run = self._launched()
+        run = self._launched().run
         if run.ended:
             run.close()
         return run.report()
@@ -314,19 +275,19 @@ class ProcessLauncher:
             UsageError: There is no such signal, or no such rank.
         """
         try:
-            return self._launched().signal(number, rank)
+            return self._launched().run.signal(number, rank)
         except OSError:
             raise UsageError(f"number={number}: there is no such signal") from None
 
     def terminate(self) -> None:
         """Begin to stop all ranks: the stop signal, then SIGKILL after the grace. Returns at once."""
-        if self._run is not None:
-            self._run.stop()
+        if self._launch is not None:
+            self._launch.run.stop()
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is left. Returns at once; `wait` waits for the end."""
-        if self._run is not None:
-            self._run.kill()
+        if self._launch is not None:
+            self._launch.run.kill()
 
     def close(self) -> None:
         """Stop what still runs, within the grace, reap it, and free everything. Safe twice."""
@@ -340,37 +301,40 @@ class ProcessLauncher:
 
     def _close_run(self) -> None:
         with self._lock:
-            if self._run is not None:
-                self._run.close()
-                self._wake()
+            if self._launch is not None:
+                self._launch.close()
             if self._port:
                 from infini_run.node.ports import let_go
 
-                let_go(self._run.plan.master_port if self._run is not None else self._port)
+                let_go(self._port if self._launch is None else self._launch.run.plan.master_port)
                 self._port = 0
             observers, self._observers = self._observers, None
             problem = "" if observers is None else observers.close()
             if problem:
-                self._launched().outcome.add_notice(problem)
+                self._launched().run.outcome.add_notice(problem)
 
-    def _launched(self) -> NodeLaunch | RestartingLaunch:
-        if self._run is None:
+    def _launched(self) -> FollowedLaunch:
+        if self._launch is None:
             raise InfiniRunError("nothing was launched yet: call launch() first")
-        return self._run
+        return self._launch
+
+    def close_at_exit(self) -> None:
+        """End the ranks with the program, while there is an interpreter to do so."""
+        self.close()
 
     def __del__(self) -> None:
-        """A launcher that was dropped takes its ranks with it, at once and with a warning."""
-        run = self.__dict__.get("_run")
-        if run is not None and not run.ended:
+        """Kill the ranks of a launcher that was dropped without `close`, with a warning."""
+        launch = self.__dict__.get("_launch")
+        if launch is not None and not launch.run.ended:
             warn(f"{self!r} was dropped while its ranks ran: close it", ResourceWarning, stacklevel=2)
-            run.close()
+            launch.run.close()
             if self._observers is not None:
                 self._observers.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the launch is our parent's."""
-        runs = (self._run, self._starting)
-        self._run, self._starting, self._lock, self._observers = None, None, RLock(), None
+        """In a forked child: forget the launch, which is the parent's."""
+        runs = (None if self._launch is None else self._launch.run, self._starting)
+        self._launch, self._starting, self._lock, self._observers = None, None, RLock(), None
         for run in runs:
             if run is not None:
                 run.after_fork_in_child()
@@ -382,36 +346,3 @@ class ProcessLauncher:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class WaitedForLauncher(ProcessLauncher):
-    """A launch that somebody waits in until its end: what goes through us always moves."""
-
-    _auto_console = "auto"
-
-
-live_launches: WeakSet[ProcessLauncher | Head] = WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A program that just ends: its ranks end with it, while there still is an interpreter to do so."""
-    for launch in list(live_launches):
-        launch.close()
-
-
-os.register_at_fork(after_in_child=live_launches.clear)
-
-
-def _prepare_environment(site: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell what engine="auto" had to guess; the environment less what is for one process alone."""
-    if site.is_task:
-        raise UsageError(
-            f"engine='auto': with {site.source('tasks_per_node')} each task is one rank already, and no launcher is "
-            "above it; start one task for each node, or give engine='local'"
-        )
-    from infini_run.environments.launcher_variables import strip_launcher_environment
-
-    if site.remark:
-        warn(f"engine='auto': {printable(site.remark)}", RuntimeWarning, stacklevel=3)
-    return strip_launcher_environment(environ, options.export)

@@ -14,6 +14,7 @@ from infini_run.core.group import INHERIT, NO_CGROUP, PIPE, is_main_thread
 from infini_run.errors import StartError
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import record
+from infini_run.system.signal_numbers import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan, Worker
 
-_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
+_PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -176,8 +177,8 @@ class ForkLaunch(NodeLaunch):
 
 def tie_to_parent(parent: int) -> None:
     """SIGKILL when the process that forked us ends (prctl(2)), also where it has ended before."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0) < 0:
+    if _libc.prctl(_PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     if os.getppid() != parent:
-        os._exit(128 + _SIGKILL)
+        os._exit(128 + SIGKILL)

@@ -20,6 +20,7 @@ from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
 from infini_run.system.poller import READ, WRITE, Poller
+from infini_run.system.signal_numbers import SIGINT, SIGQUIT
 from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
 TYPE_CHECKING = False
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
 _PIECE = 1 << 18
-_INT, _QUIT = 2, 3
 _PING_S = 0.1  # signs of worker (WATCHDOG=1) that come faster are reported once
 
 
@@ -255,7 +255,7 @@ class SpawnServer:
         for number in self._signals.read():
             for worker in self._workers.values():
                 if number in STOP_SIGNALS:
-                    worker.process.group.stop(number if number in (_INT, _QUIT) else 0)
+                    worker.process.group.stop(number if number in (SIGINT, SIGQUIT) else 0)
                 else:
                     worker.process.signal(number)
             self._is_stopping = self._is_stopping or number in STOP_SIGNALS

@@ -11,6 +11,7 @@ import time
 from infini_run.display.resource_usage import Usage
 from infini_run.display.table_rendering import FAILED, HUNG, LIVE, OVER, Row, TableRenderer, plain, up_text
 from infini_run.report.text import signal_name
+from infini_run.system.signal_numbers import SIGCONT, SIGWINCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 _GAP_S = 0.2  # between two frames
 TICK_S = 1.0  # the clock
-_CONT, _WINCH = 18, 28
 
 
 class LaunchView:
@@ -191,9 +191,9 @@ class LiveTable:
 
     def note_signal(self, number: int) -> None:
         """We were told this one."""
-        if number == _CONT:
-            self._screen.leave_in_target()  # the shell wrote below it meanwhile
-        if number in (_CONT, _WINCH):  # what is on the screen is not what we drew
+        if number == SIGCONT:
+            self._screen.leave_in_place()  # the shell wrote below it meanwhile
+        if number in (SIGCONT, SIGWINCH):  # what is on the screen is not what we drew
             self._due_s = 0.0
 
     def stop(self, node: int | None = None) -> None:
@@ -252,7 +252,7 @@ class LiveTable:
         if any(launch_view.pids for launch_view in self._launches.values()) and not self._screen.is_gone:
             self._draw(time.monotonic())
         self._launches.clear()
-        self._screen.leave_in_target()
+        self._screen.leave_in_place()
 
     def close(self) -> None:
         self._screen.close()

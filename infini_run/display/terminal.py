@@ -61,9 +61,9 @@ class TerminalArea:
         """Lines that stay, where the drawn ones were; those are drawn anew below."""
         if self._writer.waiting < BACKLOG_LIMIT:
             self._put(f"{self._above()}\x1b[J{text.rstrip()}\n".replace("\n", "\r\n"))
-            self.leave_in_target()
+            self.leave_in_place()
 
-    def leave_in_target(self) -> None:
+    def leave_in_place(self) -> None:
         """What is drawn stays, and the next frame comes below it."""
         self._height = self._width = 0
 

@@ -59,7 +59,7 @@ class ClusterEnvironment:
         tasks_per_node: processes like this one on this node. If any node has several, each of them is one rank, with
             `local_rank`, `rank` and `world_size` as the engine numbers them.
         sources: for each name of a fact, the variable that it comes from.
-        remark: a sentence about what was guessed.
+        warning: a sentence about what was guessed.
     """
 
     engine: str
@@ -78,7 +78,7 @@ class ClusterEnvironment:
     rank: int = -1
     world_size: int = 0
     sources: tuple[tuple[str, str], ...] = ()
-    remark: str = ""
+    warning: str = ""
 
     def source(self, name: str) -> str:
         """Return where the fact `name` comes from, such as `SLURM_NODEID=3`; "" if it is not known."""
@@ -111,7 +111,7 @@ class Variables:
         """Return the name of the first of these variables that is set; "" if none is."""
         return next((name for name in names if self.has(name)), "")
 
-    def said(self, name: str) -> str:
+    def setting(self, name: str) -> str:
         """Return a variable and its value as messages show them."""
         text = self.text(name)
         return f"{name}={quoted(text)}"
@@ -124,7 +124,9 @@ class Variables:
         if not text:
             return unset
         if value is None or not low <= value <= MAX_INT:
-            raise UsageError(f"{self.said(name)}: a whole number from {low} is expected; --engine=local ignores it")
+            raise UsageError(
+                f"{self.setting(name)}: a whole number from {low} is expected; --engine=local ignores it"
+            )
         return value
 
     def counts(self, name: str) -> tuple[int, ...]:
@@ -148,9 +150,9 @@ class Variables:
             derived: variables from which the port is computed.
             names: name of a fact = name of its variable; "" if the fact is not known.
         """
-        found = [(value, self.said(name)) for value, name in names.items() if name and self.has(name)]
+        found = [(value, self.setting(name)) for value, name in names.items() if name and self.has(name)]
         if any(self.has(name) for name in derived):
-            found.append(("master_port", "derived from " + ", ".join(self.said(name) for name in derived)))
+            found.append(("master_port", "derived from " + ", ".join(self.setting(name) for name in derived)))
         return tuple(found)
 
 

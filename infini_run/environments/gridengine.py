@@ -13,7 +13,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
         return None
     hosts = _hosts(around)
     if not hosts:
-        raise UsageError(f"{around.said('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
+        raise UsageError(f"{around.setting('PE_HOSTFILE')}: there is no host in it, or it cannot be read")
     file, job = "PE_HOSTFILE", around.text("JOB_ID")
     return ClusterEnvironment(
         engine="gridengine",

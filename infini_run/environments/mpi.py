@@ -32,9 +32,10 @@ def site_of(engine: str, around: Variables, words: Words) -> ClusterEnvironment:
     nnodes, most = size // local_size, around.number(words.most_nodes) if words.most_nodes else 0
     is_odd = nnodes > most if most else not _is_even(rank, nnodes, local_rank, local_size)
     if size % local_size or is_odd:
+        total, here = around.setting(words.size), around.setting(words.local_size)
         raise UsageError(
-            f"{around.said(words.size)} processes, {around.said(words.local_size)} of them here: which node this is "
-            "cannot be told from that; start the same number on all, or one for each node, or give "
+            f"{total} processes, {here} of them here: which node this is cannot be told from that; "
+            "start the same number on all, or one for each node, or give "
             "infini-run --engine=mpi --hosts=a:4,b:8"
         )
     job = around.text(words.job) if words.job else ""

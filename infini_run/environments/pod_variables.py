@@ -22,7 +22,7 @@ def detect(around: Variables) -> ClusterEnvironment | None:
 
 
 def _site(around: Variables, size: str, rank: str) -> ClusterEnvironment:
-    counted = f"{around.said(size)} and {around.said(rank)}" if size else around.said(rank)
+    counted = f"{around.setting(size)} and {around.setting(rank)}" if size else around.setting(rank)
     return ClusterEnvironment(
         engine="pod_variables",
         nnodes=around.number(size, 1) if size else 0,
@@ -33,5 +33,5 @@ def _site(around: Variables, size: str, rank: str) -> ClusterEnvironment:
         sources=around.sources(
             nnodes=size, node_rank=rank, nproc="NPROC_PER_NODE", master_addr="MASTER_ADDR", master_port="MASTER_PORT"
         ),
-        remark=f"{counted} are taken to count nodes, not ranks (there is no LOCAL_RANK)",
+        warning=f"{counted} are taken to count nodes, not ranks (there is no LOCAL_RANK)",
     )

@@ -30,7 +30,7 @@ def _site(around: Variables, names: object, current: object, origin: str) -> Clu
     if current not in names or len(set(names)) != len(names):
         raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
     hosts = sorted(names)
-    said = around.said(origin) if around.has(origin) else origin
+    said = around.setting(origin) if around.has(origin) else origin
     return ClusterEnvironment(
         engine="sagemaker",
         nnodes=len(hosts),

@@ -7,13 +7,13 @@ from infini_run.jobs.records import JobResult
 from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.report.text import signal_name
+from infini_run.system.signal_numbers import SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.errors import InfiniRunError
     from infini_run.report.report import Report
 
-_TERM, _KILL = 15, 9
 AGAIN = 85  # what a rank exits with that wants to be run again: it has saved what it needs
 
 
@@ -47,7 +47,7 @@ def classify(
     # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
     may_ask = (is_late or is_preempted) and not is_cancelled
     # what was cancelled is ended by TERM, and we may be the last to be told
-    told = report.received_signal or (_TERM if is_known and (first is not None or error is not None) else 0)
+    told = report.received_signal or (SIGTERM if is_known and (first is not None or error is not None) else 0)
     if error is not None and blames_node:
         end = _of_error(error, end)
         if not told or end.state != NODE_FAIL:
@@ -58,7 +58,7 @@ def classify(
         return _changed(end, NODE_FAIL, end.reason, scheduler_ended_it=True)
     if told and (first is None or first.shell_code == 128 + told or (first.code == AGAIN and not may_ask)):
         return _of_signal(told, end, is_cancelled, is_preempted, is_late)
-    if first is not None and first.signal == _TERM:  # nobody of ours: whose it was, the scheduler may say
+    if first is not None and first.signal == SIGTERM:  # nobody of ours: whose it was, the scheduler may say
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
         state = OOM if first.out_of_memory else FAILED
@@ -82,7 +82,7 @@ def _of_signal(told: int, end: JobResult, is_cancelled: bool, is_preempted: bool
 
 def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:
     if isinstance(error, NodeLost) and is_out_of_memory(str(error)):  # Slurm ends all of a step for one process
-        return _changed(end, OOM, str(error), code=128 + _KILL)
+        return _changed(end, OOM, str(error), code=128 + SIGKILL)
     if isinstance(error, NodeLost):
         return _changed(end, NODE_FAIL, str(error), code=error.exit_code, node=error.host)
     return _changed(end, FAILED, str(error), code=error.exit_code)

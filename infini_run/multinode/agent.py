@@ -17,6 +17,7 @@ from infini_run.multinode.protocol import pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.system.poller import READ, Poller
+from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 _PROVE_S = 10.0  # for a handshake with a head that did not wait for this user
 _READER_S = 1.0  # for a reader of our stderr that does not read: CONSOLE_WAIT_MS of csrc/group/group.h
-_TSTP, _CONT, _STOP = 20, 18, 19
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
 
 
@@ -291,8 +291,8 @@ class Agent:
 
 def _forward_signal(run: NodeLaunch, number: int) -> None:
     """Suspend or continue whole process groups; any other signal is for the ranks themselves."""
-    if number in (_TSTP, _CONT):
-        run.signal_groups(_STOP if number == _TSTP else _CONT)
+    if number in (SIGTSTP, SIGCONT):
+        run.signal_groups(SIGSTOP if number == SIGTSTP else SIGCONT)
     else:
         run.signal(number)
 

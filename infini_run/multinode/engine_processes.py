@@ -17,6 +17,7 @@ from infini_run.record import record
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
 from infini_run.system.shell import find_program
+from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _RETRY_S = (0.1, 0.5)  # doubled each time: many that were refused together must not come again together
-_TERM = 15
 
 
 @record
@@ -151,7 +151,7 @@ class EngineProcesses:
                 1,
                 mark=b"",
                 grace_s=0.0,
-                stop_signal=_TERM,
+                stop_signal=SIGTERM,
                 stop_scope="group",
                 debug=debug_flags(self._environ),
             )

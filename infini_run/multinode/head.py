@@ -372,6 +372,10 @@ class Head:
         self._state.console.close()
         self._poller.close()
 
+    def close_at_exit(self) -> None:
+        """The interpreter exits: end what still runs while there is one."""
+        self.close()
+
     def after_fork_in_child(self) -> None:
         """In a forked child: close our copies of descriptors, and touch nothing that is the parent's."""
         self._poller.close()

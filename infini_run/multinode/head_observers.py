@@ -14,6 +14,7 @@ from infini_run.errors import LinkError, printable
 from infini_run.multinode.observed_node import ObservedNode, RemoteGroup, partial_plan, whole_number
 from infini_run.node.outcome import Outcome
 from infini_run.report.text import duration_text, signal_name
+from infini_run.system.signal_numbers import SIGCONT, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.options import Options
 
-_CONT, _TSTP = 18, 20
 _INSTANTS = 10_000  # kept of the head's own
 _SURE_S = 1e-3  # of a clock: below, its bound is not worth a word
 _AWAY_S = 0.1  # of a clock that is said to be off
@@ -103,8 +103,8 @@ class HeadObservers:
     def on_signal(self, number: int) -> None:
         """A signal is passed on to all ranks."""
         self.note(f"passed {signal_name(number)} on")
-        is_echo = number == _CONT and self._echoes == 1
-        self._echoes = 2 if number == _TSTP else max(0, self._echoes - (number == _CONT))
+        is_echo = number == SIGCONT and self._echoes == 1
+        self._echoes = 2 if number == SIGTSTP else max(0, self._echoes - (number == SIGCONT))
         if self._display is not None and not is_echo:
             self._display.note_signal(number)
 

@@ -233,14 +233,14 @@ class NodeLaunch:
         return events
 
     def _check_watchdog(self, watchdog: Watchdog) -> list[Event]:
-        """What is due at a deadline; the events that tell of it."""
-        finding = None if self.ended else watchdog.act()
+        """Stop the job if a deadline was missed. Return the events of that."""
+        finding = None if self.ended else watchdog.run_due()
         if finding is None:
             return []
-        self._print(*self.outcome.record_snapshots(finding.looks, finding.blamed))
+        self._print(*self.outcome.record_snapshots(finding.snapshots, finding.ranks_to_stop))
         if finding.problem:
             self._print(self.outcome.add_notice(finding.problem))
-        if finding.blamed:
+        if finding.ranks_to_stop:
             self.stop()
         if self._observers is not None:
             for event in finding.events:
@@ -302,7 +302,7 @@ class NodeLaunch:
         elif event.kind == "triggered" and self._watchdog is None:
             self._watchdog = self._make_watchdog()
         if self._watchdog is not None:
-            self._watchdog.follow(event)
+            self._watchdog.on_event(event)
         if self._observers is not None:
             self._observers.on_event(event)
         if self._outcome is None and event.is_routine and not self.options.verbose:
@@ -336,7 +336,7 @@ class NodeLaunch:
 
         watchdog = Watchdog(self.plan, self.options, self.group, entry=self._entry, environ=self._environ)
         for event in self.outcome.running() if self._outcome or self._history else ():
-            watchdog.follow(event)
+            watchdog.on_event(event)
         return watchdog
 
     def _count_ready(self) -> None:

@@ -14,6 +14,7 @@ from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.report import Report
 from infini_run.report.text import signal_name
 from infini_run.system.cgroup import oom_kills
+from infini_run.system.signal_numbers import SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
     from infini_run.report.hang_snapshot import HangSnapshot
 
-_KILL = 9
 _INTERRUPTED = (130, 131)  # by INT or QUIT, or so said by a program that has handled it
 _UNPLACED = {  # why a kernel takes no memory policy
     1: ": a container's seccomp profile, as Docker's default, wants CAP_SYS_NICE for it",
@@ -101,7 +101,7 @@ class Outcome:
         )
         if self.first is None and self._exits[event.rank].is_failure:
             self.first = event.rank
-            by_kernel = event.signal == _KILL and 0 <= self._oom_kills < oom_kills()
+            by_kernel = event.signal == SIGKILL and 0 <= self._oom_kills < oom_kills()
             self._change(event.rank, out_of_memory=by_kernel)
 
     def _record_signalled(self, event: Event) -> str:

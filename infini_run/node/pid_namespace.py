@@ -11,6 +11,7 @@ import os
 from infini_run.core.group import GUARD, STEPS, Group, SpawnSpec, debug_flags, release_caller_descriptors
 from infini_run.errors import StartError
 from infini_run.record import replace
+from infini_run.system.signal_numbers import SIGINT, SIGKILL, SIGQUIT, SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from infini_run.core.group import Event, ProcessAtEntry
 
 _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would never see one that came before
-_INT, _QUIT, _KILL, _TERM = 2, 3, 9, 15
 _SPARE_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
 
 
@@ -67,7 +67,7 @@ def run_isolated(
         1,
         mark=os.fsencode(f"{MARKER_VARIABLE}={os.urandom(6).hex()}"),
         grace_s=grace_s + _SPARE_S,
-        stop_signal=_TERM,
+        stop_signal=SIGTERM,
         stop_scope="leader",
         suspend_read_fd=suspend_read_fd,
         guard=GUARD if folder else None,
@@ -106,8 +106,8 @@ def _run_to_end(group: Group, print_line: Callable[[str], None]) -> int:
 
 def _code(event: Event, received: int) -> int:
     """The inner command's; of what we were told (SEGV, or TERM twice) it saw only TERM, or its SIGKILL."""
-    sent = received if received in (_INT, _QUIT) else _TERM
-    if received and (event.signal == _KILL or event.code == 128 + sent):
+    sent = received if received in (SIGINT, SIGQUIT) else SIGTERM
+    if received and (event.signal == SIGKILL or event.code == 128 + sent):
         return 128 + received
     return 128 + event.signal if event.signal else event.code
 

@@ -112,13 +112,13 @@ def _without_guesses(given: Given, cluster: ClusterEnvironment) -> ClusterEnviro
     names = [name for name in _KNOWN_BOTH if name in given and given[name].level == _PET]
     nnodes, nproc = given.get("nnodes"), given.get("nproc_per_node")
     if nnodes is not None and nproc is not None and "nnodes" not in names and isinstance(nproc.value, int):
-        names += ["nnodes"] if cluster.remark and nnodes.value * nproc.value == cluster.nnodes else []
+        names += ["nnodes"] if cluster.warning and nnodes.value * nproc.value == cluster.nnodes else []
     unknown = {name: 0 if name == "nnodes" else -1 for name in names}
     return replace(
         cluster,
         **unknown,
         sources=tuple(source for source in cluster.sources if source[0] not in names),
-        remark="" if "nnodes" in names else cluster.remark,
+        warning="" if "nnodes" in names else cluster.warning,
     )
 
 
@@ -217,8 +217,8 @@ def describe(cluster: ClusterEnvironment) -> list[str]:
     lines = [what + (f" {cluster.job_id}" if cluster.job_id else "")]
     for name, value, source in facts(cluster):
         lines.append(f"  {name} {value} ({source})" if source else f"  {name} {value}")
-    if cluster.remark:
-        lines.append(f"  {cluster.remark}")
+    if cluster.warning:
+        lines.append(f"  {cluster.warning}")
     return [printable(line) for line in lines]
 
 

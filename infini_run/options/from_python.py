@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.errors import UsageError
+from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import metavar
 from infini_run.options.options import resolve
 from infini_run.options.table import TABLE
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from infini_run.options.options import Request
+    from infini_run.environments.environment import ClusterEnvironment
+    from infini_run.options.options import Options, Request
 
 _FOR_FLAGS = ("INFINI_RUN_", "PET_", "TORCH_ELASTIC_")
 _PATHS = ("DIR", "FILE", "FILE.png")
@@ -45,6 +46,28 @@ def check_names(owner: str, flags: Mapping[str, object], table: Mapping[str, obj
 def make_environment(env: Mapping[str, str] | None, inherit_env: bool) -> dict[str, str]:
     """Return the variables of the ranks: this process's, unless `inherit_env` is false, and `env` over them."""
     return {**(os.environ if inherit_env else {}), **(env or {})}
+
+
+def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the ranks without those that an MPI launcher set for this process alone.
+
+    Warns of what engine="auto" had to guess.
+
+    Raises:
+        UsageError: Each task of the scheduler's step is one rank already.
+    """
+    if cluster.is_task:
+        raise UsageError(
+            f"engine='auto': with {cluster.source('tasks_per_node')} each task is one rank already, and no launcher "
+            "is above it; start one task for each node, or give engine='local'"
+        )
+    from warnings import warn
+
+    from infini_run.environments.launcher_variables import strip_launcher_environment
+
+    if cluster.warning:
+        warn(f"engine='auto': {printable(cluster.warning)}", RuntimeWarning, stacklevel=3)
+    return strip_launcher_environment(environ, options.export)
 
 
 def check_command(command: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ what it is given and says what to use.
 
 from __future__ import annotations
 
+import _signal
+
 from infini_run import value_types
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
 
@@ -19,7 +21,6 @@ PREFIXES = (
     Prefix(text="PET_", is_binary=True),
     Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
-TERM = 15
 GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 
@@ -226,7 +227,7 @@ FLAGS = (
     _flag("ending", "grace", value_types.duration, None, "TIME",
          "time from the stop signal to KILL: 10, 10s, 500ms, 2m; where it is given, on every path",
          shown="25s when a signal told us to stop, else 10s", aliases=("shutdown_timeout",)),
-    _flag("ending", "stop_signal", value_types.stop_signal, TERM, "SIGNAL", "what asks a process to stop",
+    _flag("ending", "stop_signal", value_types.stop_signal, _signal.SIGTERM, "SIGNAL", "what asks a process to stop",
          shown="TERM"),
     _choice("ending", "stop_scope", ("group", "leader", "mixed"),
             "who gets it: each rank's process group, the rank's own process only, or that and at half the "

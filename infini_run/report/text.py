@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+
+from infini_run.system.signal_numbers import SIGBUS, SIGKILL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,17 +54,17 @@ def hint(first: Exit) -> str:
     """The advice for this kind of failure, after `next:`. Empty: there is none."""
     if first.watchdog_reason:
         return ""
-    if first.start_failure and first.start_errno == 8:
+    if first.start_failure and first.start_errno == errno.ENOEXEC:
         return (
             "next: the file is no program for this machine, nor a script with a #! line; put its interpreter in front"
         )
-    if first.start_failure and first.start_errno == 7:
+    if first.start_failure and first.start_errno == errno.E2BIG:
         return "next: the arguments and the environment are too large together; ulimit -s raises the limit"
     if first.out_of_memory:
         return "next: give the job more memory, or each rank less to hold"
-    if first.signal == 9:
+    if first.signal == SIGKILL:
         return "next: somebody sent SIGKILL; if it was the kernel, for memory, dmesg says so"
-    if first.signal == 7:
+    if first.signal == SIGBUS:
         return "next: SIGBUS is often a full /dev/shm; look at df /dev/shm"
     return ""
 

@@ -1,1 +1,1 @@
-"""Ranks that say nothing any more: how it is noticed, and what is found out about them before they are ended."""
+"""Deadlines of live ranks: how a hang is noticed, and the snapshots of every rank before the job is stopped."""

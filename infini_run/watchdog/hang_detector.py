@@ -1,86 +1,111 @@
-"""When a rank counts as hung, and when to look at it next. Pure: times and CPU seconds come in.
+"""When one rank counts as hung, and when to check it next. Pure: times and CPU seconds come in.
 
-A rank that ever said WATCHDOG=1 hangs when it does not say it again in time, whatever it computes: a livelock is
-what a watchdog is for. Any other rank hangs when it says nothing and uses no CPU. A stopped one does not hang.
+A rank that has sent WATCHDOG=1 once hangs if the next one does not come in time, even if it computes: a watchdog also
+finds livelocks. Any other rank hangs if it writes nothing and uses no CPU. A suspended rank does not hang.
 """
 
 from __future__ import annotations
 
 from infini_run.report.text import duration_text
 
-_IDLE = 0.01  # of one CPU: libraries' own threads tick on in a rank that hangs
-_TICK_S = 0.01  # what the kernel counts in, mostly: one of it may be a rounding
+_IDLE = 0.01  # of one CPU: threads of libraries keep using a little in a rank that hangs
+_TICK_S = 0.01  # the kernel's unit of CPU time (USER_HZ); one of them may be a rounding
 
 
 class HangDetector:
-    """One rank's signs of life. Times are seconds of one clock, CPU times are since the rank's start.
+    """The signs of life of one rank. Times are seconds of one clock; CPU times count from the rank's start.
 
-    The use of the CPU is known only between two looks, and a look is taken when a silence has lasted `timeout_s`,
-    so a hang is seen between one and two timeouts after its begin.
+    CPU use is known only between two checks, and a check follows a silence of `timeout_s`. So a hang is found between
+    one and two timeouts after it began.
+
+    Args:
+        timeout_s: The longest silence in seconds.
+        start_s: When the rank started.
     """
 
     def __init__(self, timeout_s: float, start_s: float) -> None:
         self._timeout_s = timeout_s
-        self._fresh_s = start_s  # silence counts from here at the earliest
-        self._floor_s = start_s + timeout_s  # no look before
-        self._base_s, self._base_cpu_s = start_s, 0.0  # the look since which it used no CPU worth the name
-        self._told_s = 0.0  # when it was last said to hang; 0: it does not
+        self._silence_since_s = start_s  # or since a later sign of life
+        self._next_check_s = start_s + timeout_s  # at the earliest
+        self._idle_since_s, self._idle_since_cpu_s = start_s, 0.0  # the check since which it has used almost no CPU
+        self._reported_s = 0.0  # when it was last reported as hung; 0: it is not
 
-    def deadline_s(self, said_s: float, pinged_s: float) -> float:
-        """When to look, if nothing is said until then. said_s, pinged_s: the last sign of each kind; 0: none."""
-        return max(self._since_s(said_s, pinged_s) + self._timeout_s, self._floor_s)
+    def deadline_s(self, output_s: float, ping_s: float) -> float:
+        """Return the time of the next check if no sign of life comes before.
 
-    def _since_s(self, said_s: float, pinged_s: float) -> float:
-        return max(self._fresh_s, pinged_s or said_s)
+        Args:
+            output_s: The time of its last output or message; 0: there was none.
+            ping_s: The time of its last WATCHDOG=1; 0: there was none.
+        """
+        return max(self._last_sign_s(output_s, ping_s) + self._timeout_s, self._next_check_s)
+
+    def _last_sign_s(self, output_s: float, ping_s: float) -> float:
+        return max(self._silence_since_s, ping_s or output_s)
 
     def refresh(self, now_s: float) -> None:
-        """Nobody can have given a sign until now: everything was stopped."""
-        self._fresh_s = now_s
+        """Count silence from now: until now every rank was suspended."""
+        self._silence_since_s = now_s
 
-    def judge(
-        self, now_s: float, said_s: float, pinged_s: float, cpu_s: float | None, is_stopped: bool, carries: bool
+    def check(
+        self,
+        now_s: float,
+        output_s: float,
+        ping_s: float,
+        cpu_s: float | None,
+        is_suspended: bool,
+        reads_output: bool,
     ) -> str:
-        """Why it hangs, once for each silence; "" where it does not, or that was said already.
+        """Decide whether the rank hangs. Each silence is reported once.
 
-        cpu_s: what its processes have used; None: unknown. carries: whether all of its output comes to us.
+        Args:
+            now_s: The time of the check.
+            output_s: As for `deadline_s`.
+            ping_s: As for `deadline_s`.
+            cpu_s: The CPU time that its processes have used, in seconds. None: it is not known.
+            is_suspended: The rank is suspended.
+            reads_output: All of its output comes to the launcher.
+
+        Returns:
+            The reason. Empty: it does not hang, or this silence was reported before.
         """
-        since_s = self._since_s(said_s, pinged_s)
-        self._floor_s = now_s + self._timeout_s
-        if since_s > self._told_s:
-            self._told_s = 0.0
-        if is_stopped:
-            self._fresh_s = now_s
+        since_s = self._last_sign_s(output_s, ping_s)
+        self._next_check_s = now_s + self._timeout_s
+        if since_s > self._reported_s:
+            self._reported_s = 0.0
+        if is_suspended:
+            self._silence_since_s = now_s
             return ""
-        if not pinged_s:
+        if not ping_s:
             if cpu_s is None or self._has_worked(now_s, cpu_s):
                 return ""
-            since_s = max(since_s, self._base_s)
-        return self._tell(now_s, _reason(now_s - since_s, bool(pinged_s), carries))
+            since_s = max(since_s, self._idle_since_s)
+        return self._report(now_s, _reason(now_s - since_s, bool(ping_s), reads_output))
 
     def _has_worked(self, now_s: float, cpu_s: float) -> bool:
-        """Less than before is a change too: a child ended, and nobody took its account."""
-        if abs(cpu_s - self._base_cpu_s) <= max(_TICK_S * 1.5, self._timeout_s * _IDLE):
+        """Whether it has used CPU since the last check. Less than before counts, too: a child that ended and was not
+        waited for takes its CPU time with it."""
+        if abs(cpu_s - self._idle_since_cpu_s) <= max(_TICK_S * 1.5, self._timeout_s * _IDLE):
             return False
-        self._base_s, self._base_cpu_s, self._told_s = now_s, cpu_s, 0.0
+        self._idle_since_s, self._idle_since_cpu_s, self._reported_s = now_s, cpu_s, 0.0
         return True
 
-    def trigger(self, now_s: float, said_s: float) -> str:
-        """It said so itself."""
-        if said_s > self._told_s:
-            self._told_s = 0.0
-        return self._tell(now_s, "it said WATCHDOG=trigger")
+    def trigger(self, now_s: float, output_s: float) -> str:
+        """Report the rank as hung because it sent WATCHDOG=trigger. Return the reason, as `check` does."""
+        if output_s > self._reported_s:
+            self._reported_s = 0.0
+        return self._report(now_s, "it said WATCHDOG=trigger")
 
-    def _tell(self, now_s: float, why: str) -> str:
-        if self._told_s:
+    def _report(self, now_s: float, why: str) -> str:
+        if self._reported_s:
             return ""
-        self._told_s = now_s
+        self._reported_s = now_s
         return why
 
-    def has_come_back(self, said_s: float) -> bool:
-        """Whether it has said anything since it was said to hang."""
-        return said_s > self._told_s > 0
+    def has_come_back(self, last_sign_s: float) -> bool:
+        """Return whether a sign of life has come since the rank was reported as hung."""
+        return last_sign_s > self._reported_s > 0
 
 
-def _reason(silent_s: float, pings: bool, carries: bool) -> str:
-    what = "no WATCHDOG=1" if pings else "no output and no CPU used" if carries else "no CPU used"
-    return f"{what} for {duration_text(silent_s)}"
+def _reason(silent_s: float, pings: bool, reads_output: bool) -> str:
+    missing = "no WATCHDOG=1" if pings else "no output and no CPU used" if reads_output else "no CPU used"
+    return f"{missing} for {duration_text(silent_s)}"

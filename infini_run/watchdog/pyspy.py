@@ -1,7 +1,7 @@
-"""The Python stacks of processes through `py-spy dump`, a few at a time, within a bound.
+"""The Python stacks of processes, by `py-spy dump`: a few at a time, and all of them within a limit.
 
-Each runs in a group of the core, beside that of the ranks: it is reaped, ended with us, and no stray. The caller
-goes on serving the ranks: it waits for the descriptors of ours together with its own.
+Each py-spy runs in a group of the core of its own: so it is reaped, ends with the launcher, and does not count as a
+stray of the ranks. Nothing here blocks: the caller waits for the descriptors of these groups beside its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 
 from infini_run.core.group import STEPS, Group, SpawnSpec, debug_flags
 from infini_run.errors import StartError
+from infini_run.system.signal_numbers import SIGTERM
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
     from infini_run.core.group import ProcessAtEntry
 
 LIMIT_S = 10.0  # for all of them
-_AT_ONCE = 4
-_SHOWN = 16384  # bytes of a dump
-_TERM = 15
+_MAX_CONCURRENT = 4
+_MAX_DUMP = 16384  # bytes
 
 
 def find_pyspy(environ: Mapping[str, str]) -> str:
-    """On PATH, or beside our interpreter; "" where there is none."""
+    """Return the path of py-spy, on PATH or beside this interpreter. Empty: there is none."""
     folders = [folder for folder in environ.get("PATH", "").split(":") if os.path.isabs(folder)]
     for folder in (*folders, os.path.dirname(sys.executable)):
         path = os.path.join(folder, "py-spy")
@@ -36,9 +36,15 @@ def find_pyspy(environ: Mapping[str, str]) -> str:
 
 
 class StackDumps:
-    """What py-spy says of each process: `texts` and `notes` (why it said nothing), by pid, once `done`.
+    """The dump of each process. By pid, once `done`: `texts`, or in `notes` the reason why there is no text.
 
-    ranks: the group that must not take our helpers for its own. entry: as the ranks' group has it.
+    Args:
+        program: The path of py-spy.
+        pids: The processes.
+        ranks: The group of the ranks, which must not end py-spy as one of its own strays.
+        entry: The entry of the ranks' group. None: a host program's.
+        environ: The environment of py-spy.
+        now_s: The time; the limit counts from it.
     """
 
     def __init__(
@@ -66,21 +72,21 @@ class StackDumps:
         return not self._waiting and not self._runs
 
     def fds(self) -> list[int]:
-        """Readable when `step` has something to do."""
+        """Return descriptors that are readable when `poll` has something to do."""
         return [run.group.fileno() for run in self._runs.values()]
 
-    def step(self, now_s: float) -> None:
-        """Take what has ended, start what is still to be done; never blocks."""
+    def poll(self, now_s: float) -> None:
+        """Read the dumps that are complete, and start the next ones. Never blocks."""
         if now_s >= self.deadline_s:
-            self.abandon(f"py-spy took longer than {LIMIT_S:g} s")
+            self.finish_early(f"py-spy took longer than {LIMIT_S:g} s")
         for pid, run in list(self._runs.items()):
-            if run.step():
+            if run.poll():
                 self._finish(pid, run)
-        while self._waiting and len(self._runs) < _AT_ONCE:
+        while self._waiting and len(self._runs) < _MAX_CONCURRENT:
             self._start(self._waiting.pop())
 
-    def abandon(self, why: str) -> None:
-        """Kill what runs and start no more; it is `done` a few steps later."""
+    def finish_early(self, why: str) -> None:
+        """Kill every py-spy and start no more. It is `done` after a few calls of `poll`."""
         self.deadline_s = float("inf")
         for pid in (*self._waiting, *self._runs):
             self.notes.setdefault(pid, why)
@@ -89,10 +95,10 @@ class StackDumps:
             run.group.kill()
 
     def close(self) -> None:
-        """Kill and reap what still runs."""
+        """Kill and reap every py-spy that still runs."""
         self._waiting.clear()
         while self._runs:
-            self._forget(self._runs.popitem()[1])
+            self._close_run(self._runs.popitem()[1])
 
     def _start(self, pid: int) -> None:
         run = None
@@ -109,27 +115,27 @@ class StackDumps:
         if "\nThread " in text:
             self.texts[pid] = text
         else:
-            said = " ".join(text.partition("Stack backtrace")[0].split())
-            self.notes.setdefault(pid, run.failure or f"py-spy: {said or 'it said nothing'}")
-        self._forget(self._runs.pop(pid))
+            error = " ".join(text.partition("Stack backtrace")[0].split())
+            self.notes.setdefault(pid, run.failure or f"py-spy: {error or 'it said nothing'}")
+        self._close_run(self._runs.pop(pid))
 
-    def _forget(self, run: _Run) -> None:
+    def _close_run(self, run: _Run) -> None:
         run.close()
         if self._entry is not None and run.pid:
             self._ranks.spare(run.pid, False)
 
 
 class _Run:
-    """One py-spy, writing into a file without a name."""
+    """One py-spy, which writes into a file without a name (memfd_create(2))."""
 
     def __init__(self, program: str, pid: int, entry: ProcessAtEntry | None, environ: Mapping[str, str]) -> None:
         self.pid = 0
         self.failure = ""
-        mark = f"{MARKER_VARIABLE}=look-{os.urandom(6).hex()}"
+        marker = f"{MARKER_VARIABLE}=pyspy-{os.urandom(6).hex()}"
         base = [os.fsencode(f"{name}={value}") for name, value in environ.items() if name != MARKER_VARIABLE]
         words = [os.fsencode(word) for word in (program, "dump", "--pid", str(pid))]
-        spec = SpawnSpec(0, words[0], words, [os.fsencode(mark)])
-        spec.dies_with_us = entry is not None  # in a library the thread may end before it
+        spec = SpawnSpec(0, words[0], words, [os.fsencode(marker)])
+        spec.dies_with_us = entry is not None  # in a host program the thread that started it may end before it
         self._out = self._null = -1
         try:
             self._out = _above_stdio(os.memfd_create("py-spy"))
@@ -141,9 +147,9 @@ class _Run:
         try:
             self.group = Group(
                 1,
-                mark=os.fsencode(mark),
+                mark=os.fsencode(marker),
                 grace_s=0.0,
-                stop_signal=_TERM,
+                stop_signal=SIGTERM,
                 stop_scope="group",
                 entry=entry,
                 beside=True,
@@ -154,13 +160,13 @@ class _Run:
             raise
         try:
             self.group.spawn([spec], base)
-            self.step()
+            self.poll()
         except StartError:
             self.close()
             raise
 
-    def step(self) -> bool:
-        """Whether it has ended. Its exit code may have been taken by the ranks' group: its words tell enough."""
+    def poll(self) -> bool:
+        """Return whether it has ended. Its exit code is not used: the ranks' group may have reaped it."""
         for event in self.group.run_once():
             if event.kind == "started":
                 self.pid = event.pid
@@ -169,7 +175,7 @@ class _Run:
         return self.group.ended
 
     def text(self) -> str:
-        return os.pread(self._out, _SHOWN, 0).decode("utf-8", "replace")
+        return os.pread(self._out, _MAX_DUMP, 0).decode("utf-8", "replace")
 
     def close(self) -> None:
         self.group.close()
@@ -183,7 +189,7 @@ class _Run:
 
 
 def _above_stdio(fd: int) -> int:
-    """The core asks for that: a host program may have closed its stdio."""
+    """Return the descriptor, moved if its number is one of stdio's, which the core refuses."""
     if fd > 2:
         return fd
     import fcntl

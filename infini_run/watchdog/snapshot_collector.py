@@ -1,6 +1,6 @@
-"""The look at every rank when one of them hangs or is late: what /proc says, one rank a step, then py-spy.
+"""Snapshots of every rank when one of them hangs or is late: from /proc, one rank in each call, then from py-spy.
 
-Nothing here waits: the caller goes on serving the ranks between two steps.
+Nothing here blocks: the caller goes on serving the ranks between two calls.
 """
 
 from __future__ import annotations
@@ -21,13 +21,21 @@ if TYPE_CHECKING:
     from infini_run.core.group import Group, ProcessAtEntry
     from infini_run.system.procfs import ProcessTable
 
-_RANKS = 256  # that are looked at, those that hang first
-_PYTHONS = 4  # processes of one rank that py-spy looks at
+_MAX_RANKS = 256  # those that hang first
+_MAX_PYTHONS = 4  # processes of one rank
 
 
 @record
 class RankToInspect:
-    """A rank to look at. kind, why: as in Look."""
+    """A rank of which a snapshot is to be made.
+
+    Attributes:
+        index: Its index in the plan of this node.
+        rank: Its global rank.
+        pid: Its process.
+        kind: As in HangSnapshot.
+        why: As in HangSnapshot.
+    """
 
     index: int
     rank: int
@@ -37,7 +45,16 @@ class RankToInspect:
 
 
 class SnapshotCollector:
-    """Step it, waiting for `fds` and until `deadline_s` at most, until it is `done`; then it has its `looks`."""
+    """Makes the `snapshots`. Call `poll` until it is `done`, waiting between two calls for `fds` or `deadline_s`.
+
+    Args:
+        subjects: The ranks.
+        table: The processes of this machine.
+        group: The group of the ranks.
+        entry: The entry of that group. None: a host program's.
+        environ: The environment of py-spy.
+        folder: The folder for the files of the snapshots. Empty: no files.
+    """
 
     def __init__(
         self,
@@ -49,8 +66,8 @@ class SnapshotCollector:
         environ: Mapping[str, str],
         folder: str,
     ) -> None:
-        self.looks: list[HangSnapshot] = []
-        self._subjects = list(reversed(subjects[:_RANKS]))
+        self.snapshots: list[HangSnapshot] = []
+        self._subjects = list(reversed(subjects[:_MAX_RANKS]))
         self._table = table
         self._group = group
         self._entry = entry
@@ -58,7 +75,7 @@ class SnapshotCollector:
         self._folder = folder
         self._host = os.uname().nodename
         self._dumps: StackDumps | None = None
-        self._abandoned = ""
+        self._early_reason = ""
 
     @property
     def done(self) -> bool:
@@ -71,30 +88,30 @@ class SnapshotCollector:
     def fds(self) -> list[int]:
         return [] if self._dumps is None else self._dumps.fds()
 
-    def step(self, now_s: float) -> None:
-        """The next bit of it."""
+    def poll(self, now_s: float) -> None:
+        """Make the next snapshot, or serve py-spy. Never blocks."""
         if self._subjects:
-            self.looks.append(self._look_at(self._subjects.pop()))
+            self.snapshots.append(self._make_snapshot(self._subjects.pop()))
             return
         if self._dumps is None:
             self._dumps = self._start_dumps(now_s)
-        self._dumps.step(now_s)
+        self._dumps.poll(now_s)
         if self.done:
-            self.looks = [_with_stacks(look, self._dumps) for look in self.looks]
+            self.snapshots = [_with_stacks(snapshot, self._dumps) for snapshot in self.snapshots]
 
-    def abandon(self, why: str) -> None:
-        """Be done soon, with what there is."""
-        self._abandoned = why
+    def finish_early(self, why: str) -> None:
+        """Make no more snapshots than those of ranks that hang or are late, without Python stacks."""
+        self._early_reason = why
         self._subjects = [subject for subject in self._subjects if subject.kind]
         if self._dumps is not None:
-            self._dumps.abandon(why)
+            self._dumps.finish_early(why)
 
     def close(self) -> None:
-        """End our helpers."""
+        """Kill and reap every py-spy."""
         if self._dumps is not None:
             self._dumps.close()
 
-    def _look_at(self, subject: RankToInspect) -> HangSnapshot:
+    def _make_snapshot(self, subject: RankToInspect) -> HangSnapshot:
         return HangSnapshot(
             rank=subject.rank,
             pid=subject.pid,
@@ -111,34 +128,40 @@ class SnapshotCollector:
         program = find_pyspy(self._environ)
         if not program:
             missing = "py-spy is not installed; pip install py-spy"
-            self.looks = [replace(look, python_note=missing if _pythons(look) else "") for look in self.looks]
-        pids = [pid for look in self.looks for pid in _pythons(look)] if program else []
+            self.snapshots = [
+                replace(snapshot, python_note=missing if _pythons(snapshot) else "") for snapshot in self.snapshots
+            ]
+        pids = [pid for snapshot in self.snapshots for pid in _pythons(snapshot)] if program else []
         dumps = StackDumps(program, pids, ranks=self._group, entry=self._entry, environ=self._environ, now_s=now_s)
-        if self._abandoned:
-            dumps.abandon(self._abandoned)
+        if self._early_reason:
+            dumps.finish_early(self._early_reason)
         return dumps
 
 
-def _pythons(look: HangSnapshot) -> list[int]:
-    return [picture.pid for picture in look.processes if picture.is_python][:_PYTHONS]
+def _pythons(snapshot: HangSnapshot) -> list[int]:
+    return [process.pid for process in snapshot.processes if process.is_python][:_MAX_PYTHONS]
 
 
-def _with_stacks(look: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
-    pids = _pythons(look)
+def _with_stacks(snapshot: HangSnapshot, dumps: StackDumps) -> HangSnapshot:
+    pids = _pythons(snapshot)
     texts = tuple(dumps.texts[pid] for pid in pids if pid in dumps.texts)
     notes = [dumps.notes[pid] for pid in pids if pid in dumps.notes]
-    return replace(look, python=texts, python_note=notes[0] if notes else look.python_note)
+    return replace(snapshot, python=texts, python_note=notes[0] if notes else snapshot.python_note)
 
 
-def write_looks(looks: Sequence[HangSnapshot]) -> tuple[tuple[HangSnapshot, ...], str]:
-    """Each to the end of its file; the looks, without the files that could not be written, and why the first not."""
+def write_snapshots(snapshots: Sequence[HangSnapshot]) -> tuple[tuple[HangSnapshot, ...], str]:
+    """Append each snapshot to its file.
+
+    Returns:
+        The snapshots, without the name of a file that could not be written; and the first problem, or an empty text.
+    """
     written, problem = [], ""
-    for look in looks:
+    for snapshot in snapshots:
         try:
-            if look.file:
-                append_text(look.file, look.text())
-            written.append(look)
+            if snapshot.file:
+                append_text(snapshot.file, snapshot.text())
+            written.append(snapshot)
         except OSError as error:
-            problem = problem or f"{look.file} cannot be written: {error.strerror}"
-            written.append(replace(look, file=""))
+            problem = problem or f"{snapshot.file} cannot be written: {error.strerror}"
+            written.append(replace(snapshot, file=""))
     return tuple(written), problem

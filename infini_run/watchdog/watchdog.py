@@ -1,7 +1,6 @@
-"""The deadlines of live ranks: READY=1 in time, signs of life after that; and the look at all of them when one is
-missed. It looks and tells; what is done about it is decided where it is called.
+"""The deadlines of live ranks: READY=1 in time, signs of life after that. A missed one gives snapshots of all ranks.
 
-Not imported, and nothing wakes up for it, where no deadline was asked for.
+The watchdog only reports; node/launch.py acts on it. Without a deadline it is neither imported nor woken.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from infini_run.core.group import Event
 from infini_run.record import record
 from infini_run.report.text import duration_text
 from infini_run.system.procfs import ProcessTable
+from infini_run.system.signal_numbers import SIGCONT
 from infini_run.watchdog.hang_detector import HangDetector
-from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_looks
+from infini_run.watchdog.snapshot_collector import RankToInspect, SnapshotCollector, write_snapshots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,23 +25,28 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Worker
     from infini_run.report.hang_snapshot import HangSnapshot
 
-_GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are looked at together
-_CONT = 18
+_GATHER = 0.05  # of a timeout: ranks that fall silent one after the other are checked together
 
 
 @record
 class Finding:
-    """What was seen, those first for whom it was looked; `blamed`: ranks for which the job is to be stopped;
-    `problem`: why a file could not be written."""
+    """The result of a missed deadline.
 
-    looks: tuple[HangSnapshot, ...]
-    blamed: tuple[int, ...]
+    Attributes:
+        snapshots: Those of ranks that hang or are late come first.
+        ranks_to_stop: The ranks because of which the job is to be stopped.
+        problem: Why a file could not be written. Empty: all were.
+        events: An event for each rank that hangs or is late.
+    """
+
+    snapshots: tuple[HangSnapshot, ...]
+    ranks_to_stop: tuple[int, ...]
     problem: str
     events: list[Event]
 
 
 class _Rank:
-    """A live one. `ready`: it said so, or nobody asks."""
+    """A live rank. `ready`: it has sent READY=1, or there is no deadline for that."""
 
     def __init__(self, index: int, worker: Worker, event: Event, options: Options) -> None:
         self.index = index
@@ -49,12 +54,15 @@ class _Rank:
         self.pid = event.pid
         self.start_s = event.time_ns / 1e9
         self.ready = not options.ready_timeout_s
-        self.vigil = HangDetector(options.hang_timeout_s or float("inf"), self.start_s)
-        self.carries = worker.stdout.piped and worker.stderr.piped
+        self.detector = HangDetector(options.hang_timeout_s or float("inf"), self.start_s)
+        self.reads_output = worker.stdout.piped and worker.stderr.piped
 
 
 class Watchdog:
-    """For one launch on this node: follow its events, wait as long as it says, then `act`. Times are monotonic."""
+    """The deadlines of one launch on this node. Times are CLOCK_MONOTONIC's.
+
+    Give each event to `on_event`, wait for `timeout_s` and `fds`, then call `run_due`.
+    """
 
     def __init__(
         self,
@@ -70,17 +78,17 @@ class Watchdog:
         self._group = group
         self._entry = entry
         self._environ = environ
-        self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # we shall sit in /
+        self._folder = os.path.abspath(options.log_dir) if options.log_dir else ""  # the launcher changes to / later
         self._ranks: dict[int, _Rank] = {}
-        self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, not looked at yet
-        self._inquest: SnapshotCollector | None = None
+        self._reasons: dict[int, tuple[str, str]] = {}  # by index: kind and why, without a snapshot so far
+        self._collector: SnapshotCollector | None = None
         self._due_s: float | None = None  # the next deadline, or one before it: signs of life only put them off
         self._stopping = False
 
-    # ---- what happens
+    # ---- the launch
 
-    def follow(self, event: Event) -> None:
-        """Take one event of the group in."""
+    def on_event(self, event: Event) -> None:
+        """Record one event of the group."""
         self._due_s = None if event.kind in ("started", "triggered") else self._due_s
         if event.kind == "started":
             worker = self._plan.workers[event.worker]
@@ -89,7 +97,7 @@ class Watchdog:
             self._ranks.pop(event.worker, None)
         elif event.kind == "signalled":
             self.stop()
-        elif event.kind == "forwarded" and event.signal == _CONT:
+        elif event.kind == "forwarded" and event.signal == SIGCONT:
             self._resume()
         elif event.worker in self._ranks:
             self._note(self._ranks[event.worker], event)
@@ -98,30 +106,30 @@ class Watchdog:
         if event.kind == "ready":
             rank.ready = True
         elif event.kind == "triggered":
-            why = rank.vigil.trigger(time.monotonic(), self._signs(rank)[0])
+            why = rank.detector.trigger(time.monotonic(), self._signs(rank)[0])
             if why and not self._stopping:
                 self._reasons[rank.index] = ("hung", why)
 
     def stop(self) -> None:
-        """The ranks are being stopped: nobody is late any more, and no look may hold them up."""
+        """Note that the ranks are being stopped: no deadline counts any more, and no snapshot delays the stop."""
         self._stopping = True
         self._due_s = None
         self._reasons.clear()
-        if self._inquest is not None:
-            self._inquest.abandon("the job was being stopped")
+        if self._collector is not None:
+            self._collector.finish_early("the job was being stopped")
 
     def _resume(self) -> None:
-        """We were continued, and the ranks with us: how long we had all been stopped is nobody's silence."""
+        """Count silence from now: the launcher and all ranks were suspended together until now."""
         now_s = time.monotonic()
         self._due_s = None
         for rank in self._ranks.values():
             rank.start_s = now_s
-            rank.vigil.refresh(now_s)
+            rank.detector.refresh(now_s)
 
-    # ---- how long to wait
+    # ---- the wait
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """The time until the next deadline, or what was asked for; None: for ever."""
+        """Return the seconds until the next deadline, at most `asked_s`. None: there is no limit."""
         now_s = time.monotonic()
         deadline_s = self._deadline_s(now_s)
         if deadline_s == float("inf"):
@@ -130,12 +138,12 @@ class Watchdog:
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
     def fds(self) -> list[int]:
-        """What else to wait for."""
-        return [] if self._inquest is None else self._inquest.fds()
+        """Return descriptors that are readable when `run_due` has something to do."""
+        return [] if self._collector is None else self._collector.fds()
 
     def _deadline_s(self, now_s: float) -> float:
-        if self._inquest is not None:
-            return self._inquest.deadline_s
+        if self._collector is not None:
+            return self._collector.deadline_s
         if self._due_s is None or now_s >= self._due_s:
             self._due_s = self._next_s()
         return self._due_s
@@ -153,34 +161,38 @@ class Watchdog:
         return float("inf") if rank.ready else rank.start_s + self._options.ready_timeout_s
 
     def _hang_s(self, rank: _Rank) -> float:
-        return rank.vigil.deadline_s(*self._signs(rank)) if self._options.hang_timeout_s else float("inf")
+        return rank.detector.deadline_s(*self._signs(rank)) if self._options.hang_timeout_s else float("inf")
 
     def _signs(self, rank: _Rank) -> tuple[float, float]:
-        said_ns, ping_ns = self._group.activity(rank.index)
-        return said_ns / 1e9, ping_ns / 1e9
+        output_ns, ping_ns = self._group.activity(rank.index)
+        return output_ns / 1e9, ping_ns / 1e9
 
-    # ---- what to do then
+    # ---- a missed deadline
 
-    def act(self) -> Finding | None:
-        """Do what is due, without blocking; what was found, once it is complete."""
+    def run_due(self) -> Finding | None:
+        """Check the deadlines that have passed, or go on with snapshots. Never blocks.
+
+        Returns:
+            The finding, once it is complete; else None.
+        """
         now_s = time.monotonic()
-        if self._inquest is None and now_s >= self._deadline_s(now_s):
-            self._inquest = self._judge_all(now_s)
-        if self._inquest is None:
+        if self._collector is None and now_s >= self._deadline_s(now_s):
+            self._collector = self._check_all(now_s)
+        if self._collector is None:
             return None
-        self._inquest.step(now_s)
-        if not self._inquest.done:
+        self._collector.poll(now_s)
+        if not self._collector.done:
             return None
-        looks, self._inquest = self._inquest.looks, None
-        return self._find(looks) if looks else None
+        snapshots, self._collector = self._collector.snapshots, None
+        return self._find(snapshots) if snapshots else None
 
-    def _judge_all(self, now_s: float) -> SnapshotCollector | None:
-        """A look at all ranks, where one of them gives reason for it."""
+    def _check_all(self, now_s: float) -> SnapshotCollector | None:
+        """Begin snapshots of all ranks if one of them hangs or is late; else return None."""
         table = ProcessTable()
         self._due_s = None
         reasons, self._reasons = self._reasons, {}
         for rank in self._ranks.values() if not self._stopping else ():
-            kind, why = self._judge(rank, now_s, table)
+            kind, why = self._check(rank, now_s, table)
             if why:
                 reasons.setdefault(rank.index, (kind, why))
         if reasons.keys().isdisjoint(self._ranks):
@@ -195,43 +207,46 @@ class Watchdog:
             folder=self._folder,
         )
 
-    def _judge(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:
-        """Its kind, and why; empty: nothing is wrong, or it is not its turn."""
+    def _check(self, rank: _Rank, now_s: float, table: ProcessTable) -> tuple[str, str]:
+        """Return a kind and a reason, as in HangSnapshot. Empty: nothing is wrong, or it is too early to know."""
         if now_s >= self._late_s(rank):
-            rank.ready = True  # no second time
+            rank.ready = True  # so that it is reported once
             return "late", f"was not ready after {duration_text(self._options.ready_timeout_s)}"
         if now_s < self._hang_s(rank):
             return "", ""
-        return "hung", rank.vigil.judge(
+        return "hung", rank.detector.check(
             now_s,
             *self._signs(rank),
             cpu_s=table.cpu_s(rank.pid),
-            is_stopped=table.state(rank.pid) in ("T", "t"),
-            carries=rank.carries,
+            is_suspended=table.state(rank.pid) in ("T", "t"),
+            reads_output=rank.reads_output,
         )
 
-    def _find(self, looks: list[HangSnapshot]) -> Finding:
-        written, problem = write_looks(looks)
-        reasons = [look for look in written if look.kind]
-        blamed = () if self._stopping else tuple(look.rank for look in reasons if self._is_blamed(look))
-        return Finding(looks=written, blamed=blamed, problem=problem, events=[self._event(look) for look in reasons])
+    def _find(self, snapshots: list[HangSnapshot]) -> Finding:
+        written, problem = write_snapshots(snapshots)
+        missed = [snapshot for snapshot in written if snapshot.kind]
+        to_stop = [] if self._stopping else [snapshot.rank for snapshot in missed if self._must_stop(snapshot)]
+        events = [self._event(snapshot) for snapshot in missed]
+        return Finding(snapshots=written, ranks_to_stop=tuple(to_stop), problem=problem, events=events)
 
-    def _event(self, look: HangSnapshot) -> Event:
-        index = look.rank - self._plan.workers[0].rank
-        return Event(kind=look.kind, worker=index, rank=look.rank, pid=look.pid, time_ns=time.monotonic_ns())
+    def _event(self, snapshot: HangSnapshot) -> Event:
+        index = snapshot.rank - self._plan.workers[0].rank
+        return Event(
+            kind=snapshot.kind, worker=index, rank=snapshot.rank, pid=snapshot.pid, time_ns=time.monotonic_ns()
+        )
 
-    def _is_blamed(self, look: HangSnapshot) -> bool:
-        """It lives, and has not come back to life while we looked."""
-        rank = next((rank for rank in self._ranks.values() if rank.worker.rank == look.rank), None)
-        if rank is None or look.kind == "late":
+    def _must_stop(self, snapshot: HangSnapshot) -> bool:
+        """Whether to stop the job: the rank lives, and gave no sign of life while the snapshots were made."""
+        rank = next((rank for rank in self._ranks.values() if rank.worker.rank == snapshot.rank), None)
+        if rank is None or snapshot.kind == "late":
             return rank is not None
-        return self._options.on_hang == "stop" and not rank.vigil.has_come_back(max(self._signs(rank)))
+        return self._options.on_hang == "stop" and not rank.detector.has_come_back(max(self._signs(rank)))
 
     def close(self) -> None:
-        """End our helpers."""
-        if self._inquest is not None:
-            self._inquest.close()
-            self._inquest = None
+        """Kill and reap every py-spy."""
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
 
 
 def _subject(rank: _Rank, kind: str, why: str) -> RankToInspect:

@@ -54,7 +54,7 @@ def test_a_failure_that_is_being_stopped_keeps_its_grace_when_we_are_told(infini
 def test_the_grace_of_a_block_that_is_left(flags, seconds):
     with ir.ProcessLauncher(["sleep", "1000"], **flags) as launcher:
         launcher.launch()
-        assert launcher._run.options.grace_s == seconds
+        assert launcher._launch.run.options.grace_s == seconds
     assert launcher.report().exits[0].signal == signal.SIGTERM
 
 

@@ -50,88 +50,88 @@ def fake(tmp_path):
 # ---- when it counts as hung
 
 
-def judge(vigil, now_s, said_s=0.0, pinged_s=0.0, cpu_s=0.0, is_stopped=False, carries=True):
-    return vigil.judge(now_s, said_s, pinged_s, cpu_s, is_stopped, carries)
+def check(detector, now_s, output_s=0.0, ping_s=0.0, cpu_s=0.0, is_suspended=False, reads_output=True):
+    return detector.check(now_s, output_s, ping_s, cpu_s, is_suspended, reads_output)
 
 
 def test_a_rank_hangs_when_it_says_nothing_and_uses_no_cpu():
-    vigil = HangDetector(10.0, 100.0)
-    assert vigil.deadline_s(0.0, 0.0) == 110.0
-    assert judge(vigil, 110.0) == "no output and no CPU used for 10.0 s"
+    detector = HangDetector(10.0, 100.0)
+    assert detector.deadline_s(0.0, 0.0) == 110.0
+    assert check(detector, 110.0) == "no output and no CPU used for 10.0 s"
 
 
 def test_output_puts_the_deadline_off_and_cpu_does_at_the_deadline():
-    vigil = HangDetector(10.0, 100.0)
-    assert vigil.deadline_s(105.0, 0.0) == 115.0
-    assert judge(vigil, 115.0, said_s=105.0, cpu_s=3.0) == ""
-    assert vigil.deadline_s(105.0, 0.0) == 125.0
-    assert judge(vigil, 125.0, said_s=105.0, cpu_s=3.05) == "no output and no CPU used for 10.0 s"
+    detector = HangDetector(10.0, 100.0)
+    assert detector.deadline_s(105.0, 0.0) == 115.0
+    assert check(detector, 115.0, output_s=105.0, cpu_s=3.0) == ""
+    assert detector.deadline_s(105.0, 0.0) == 125.0
+    assert check(detector, 125.0, output_s=105.0, cpu_s=3.05) == "no output and no CPU used for 10.0 s"
 
 
 def test_a_library_that_ticks_on_is_no_sign_of_life():
-    vigil = HangDetector(100.0, 0.0)
-    assert judge(vigil, 100.0, cpu_s=20.0) == ""
-    assert judge(vigil, 200.0, cpu_s=20.9) != ""
+    detector = HangDetector(100.0, 0.0)
+    assert check(detector, 100.0, cpu_s=20.0) == ""
+    assert check(detector, 200.0, cpu_s=20.9) != ""
 
 
 def test_who_ever_pinged_hangs_without_pings_whatever_it_says_or_computes():
-    vigil = HangDetector(10.0, 100.0)
-    assert vigil.deadline_s(109.0, 102.0) == 112.0
-    assert judge(vigil, 112.0, said_s=111.0, pinged_s=102.0, cpu_s=12.0) == "no WATCHDOG=1 for 10.0 s"
+    detector = HangDetector(10.0, 100.0)
+    assert detector.deadline_s(109.0, 102.0) == 112.0
+    assert check(detector, 112.0, output_s=111.0, ping_s=102.0, cpu_s=12.0) == "no WATCHDOG=1 for 10.0 s"
 
 
 def test_a_stopped_rank_does_not_hang_and_has_all_its_time_when_it_goes_on():
-    vigil = HangDetector(10.0, 100.0)
-    assert judge(vigil, 110.0, is_stopped=True) == ""
-    assert judge(vigil, 119.0, is_stopped=True) == ""
-    assert vigil.deadline_s(0.0, 0.0) == 129.0
-    assert judge(vigil, 129.0) != ""
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 110.0, is_suspended=True) == ""
+    assert check(detector, 119.0, is_suspended=True) == ""
+    assert detector.deadline_s(0.0, 0.0) == 129.0
+    assert check(detector, 129.0) != ""
     pinging = HangDetector(10.0, 100.0)
-    assert judge(pinging, 115.0, pinged_s=105.0, is_stopped=True) == ""
+    assert check(pinging, 115.0, ping_s=105.0, is_suspended=True) == ""
     assert pinging.deadline_s(105.0, 105.0) == 125.0
 
 
 def test_when_all_were_stopped_silence_counts_from_then():
-    vigil = HangDetector(10.0, 100.0)
-    vigil.refresh(500.0)
-    assert vigil.deadline_s(0.0, 104.0) == vigil.deadline_s(104.0, 0.0) == 510.0
+    detector = HangDetector(10.0, 100.0)
+    detector.refresh(500.0)
+    assert detector.deadline_s(0.0, 104.0) == detector.deadline_s(104.0, 0.0) == 510.0
 
 
 def test_a_silence_is_told_once_and_the_next_one_again():
-    vigil = HangDetector(10.0, 100.0)
-    assert judge(vigil, 110.0) != ""
-    assert judge(vigil, 120.0) == judge(vigil, 130.0) == ""
-    assert not vigil.has_come_back(109.0)
-    assert vigil.has_come_back(131.0)
-    assert vigil.deadline_s(131.0, 0.0) == 141.0
-    assert judge(vigil, 141.0, said_s=131.0) != ""
-    assert judge(vigil, 151.0, said_s=131.0, cpu_s=5.0) == ""
-    assert judge(vigil, 161.0, said_s=131.0, cpu_s=5.0) != ""
+    detector = HangDetector(10.0, 100.0)
+    assert check(detector, 110.0) != ""
+    assert check(detector, 120.0) == check(detector, 130.0) == ""
+    assert not detector.has_come_back(109.0)
+    assert detector.has_come_back(131.0)
+    assert detector.deadline_s(131.0, 0.0) == 141.0
+    assert check(detector, 141.0, output_s=131.0) != ""
+    assert check(detector, 151.0, output_s=131.0, cpu_s=5.0) == ""
+    assert check(detector, 161.0, output_s=131.0, cpu_s=5.0) != ""
 
 
 def test_what_cannot_be_seen_is_not_judged():
-    assert judge(HangDetector(10.0, 100.0), 110.0, cpu_s=None) == ""
+    assert check(HangDetector(10.0, 100.0), 110.0, cpu_s=None) == ""
 
 
 def test_a_rank_may_say_itself_that_it_hangs():
-    vigil = HangDetector(10.0, 100.0)
-    assert vigil.trigger(101.0, 101.0) == "it said WATCHDOG=trigger"
-    assert vigil.trigger(102.0, 101.0) == ""
-    assert vigil.trigger(105.0, 104.0) != ""
-    assert judge(vigil, 115.0, said_s=104.0) == "", "the same silence"
+    detector = HangDetector(10.0, 100.0)
+    assert detector.trigger(101.0, 101.0) == "it said WATCHDOG=trigger"
+    assert detector.trigger(102.0, 101.0) == ""
+    assert detector.trigger(105.0, 104.0) != ""
+    assert check(detector, 115.0, output_s=104.0) == "", "the same silence"
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.booleans(), st.floats(0, 5), st.booleans()), max_size=40))
 def test_a_deadline_is_never_in_the_past_once_it_was_judged(steps):
     """So that nothing can make us look again and again."""
-    vigil, now_s, said_s, cpu_s = HangDetector(10.0, 0.0), 0.0, 0.0, 0.0
-    for pause_s, speaks, used_s, is_stopped in steps:
+    detector, now_s, output_s, cpu_s = HangDetector(10.0, 0.0), 0.0, 0.0, 0.0
+    for pause_s, speaks, used_s, is_suspended in steps:
         now_s += pause_s
-        said_s = now_s if speaks else said_s
+        output_s = now_s if speaks else output_s
         cpu_s += used_s
-        if now_s >= vigil.deadline_s(said_s, 0.0):
-            judge(vigil, now_s, said_s, cpu_s=cpu_s, is_stopped=is_stopped)
-            assert vigil.deadline_s(said_s, 0.0) >= now_s + 10.0
+        if now_s >= detector.deadline_s(output_s, 0.0):
+            check(detector, now_s, output_s, cpu_s=cpu_s, is_suspended=is_suspended)
+            assert detector.deadline_s(output_s, 0.0) >= now_s + 10.0
 
 
 # ---- what /proc says
@@ -256,7 +256,7 @@ def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(i
     assert "  status: lost the mesh\n" in text
 
 
-def test_a_job_that_is_stopped_for_a_hang_fails_with_1_and_ten_lines(infini_run, tmp_path):
+def test_a_job_that_is_suspended_for_a_hang_fails_with_1_and_ten_lines(infini_run, tmp_path):
     report = tmp_path / "report"
     command = infini_run(
         *("--nproc_per_node=3", "--hang_timeout=500ms", "--on_hang=stop", f"--report={report}", "--grace=200ms"),

@@ -338,7 +338,7 @@ def test_wait_ready_is_false_when_another_thread_closes_the_launch():
         launcher.launch()
         thread = threading.Thread(target=lambda: answers.append(launcher.wait_ready()))
         thread.start()
-        until(lambda: launcher._wakers)
+        until(lambda: launcher._launch._wakers)
         launcher.close()
         thread.join(LIMIT_S)
     assert answers == [False]
@@ -360,7 +360,7 @@ def test_threads_that_wait_for_ready_hear_what_another_one_takes(gate):
             follower = threading.Thread(target=follow)
             for thread in (*threads, follower):
                 thread.start()
-            until(lambda: len(launcher._wakers) == 3)
+            until(lambda: len(launcher._launch._wakers) == 3)
             start.open()
             for thread in threads:
                 thread.join(LIMIT_S)

@@ -31,7 +31,7 @@ RETIRED = frozenset(
 RETIRED_FUNCTIONS = frozenset({"act", "follow", "forget", "happen", "look", "lose", "settle", "step", "take"})
 
 # Packages, and modules beside them, whose names are still to be changed: the list only gets shorter.
-TO_DO = frozenset({"channel", "cli", "crews", "environments", "jobs", "multinode", "watchdog"})
+TO_DO = frozenset({"channel", "cli", "crews", "jobs", "multinode"})
 # Words of the user's, or of another program's: `infini-job forget`, a step of Slurm.
 KEPT = frozenset({("jobs", "forget"), ("environments", "step")})
 

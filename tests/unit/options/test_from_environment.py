@@ -87,7 +87,7 @@ def test_what_pet_says_wins_over_what_a_pods_variables_may_mean():
     got = request.options
     assert (got.nnodes, got.node_rank, got.nproc_per_node) == (2, 1, 8)
     assert (got.master_addr, got.master_port) == ("job-master-0", 23456)
-    assert request.cluster.remark == "", "nothing was guessed"
+    assert request.cluster.warning == "", "nothing was guessed"
     assert not [line for line in describe(request.cluster) if "WORLD_SIZE" in line]
     without = {name: value for name, value in PYTORCHJOB.items() if name != "PET_NODE_RANK"}
     assert options(environ=without).node_rank == 1

@@ -1,0 +1,105 @@
+"""One launch for several threads: each may wait for its events, its end or its readiness."""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import RLock
+
+from infini_run.node.readiness import all_ready
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infini_run.core.group import Event
+    from infini_run.node.launch import NodeLaunch
+    from infini_run.node.restarting_launch import RestartingLaunch
+
+
+class FollowedLaunch:
+    """A launch whose events are kept until `events` returns them, whichever thread has read them.
+
+    Args:
+        run: The launch, started.
+    """
+
+    def __init__(self, run: NodeLaunch | RestartingLaunch) -> None:
+        self.run = run
+        self._pending: list[Event] = []  # read by another method than `events`, or by another thread
+        self._lock = RLock()
+        self._wakers: list[int] = []  # eventfds of threads in wait_ready: another thread may read the last event
+
+    def events(self, timeout_s: float | None) -> list[Event]:
+        """Return the events since the last call. See ProcessLauncher.events."""
+        deadline = _deadline(timeout_s)
+        while not self._pending and self.poll(deadline) and not _is_past(deadline):
+            pass
+        with self._lock:
+            events, self._pending = self._pending, []
+        return events
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for the end. Return False if the time was up first."""
+        deadline = _deadline(timeout_s)
+        while self.poll(deadline):
+            if _is_past(deadline):
+                return False
+        return True
+
+    def wait_ready(self, timeout_s: float | None, *, may_restart: bool) -> bool:
+        """Wait until every rank is ready. See ProcessLauncher.wait_ready.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+            may_restart: A rank that has failed may come back.
+        """
+        deadline = _deadline(timeout_s)
+        waker = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakers.append(waker)
+        try:
+            while True:
+                answer = all_ready(self.run.outcome.exits(), may_restart=may_restart)
+                if answer is not None or self.run.ended or _is_past(deadline):
+                    return bool(answer)
+                self.poll(deadline, also=(waker,))
+        finally:
+            with self._lock:
+                self._wakers.remove(waker)
+                os.close(waker)
+
+    def poll(self, deadline: float | None, also: Sequence[int] = ()) -> bool:
+        """Read the next events of the launch.
+
+        Args:
+            deadline: When to return without one: time.monotonic(). None: never.
+            also: Descriptors that end the wait, too.
+
+        Returns:
+            Whether anything of the launch is left.
+        """
+        if not self.run.ended:
+            events = self.run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
+            if events:
+                with self._lock:
+                    self._pending += events
+                    self._wake()
+        return not self.run.ended
+
+    def close(self) -> None:
+        """Close the launch, which kills the processes that are left of it, and wake every thread that waits."""
+        self.run.close()
+        with self._lock:
+            self._wake()
+
+    def _wake(self) -> None:
+        for waker in self._wakers:
+            os.eventfd_write(waker, 1)
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _is_past(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline

@@ -1,0 +1,19 @@
+"""The numbers of signals (signal(7)) as plain integers.
+
+They come from the C module of `signal`: the enums of `signal` itself take 2 ms of a start. On the plain launch's path
+`_signal` is imported where it is needed, without this module.
+"""
+
+from __future__ import annotations
+
+import _signal
+
+SIGINT: int = _signal.SIGINT
+SIGQUIT: int = _signal.SIGQUIT
+SIGBUS: int = _signal.SIGBUS
+SIGKILL: int = _signal.SIGKILL
+SIGTERM: int = _signal.SIGTERM
+SIGCONT: int = _signal.SIGCONT
+SIGSTOP: int = _signal.SIGSTOP
+SIGTSTP: int = _signal.SIGTSTP
+SIGWINCH: int = _signal.SIGWINCH
