@@ -18,11 +18,11 @@ from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.crew_target import pack_target
 from infini_run.crews.future import Ask
 from infini_run.crews.import_guard import check_may_launch
-from infini_run.crews.ordered_map import ordered_map
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
+from infini_run.crews.task_map import MapOptions, task_map
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.system.exit_hooks import close_at_exit, closed
@@ -166,16 +166,31 @@ class Crew:
         """
         return self._ask(task, None)
 
-    def map(self, items: Iterable[object]) -> Iterator[Any]:
-        """Submit a task for each item, and yield the results in the order of the items.
+    def map(
+        self,
+        *iterables: Iterable[object],
+        timeout_s: float | None = None,
+        chunksize: int = 1,
+        ordered: bool = True,
+    ) -> Iterator[Any]:
+        """Submit a task for each item, and yield the results.
 
         Args:
-            items: taken as there is room, so there may be any number.
+            iterables: one, whose items are the tasks; of several, a task is a tuple with one item of each, and the
+                shortest ends it. Items are taken as there is room, so there may be any number.
+            timeout_s: how long all results may take, in seconds from this call; None: no limit.
+            chunksize: so many items travel together and are done by one worker, which is faster for many short tasks.
+            ordered: results come in the order of the items; False: as soon as they are there.
 
         Raises:
             BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
+            TimeoutError: a result has not come in time; what was not done is cancelled.
+            UsageError: an argument makes no sense.
         """
-        return ordered_map(self.ask, iter(items), _MAP_AHEAD * self.nproc)
+        if not iterables:
+            raise UsageError("map(): give at least one iterable of tasks")
+        options = MapOptions(timeout_s, chunksize, ordered)
+        return task_map(self.ask, options.tasks_of(iterables), _MAP_AHEAD * self.nproc, options)
 
     def _ask(self, task: object, rank: int | None) -> Ask:
         body = dump(task, "task")

@@ -29,6 +29,18 @@ class TaskHandler:
         self.stop = stop
 
 
+class Chunk:
+    """Items that travel as one task."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: tuple[object, ...]) -> None:
+        self.items = items
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Chunk, (self.items,)
+
+
 def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
     """Pickle a target with the arguments that each worker makes it with. Raises UsageError: it is none;
     UnpicklableError, with the name of the part."""

@@ -133,6 +133,6 @@ class _ForkGroup(WorkerGroup):
     ) -> Run:
         return ZygoteLaunch(self._zygote, plan, options, environ, cwd, stdins)
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
+    def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         assert isinstance(self.run, ZygoteLaunch)
-        return self.run.last_lines(rank)
+        return self.run.last_output(rank)

@@ -1,7 +1,8 @@
 """A launch of a function: the supervisor of workers that get one task each.
 
 The first failure in time is raised, and the other ranks are stopped; with keep_going they are not. The ranks of a
-node are one group of processes, which is only stopped as a whole.
+node are one group of processes, which is only stopped as a whole. With restarts, an attempt that has failed is ended
+completely, and after a delay every rank is started again in a fresh process, with the same call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from infini_run.crews.pending_task import Limits, PendingTask
 from infini_run.crews.protocol import Body, Cancelled, Failed, Task, encode
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
-from infini_run.errors import LaunchTimeout, RemoteError
+from infini_run.errors import InfiniRunError, LaunchTimeout, RemoteError
+from infini_run.node.host_stderr import print_line
 from infini_run.record import record
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from infini_run.crews.launch_restarts import LaunchRestarts
     from infini_run.crews.progress import ProgressDisplay
     from infini_run.crews.protocol import Done, Hello
     from infini_run.crews.spawner import Spawner
@@ -74,6 +77,7 @@ class LaunchSupervisor(Supervisor):
         limits: for the launch.
         keep_going: a failure does not stop the other ranks.
         display: shows the progress.
+        restarts: how often all ranks are started again after a failure.
     """
 
     apart = False
@@ -88,14 +92,17 @@ class LaunchSupervisor(Supervisor):
         keep_going: bool,
         release: Callable[[], None],
         display: ProgressDisplay,
+        restarts: LaunchRestarts,
     ) -> None:
         super().__init__(spawner, hello, Limits(exit_s=0.0), release)
         self._body = body
         self._launch_limits = limits
         self._keep_going = keep_going
         self._display = display
-        self._ranks = [RankState(Ask(_TASK, _ignore)) for _ in self.workers]
-        self.asks = [rank.ask for rank in self._ranks]
+        self.restarts = restarts
+        self._restart_s = _NEVER  # (monotonic) when all ranks are started again
+        self._is_unwanted = False  # the caller has stopped it: nothing is started again
+        self._set_ranks()
         self.failures: list[Failure] = []
         self.stopped_s: float | None = None
         self._start_due_s = self._due_at_s = _NEVER
@@ -104,18 +111,25 @@ class LaunchSupervisor(Supervisor):
         self._arrived: deque[tuple[int, Ask]] = deque()
         self.is_over = False
 
+    def _set_ranks(self) -> None:
+        """Nothing is known of any rank."""
+        self._ranks = [RankState(Ask(_TASK, _ignore)) for _ in self.workers]
+        self.asks = [rank.ask for rank in self._ranks]
+
     # ---- the start
 
     def start(self) -> None:
         """As Supervisor.start; then every worker has its task, or gets it from a thread, if it is large."""
-        now_s, limits = time.monotonic(), self._launch_limits
-        self._due_at_s = _NEVER if limits.timeout_s is None else now_s + limits.timeout_s
-        self._start_due_s = _NEVER if limits.start_timeout_s is None else now_s + limits.start_timeout_s
+        limits = self._launch_limits
+        self._due_at_s = _NEVER if limits.timeout_s is None else time.monotonic() + limits.timeout_s
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
         super().start()
 
     def _start_workers(self, ranks: Sequence[int]) -> None:
+        limit_s = self._launch_limits.start_timeout_s
+        self._start_due_s = _NEVER if limit_s is None else time.monotonic() + limit_s
+        self._begin_s = time.time()
         super()._start_workers(ranks)
         for rank in ranks:
             self.workers[rank].expect(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
@@ -128,7 +142,8 @@ class LaunchSupervisor(Supervisor):
     def _spread_task(self) -> None:
         processes = [worker.process for worker in self.workers if worker.process is not None]
         self._spawner.spread(processes, encode(Task(task=_TASK, body=self._body)))
-        self._body = Body()
+        if not self.restarts.is_possible:
+            self._body = Body()
 
     # ---- as a Supervisor
 
@@ -203,15 +218,25 @@ class LaunchSupervisor(Supervisor):
         if not any(failure.error is error for failure in self.failures):
             self.failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error, host=host))
 
+    def fail_result(self, ask: Ask, rank: int, error: BaseException) -> None:
+        """A result cannot be unpickled; nothing to note if its attempt has been started again meanwhile."""
+        if ask is self.asks[rank]:
+            self.fail(error, rank)
+
     def stop_all(self) -> None:
-        """Begin to stop every rank: the stop signal, SIGKILL after the grace."""
+        """Begin to stop every rank, for the caller: the stop signal, SIGKILL after the grace; no restart."""
+        self._is_unwanted = True
+        self._stop_ranks()
+
+    def _stop_ranks(self) -> None:
         if self.stopped_s is None:
             self.stopped_s = time.time()
             for group in self._watches:
                 group.stop()  # what a rank still says meanwhile counts, so it keeps its task
 
     def kill_all(self) -> None:
-        """Send SIGKILL to everything that is left."""
+        """Send SIGKILL to everything that is left; no restart."""
+        self._is_unwanted = True
         self.stopped_s = self.stopped_s or time.time()
         for group in self._watches:
             group.kill()
@@ -219,34 +244,76 @@ class LaunchSupervisor(Supervisor):
     def _next_due_s(self) -> float:
         if self.stopped_s is not None:
             return _NEVER
-        is_up = all(rank.is_up for rank in self._ranks)
+        is_up = self._is_waiting or all(rank.is_up for rank in self._ranks)
         return self._due_at_s if is_up else min(self._due_at_s, self._start_due_s)
 
     def _due_s(self) -> float | None:
         due_s = super()._due_s()
-        return self._next_due_s() if due_s is None else min(due_s, self._next_due_s())
+        own_s = min(self._next_due_s(), self._restart_s)
+        return own_s if due_s is None else min(due_s, own_s)
 
     def _check_time(self) -> None:
         now_s = time.monotonic()
         if now_s < self._next_due_s():
             return
         late = [worker for worker, rank in zip(self.workers, self._ranks, strict=True) if not rank.is_up]
-        if late and now_s >= self._start_due_s:
+        if late and not self._is_waiting and now_s >= self._start_due_s:
             names = ", ".join(f"rank {worker.rank} on {_host(worker)}" for worker in late[:4])
             more = f" and {len(late) - 4} more" if len(late) > 4 else ""
             text = f"{names}{more}: not up within {self._launch_limits.start_timeout_s:g} s"
         else:
             text = f"the function has not returned on every rank within {self._launch_limits.timeout_s:g} s"
         self.fail(LaunchTimeout(f"{text}; all ranks were stopped"), -1)
-        self.stop_all()
+        self._stop_ranks()
 
     def _advance(self) -> None:
         self._check_time()
         if self.failures and not self._keep_going:
-            self.stop_all()
-        if all(worker.is_settled for worker in self.workers):
+            self._stop_ranks()
+        if not all(worker.is_settled for worker in self.workers):
+            return
+        if self._is_waiting and not self._is_unwanted and not self.failures:
+            if time.monotonic() >= self._restart_s:
+                self._restart()
+        elif not self._plan_restart():
             self.phase = "EXITED"
             self._end_all()
+
+    # ---- restarts
+
+    @property
+    def _is_waiting(self) -> bool:
+        """The delay before a restart is running."""
+        return self._restart_s != _NEVER
+
+    def _plan_restart(self) -> bool:
+        """Every rank has ended: begin the delay before a restart, if there is one."""
+        if not self.failures or self._is_unwanted:
+            return False
+        first = min(self.failures, key=lambda failure: failure.time_s)
+        delay_s = self.restarts.next_delay_s(first.rank, first.error, first.time_s - self._begin_s)
+        if delay_s is None:
+            return False
+        error = first.error
+        text = f"{error.kind}: {error.text}" if isinstance(error, Failed) else str(error).partition("\n")[0]
+        who = f"rank {first.rank} on {first.host}: " if isinstance(error, Failed) else ""
+        print_line(self.restarts.heading(delay_s, f"{who}{text}"))
+        self._restart_s = time.monotonic() + delay_s
+        self.failures, self.stopped_s = [], None
+        return True
+
+    def _restart(self) -> None:
+        """Start every rank again, with the same call."""
+        self._restart_s = _NEVER
+        if self._sender is not None:
+            self._sender.join()  # its channels are closed
+        self._set_ranks()
+        with self._changed:
+            self._arrived.clear()
+        try:
+            self._start_workers(range(len(self.workers)))
+        except InfiniRunError as error:
+            self.fail(error, -1)
 
     # ---- the end
 

@@ -72,7 +72,7 @@ class LaunchHandle:
         """Unpickle a result now: if that fails, the launch has failed."""
         error = ask.exception()
         if error is not None:
-            self._launch.call(lambda: self._launch.fail(error, rank))
+            self._launch.call(lambda: self._launch.fail_result(ask, rank, error))
 
     def done(self) -> bool:
         """Return whether every rank has ended and nothing is left. Does not wait."""
@@ -147,6 +147,11 @@ class LaunchHandle:
         return [worker.process.pid if worker.process is not None else 0 for worker in self._launch.workers]
 
     @property
+    def restarts(self) -> int:
+        """How often all ranks were started again."""
+        return self._launch.restarts.total
+
+    @property
     def exits(self) -> Sequence[Exit | None]:
         """How each process ended, by rank; None: it has not."""
         return [worker.process.exit if worker.process is not None else None for worker in self._launch.workers]
@@ -172,7 +177,8 @@ class LaunchHandle:
 def _outcome(launch: LaunchSupervisor) -> LaunchResult:
     """The results of a launch that is over. Raises the first failure in time."""
     if launch.failures:
-        raise _with_notes(sorted(launch.failures, key=lambda failure: failure.time_s))
+        failures = sorted(launch.failures, key=lambda failure: failure.time_s)
+        raise _with_notes(failures, launch.restarts.total)
     if not launch.asks or not all(ask.done() for ask in launch.asks):
         raise InfiniRunError("the launch was stopped before every rank had returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]
@@ -184,10 +190,10 @@ def _error_of(failure: Failure) -> BaseException:
     return to_exception(error, failure.rank, failure.host) if isinstance(error, Failed) else error
 
 
-def _with_notes(failures: Sequence[Failure]) -> BaseException:
-    """The first failure's error, with a note for each later one."""
+def _with_notes(failures: Sequence[Failure], restarts: int) -> BaseException:
+    """The first failure's error, with a note for each later one, and one about restarts before it."""
     error = _error_of(failures[0])
-    notes = []
+    notes = [f"after {restarts} restart{'s' * (restarts > 1)} of all ranks"] if restarts else []
     for failure in failures[1 : _NOTED + 1]:
         other = _error_of(failure)
         text = str(other).split("\n", 1)[0]

@@ -14,6 +14,7 @@ from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.import_guard import check_may_launch
+from infini_run.crews.launch_restarts import LaunchRestarts, read_failure_options
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
@@ -65,7 +66,9 @@ class Launcher:
         agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
         timeout_s: how long the whole launch may take, in seconds; None: no limit.
         progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
-        flags: the command's flags by their names: console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
+        flags: the command's flags by their names. max_restarts=2: after a failure all ranks are started again in
+            fresh processes, with the same call, at most twice; restart_delay= and restart_window= are those of the
+            command. console="none", grace=30, gpus_per_proc=1, keep_going=True, ...
 
     Raises:
         UsageError: what is asked for makes no sense.
@@ -105,6 +108,7 @@ class Launcher:
         self._logging = logging
         _level(logging)  # told now if it makes no sense
         remote = COPIED if self.hosts and copy_env is None else copy_env
+        self._failure_options = read_failure_options(flags)
         self._environ = (remote, env_file, dict(env or {}))
         self._given = flags | {"cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
 
@@ -161,7 +165,13 @@ class Launcher:
     def _launch(
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
     ) -> LaunchSupervisor:
-        hello = Hello(path=path_of_workers(function), argv=tuple(sys.argv), log_level=_level(self._logging))
+        options = self._failure_options
+        hello = Hello(
+            path=path_of_workers(function),
+            argv=tuple(sys.argv),
+            log_level=_level(self._logging),
+            stack_signal=options.stop_signal if options.hang_timeout_s else 0,
+        )
         launch = LaunchSupervisor(
             spawner,
             hello,
@@ -169,6 +179,7 @@ class Launcher:
             LaunchLimits(start_timeout_s=self.agent_timeout_s, timeout_s=self.timeout_s),
             keep_going=bool(self._given.get("keep_going")),
             release=release,
+            restarts=LaunchRestarts(options),
             display=open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         )
         launch.start()

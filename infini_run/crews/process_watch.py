@@ -9,17 +9,24 @@ from infini_run.system.poller import READ
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
-    from infini_run.crews.spawner import ProcessGroup
     from infini_run.crews.supervised_worker import SupervisedWorker
     from infini_run.system.poller import Poller
+
+    class WatchedGroup(Protocol):
+        """What is needed of a ProcessGroup (spawner.py)."""
+
+        def fds(self) -> Sequence[int]: ...
+        def due_s(self) -> float | None: ...
+        def poll(self) -> None: ...
 
 
 class ProcessWatch:
     """Watches a group's descriptors, and tells its workers what became of their processes. workers: those whose
     process is of this group and not released yet."""
 
-    def __init__(self, group: ProcessGroup, poller: Poller) -> None:
+    def __init__(self, group: WatchedGroup, poller: Poller) -> None:
         self.group = group
         self.workers: list[SupervisedWorker] = []
         self._poller = poller
@@ -60,3 +67,8 @@ class ProcessWatch:
         self._copy(())
         while self._watched:
             self._poller.unwatch(self._watched.pop())
+
+    def after_fork_in_child(self) -> None:
+        """In a forked child: only the copies of descriptors are closed."""
+        while self._copies:
+            os.close(self._copies.popitem()[1])

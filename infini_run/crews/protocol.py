@@ -73,7 +73,8 @@ class Hello:
     """The first one, and the only one that every worker gets. target: what the worker is for: a function or a class
     that is given the tasks; empty: each task is a call of its own, (function, args, kwargs). path, argv: the
     supervisor's sys.path and sys.argv. restarts: how often this worker was started before. log_level: of the logging
-    records that it hands up; -1: none. watchdog_s: how long it may be silent in a task; 0: as long as it likes."""
+    records that it hands up; -1: none. watchdog_s: how long it may be silent in a task; 0: as long as it likes.
+    stack_signal: the signal at which it writes its Python stack, since a hang ends with it; 0: none."""
 
     rank: int = 0
     local_rank: int = 0
@@ -83,6 +84,7 @@ class Hello:
     restarts: int = 0
     log_level: int = -1
     watchdog_s: float = 0.0
+    stack_signal: int = 0
     target: Body = Body()
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _LAST_LINES = 5  # that an error shows
+_LAST_FRAMES = 4
 
 
 def exit_of(worker: FailedWorker) -> Exit:
@@ -90,6 +91,8 @@ def _reason(worker: FailedWorker, exit_: Exit) -> str:
 
 def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:
     """The error of a rank of a function whose process has ended. has_result: it had returned before."""
+    if exit_.watchdog_reason:
+        return died(f"rank {exit_.rank} on {exit_.host} {exit_.watchdog_reason}; stopped ({_process(exit_)})", exit_)
     how = "failed after it had returned" if has_result else "ended without a result"
     return died(f"rank {exit_.rank} on {exit_.host} {how}: {describe_end(exit_)} ({_process(exit_)})", exit_)
 
@@ -108,8 +111,10 @@ def _process(exit_: Exit) -> str:
 
 
 def died(text: str, exit_: Exit) -> WorkerDied:
-    """The error with this text, the last lines of the worker's stderr, and the path of its log."""
-    lines = [text, *(f"  | {printable(line)}" for line in exit_.last_lines[-_LAST_LINES:])]
+    """The error with this text, the innermost frames of the worker's Python, the last lines of its stderr, and the
+    path of its log."""
+    frames = [f"  in {printable(frame)}" for frame in exit_.python_stack[:_LAST_FRAMES]]
+    lines = [text, *frames, *(f"  | {printable(line)}" for line in exit_.last_lines[-_LAST_LINES:])]
     if exit_.log:
         lines.append(f"  log: {exit_.log}")
     return WorkerDied("\n".join(lines), exit_)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.node.last_output import last_output
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.exit import Exit
+
+FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class WorkerGroup:
@@ -89,13 +93,13 @@ class WorkerGroup:
 
     # ---- for its processes
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
-        """What that rank wrote last to stderr."""
+    def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What that rank wrote last to stderr, and its Python stack."""
         assert isinstance(self.run, NodeLaunch)
         for index, worker in enumerate(self.run.plan.workers):
             if worker.rank == rank:
-                return last_output(self.run.group, index, worker)[1]
-        return ()
+                return last_output(self.run.group, index, worker)[1:]
+        return (), ()
 
     def close_if_last(self) -> None:
         """Kill and free all, once every process of it has been closed."""
@@ -132,7 +136,9 @@ class ExecProcess:
         if exit_.end_s is None or self.exit is not None:
             return
         if exit_.shell_code and not exit_.last_lines:
-            exit_ = replace(exit_, last_lines=self.group.last_lines(self.rank))
+            last_lines, stack = self.group.last_output(self.rank)
+            is_told = exit_.signal in FAULTS or exit_.watchdog_reason
+            exit_ = replace(exit_, last_lines=last_lines, python_stack=stack if is_told else ())
         self.exit = exit_
 
     def last_ping_s(self) -> float:

@@ -15,9 +15,10 @@ import sys
 
 from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
+from infini_run.crews import fault_stack
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.context import Cancelled, Context, TaskInbox, set_current
-from infini_run.crews.crew_target import TaskHandler, make_handler, nothing
+from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothing
 from infini_run.crews.import_guard import load_task
 from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
@@ -53,6 +54,7 @@ def leave(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
+    fault_stack.remove()
     os._exit(code)
 
 
@@ -91,6 +93,7 @@ class Worker:
         sys.argv[:] = hello.argv or sys.argv
         if hello.watchdog_s:  # sd_watchdog_enabled(3); no WATCHDOG_PID: any process of the worker may say it
             os.environ["WATCHDOG_USEC"] = str(max(1, round(hello.watchdog_s * 1e6)))
+        fault_stack.enable(hello.stack_signal)
         self._hello = hello
         self.context = Context(hello, self._inbox, sender)
         set_current(self.context)
@@ -145,7 +148,12 @@ class Worker:
         self._inbox.cancelled.discard(task.task)
 
     def _result(self, part: TaskHandler, task: Task) -> Body:
-        done = part.task(self.context, load_task(task.body))
+        work = load_task(task.body)
+        done: Any
+        if isinstance(work, Chunk):
+            done = [part.task(self.context, item) for item in work.items]
+        else:
+            done = part.task(self.context, work)
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
     def _send(self, message: Message) -> None:

@@ -13,11 +13,13 @@ import ctypes
 import os
 import socket
 import sys
+import time
 import weakref
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
 from infini_run.crews.import_guard import import_for_worker
+from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NPROC_PER_NODE", "NOTIFY_SOCKET")
+_PING_S = 0.1  # signs of a worker (WATCHDOG=1) that come faster are reported once
 _BLAS = "OPENBLAS_NUM_THREADS"
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
@@ -90,7 +93,12 @@ class Zygote:
         send_with_fds(self._control, answer)
         self._poller.watch(self._control.fileno(), READ, self._take)
         while not self._has_ended:
-            self._poller.poll(None)
+            for run in self._runs:
+                run.watch()
+            dues = [due_s for run in self._runs if (due_s := run.due_s()) is not None]
+            self._poller.poll(max(0.0, min(dues) - time.monotonic()) if dues else None)
+            for run in list(self._runs):
+                run.check_due()
         for run in list(self._runs):
             run.close()
 
@@ -122,7 +130,9 @@ class _Run:
         self._runs = runs
         self._wire = wire
         self._run = run
-        self._watched: list[int] = []
+        self._watch = ProcessWatch(self, poller)
+        self._pings: dict[int, float] = {}  # by rank, the last WATCHDOG=1 that was passed on
+        self._snapshots = 0  # so many were passed on
 
     def start(self) -> None:
         self._runs.append(self)
@@ -139,24 +149,54 @@ class _Run:
             self.close()
             return
         self._poller.watch(self._wire.fileno(), READ, self._hear)
-        self._follow()
+        self.poll()
 
-    def _follow(self) -> None:
+    def poll(self) -> None:
         """What happened to the workers, to who asked for them."""
         events = self._run.poll(0.0)
+        self._pass_on_pings()
+        if any(event.kind in ("hung", "late") for event in events):
+            self._pass_on_snapshots()
         if events:
             self._wire.send(("events", (events, self._words(events))))
         if self._run.ended:
             self.close()
             return
-        for fd in self._run.fds():
-            if fd not in self._watched:
-                self._watched.append(fd)
-                self._poller.watch(fd, READ, self._follow)
         self._await_room()
 
-    def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...]]]:
-        """The last words of those that ended badly."""
+    def fds(self) -> list[int]:
+        """`poll` has something to do when one of them can be read."""
+        return self._run.fds()
+
+    def watch(self) -> None:
+        """Tell the poller what to wait for."""
+        self._watch.update()
+
+    def due_s(self) -> float | None:
+        """When the watchdog has something to do (monotonic); None: never."""
+        return self._run.due_s()
+
+    def check_due(self) -> None:
+        """Do it, if the time has come."""
+        due_s = self._run.due_s()
+        if due_s is not None and time.monotonic() >= due_s:
+            self.poll()
+
+    def _pass_on_pings(self) -> None:
+        pings = {worker.rank: self._run.pinged_s(worker.rank) for worker in self._run.plan.workers}
+        new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= _PING_S}
+        if new:
+            self._pings |= new
+            self._wire.send(("pinged", new))
+
+    def _pass_on_snapshots(self) -> None:
+        """What ranks that hang were doing, and those that are stopped for it."""
+        report = self._run.report()
+        new, self._snapshots = report.snapshots[self._snapshots :], len(report.snapshots)
+        self._wire.send(("snapshots", (new, [e.rank for e in report.exits if e.watchdog_reason])))
+
+    def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]]:
+        """The last output of those that ended badly."""
         workers, group = self._run.plan.workers, self._run.group
         ended = [e.worker for e in events if e.kind == "exited" and not e.is_routine]
         return {workers[index].rank: last_output(group, index, workers[index]) for index in ended}
@@ -169,25 +209,23 @@ class _Run:
         if self._wire.has_ended:
             self.close()
         else:
-            self._follow()
+            self.poll()
 
     def _await_room(self) -> None:
         self._poller.watch(self._wire.fileno(), READ | WRITE if self._wire.is_full else READ, self._hear)
 
     def close(self) -> None:
         """Kill what is left; the end of the wire says that nothing is."""
-        self._forget_watched()
+        self._watch.close()
+        self._poller.unwatch(self._wire.fileno())
         self._runs.remove(self)
         self._run.close()
         self._wire.close()
 
-    def _forget_watched(self) -> None:
-        for fd in (*self._watched, self._wire.fileno()):
-            self._poller.unwatch(fd)
-
     def after_fork_in_child(self) -> None:
         """In a worker. What the epoll set watches is shared with the true one: it is only closed."""
         self._run.after_fork_in_child()
+        self._watch.after_fork_in_child()
         self._wire.close()
 
 

@@ -156,7 +156,8 @@ class ZygoteLaunch:
         self._lock = RLock()
         self._connection: MessageSocket | None = None
         self._has_started = False
-        self._last_output: dict[int, tuple[str, tuple[str, ...]]] = {}
+        self._last_output: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
+        self._pings: dict[int, float] = {}  # by rank, its last WATCHDOG=1 (monotonic)
 
     @property
     def ended(self) -> bool:
@@ -213,6 +214,10 @@ class ZygoteLaunch:
                     raise value
                 if kind == "started":
                     self._has_started = True
+                elif kind == "pinged":
+                    self._pings |= value
+                elif kind == "snapshots":
+                    self.outcome.record_snapshots(*value)
                 else:
                     some, words = value
                     self._last_output |= words
@@ -224,7 +229,8 @@ class ZygoteLaunch:
         return events + new
 
     def _note(self, event: Event) -> None:
-        self.outcome.record_event(event)
+        if event.kind not in ("hung", "late"):  # told by the snapshots
+            self.outcome.record_event(event)
         if event.kind == "ended":
             self._ended = True
             first = self.outcome.first
@@ -241,9 +247,9 @@ class ZygoteLaunch:
             Event(kind="ended", time_ns=now_ns),
         ]
 
-    def last_lines(self, rank: int) -> tuple[str, ...]:
-        """What a rank that ended badly wrote last to stderr."""
-        return self._last_output.get(rank, ("", ()))[1]
+    def last_output(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What a rank that ended badly wrote last to stderr, and its Python stack."""
+        return self._last_output.get(rank, ("", (), ()))[1:]
 
     def fds(self) -> list[int]:
         return [] if self.ended or self._connection is None else [self._connection.fileno()]
@@ -252,8 +258,8 @@ class ZygoteLaunch:
         return None
 
     def pinged_s(self, rank: int) -> float:
-        """0: the zygote, and not this process, reads what a fork writes to its NOTIFY_SOCKET."""
-        return 0.0
+        """As NodeLaunch.pinged_s, with an accuracy of a tenth of a second: the zygote reads NOTIFY_SOCKET."""
+        return self._pings.get(rank, 0.0)
 
     def signal(self, number: int, rank: int | None = None) -> int:
         """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""

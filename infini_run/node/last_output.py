@@ -5,7 +5,7 @@ Read before the group is closed; any bytes give a text or none.
 
 from __future__ import annotations
 
-from infini_run.report.error_file import read_error_file
+from infini_run.report.error_file import read_error_file, take_stack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ def record_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -
     outcome.record_statuses({rank: text for rank, text in found.items() if text})
 
 
-def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...]]:
-    """The message in a worker's error file, its last lines of stderr."""
+def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """The message in a worker's error file, its last lines of stderr, and its stack, if it runs a Python function and
+    has crashed or was stopped for a hang."""
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     message = read_error_file(worker.error_file) if worker.error_file else ""
-    return message, tuple(line for line in lines if line)[-_LAST_LINES:]
+    stack = take_stack(worker.error_file) if worker.error_file else ()
+    return message, tuple(line for line in lines if line)[-_LAST_LINES:], stack

@@ -202,10 +202,10 @@ class Outcome:
     def first_failure(self) -> Exit | None:
         return None if self.first is None else self._exits[self.first]
 
-    def set_last_output(self, error_message: str, last_lines: tuple[str, ...]) -> None:
-        """What the first failure said: in its error file, and last on stderr."""
+    def set_last_output(self, error_message: str, last_lines: tuple[str, ...], stack: tuple[str, ...]) -> None:
+        """What the first failure said: in its error file, and last on stderr; and its Python stack."""
         if self.first is not None:
-            self._change(self.first, error_message=error_message, last_lines=last_lines)
+            self._change(self.first, error_message=error_message, last_lines=last_lines, python_stack=stack)
 
     def running(self) -> list[Event]:
         """Events that tell of every worker that lives."""

@@ -10,6 +10,8 @@ import stat
 
 _MOST = 1 << 20  # bytes that are read
 _SHOWN = 500  # characters that are shown
+STACK = ".stack"  # after an error file's name: what faulthandler(3) wrote in a worker that runs Python functions
+_FRAMES = 20  # of a stack, the innermost
 
 
 def read_error_file(path: str) -> str:
@@ -17,6 +19,25 @@ def read_error_file(path: str) -> str:
 
     Format: torch/distributed/elastic/multiprocessing/errors/error_handler.py, torch 2.13.
     """
+    return _one_line(_message(_read(path)))
+
+
+def take_stack(error_file: str) -> tuple[str, ...]:
+    """The frames of the stack beside an error file, innermost first, without those of this package; none: there is no
+    stack. The file is removed."""
+    text = _read(error_file + STACK)
+    try:
+        os.unlink(error_file + STACK)
+    except OSError:
+        return ()
+    frames = [line.strip() for line in text.splitlines() if line.startswith('  File "')]
+    return tuple(frame for frame in frames if "/infini_run/crews/" not in frame and '"<string>"' not in frame)[
+        :_FRAMES
+    ]
+
+
+def _read(path: str) -> str:
+    """The text of a file that a rank wrote; empty: there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -24,12 +45,11 @@ def read_error_file(path: str) -> str:
     try:
         if not _is_plain(os.fstat(fd)):
             return ""
-        text = os.read(fd, _MOST).decode("utf-8", "replace")
+        return os.read(fd, _MOST).decode("utf-8", "replace")
     except OSError:
         return ""
     finally:
         os.close(fd)
-    return _one_line(_message(text))
 
 
 def _is_plain(found: os.stat_result) -> bool:

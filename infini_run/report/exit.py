@@ -32,6 +32,8 @@ class Exit:
         log: The path of its log; empty: none.
         error_message: The message in its error file.
         last_lines: Its last lines on stderr.
+        python_stack: Where its Python was when it crashed, or was stopped for a hang: frames, innermost first. Known
+            of ranks that run a Python function.
         status: Its last STATUS= (sd_notify(3)).
         watchdog_reason: Why the watchdog stopped the job because of it: it hung, or was not ready in time. Empty:
             no.
@@ -60,6 +62,7 @@ class Exit:
     log: str = ""
     error_message: str = ""
     last_lines: tuple[str, ...] = ()
+    python_stack: tuple[str, ...] = ()
     status: str = ""
     watchdog_reason: str = ""
     lost: bool = False

@@ -1,0 +1,94 @@
+"""Crew.map: several iterables, chunks, a limit of time, results as they come."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+
+import infini_run as ir
+
+
+def times(ctx, pair):
+    return pair[0] * pair[1]
+
+
+def sleep(ctx, seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+@pytest.fixture
+def sleepers():
+    with ir.Crew(sleep, nproc_per_node=2, grace=1) as crew:
+        for rank in range(2):  # both are up
+            crew.worker(rank).ask(0).result()
+        yield crew
+
+
+@pytest.mark.parametrize("chunksize", [1, 2, 100])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_several_iterables_are_mapped_together_in_chunks_or_not(chunksize, ordered):
+    with ir.Crew(times, nproc_per_node=2) as crew:
+        results = crew.map(range(7), itertools.count(1), chunksize=chunksize, ordered=ordered)
+        assert sorted(results) == [n * (n + 1) for n in range(7)]
+
+
+def test_results_in_order_even_in_chunks():
+    with ir.Crew(lambda ctx, n: n, nproc_per_node=3) as crew:
+        assert list(crew.map(range(1000), chunksize=7)) == list(range(1000))
+        assert list(crew.map([], chunksize=7)) == []
+
+
+def test_without_order_the_first_to_end_comes_first(sleepers):
+    assert list(sleepers.map([0.5, 0.01], ordered=False)) == [0.01, 0.5]
+    assert list(sleepers.map([0.5, 0.01])) == [0.5, 0.01]
+
+
+def test_a_limit_that_has_passed_raises_and_cancels_the_rest(sleepers):
+    begin_s = time.monotonic()
+    results = sleepers.map([0.01, *[0.5] * 100], timeout_s=3, ordered=False)
+    assert next(results) == 0.01
+    with pytest.raises(TimeoutError, match=r"within 3 s"):
+        list(results)
+    assert sleepers.ask(0).result() == 0
+    assert time.monotonic() - begin_s < 20
+
+
+def test_a_limit_beyond_any_clock_is_none(sleepers):
+    assert list(sleepers.map([0, 0], timeout_s=1e12)) == [0, 0]
+
+
+def test_the_first_failure_ends_the_map_without_order_too():
+    def serve(ctx, n):
+        if n == 5:
+            raise ValueError("five")
+        return n
+
+    with ir.Crew(serve, nproc_per_node=2) as crew, pytest.raises(ValueError, match="five"):
+        list(crew.map(range(100), ordered=False, chunksize=2))
+
+
+def test_items_are_taken_as_there_is_room():
+    taken = itertools.count()
+    endless = (next(taken) for _ in itertools.count())
+    with ir.Crew(lambda ctx, n: n) as crew:
+        results = crew.map(endless, ordered=False, chunksize=3)
+        assert len(set(itertools.islice(results, 30))) == 30
+        results.close()
+        assert next(taken) < 1000
+
+
+@pytest.mark.parametrize("given", [{"chunksize": 0}, {"chunksize": 1.5}, {"timeout_s": -1}])
+def test_arguments_that_make_no_sense_are_refused_at_once(sleepers, given):
+    with pytest.raises(ir.UsageError):
+        sleepers.map([1], **given)
+    with pytest.raises(ir.UsageError, match="at least one"):
+        sleepers.map()
+
+
+def test_what_does_not_pickle_in_a_chunk_is_named(sleepers):
+    with pytest.raises(ir.UnpicklableError, match=r"task\.items\[1\]"):
+        list(sleepers.map([0, threading.Lock()], chunksize=2))

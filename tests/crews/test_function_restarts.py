@@ -1,0 +1,104 @@
+"""Restarts of a launch of a function: all ranks, fresh processes, the same call, as often as asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import infini_run as ir
+from tests.support.waiting import until
+
+WAYS = {"exec": (), "fork": ["fractions"]}
+NAMES = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "MASTER_PORT", "INFINI_RUN_ID")
+
+
+@pytest.fixture(params=WAYS)
+def preload(request):
+    return WAYS[request.param]
+
+
+def fail_until(restart, folder, data=b""):
+    worker = ir.this_worker()
+    (folder / f"{worker.restarts}.{worker.rank}").write_text(
+        " ".join([str(os.getpid()), *map(os.environ.get, NAMES)])
+    )
+    if worker.restarts < restart and worker.rank == 1:
+        raise ValueError(f"attempt {worker.restarts}")
+    return worker.restarts, len(data)
+
+
+@pytest.mark.parametrize("size", [0, 5_000_000])
+def test_all_ranks_are_started_again_after_a_failure(tmp_path, preload, size):
+    launcher = ir.Launcher(nproc_per_node=2, preload=preload, max_restarts=2, restart_delay=0)
+    result = launcher.run(fail_until, 2, tmp_path, bytes(size))
+    assert list(result) == [(2, size)] * 2
+    attempts = [(tmp_path / f"{restart}.1").read_text().split() for restart in range(3)]
+    assert [words[1:3] for words in attempts] == [["0", "2"], ["1", "2"], ["2", "2"]]
+    assert len({words[0] for words in attempts}) == 3
+    assert len({words[4] for words in attempts}) == 3
+
+
+def test_one_failure_too_many_is_raised_with_the_number_of_restarts(tmp_path, capfd):
+    with pytest.raises(ValueError, match="attempt 1") as caught:
+        ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=0).run(fail_until, 5, tmp_path)
+    assert "after 1 restart of all ranks" in caught.value.__notes__
+    assert "infini-run: restart 1 of 1 in 0 ms: rank 1 on" in capfd.readouterr().err
+
+
+def test_a_rank_that_is_killed_is_started_again_with_the_others(tmp_path, preload):
+    def die_once(folder):
+        worker = ir.this_worker()
+        if worker.restarts == 0 and worker.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return worker.restarts
+
+    launcher = ir.Launcher(nproc_per_node=2, preload=preload, max_restarts=1, restart_delay=0)
+    assert list(launcher.run(die_once, tmp_path)) == [1, 1]
+
+
+def test_a_pool_restarts_launches(tmp_path):
+    with ir.Pool(nproc_per_node=2, preload=["fractions"], max_restarts=1, restart_delay=0) as pool:
+        assert list(pool.run(fail_until, 1, tmp_path)) == [(1, 0)] * 2
+
+
+def test_a_launch_that_is_stopped_while_it_waits_is_not_started_again(tmp_path):
+    launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
+    handle = launcher.start(fail_until, 5, tmp_path)
+    until(lambda: handle.restarts == 1)
+    handle.stop()
+    assert handle.wait(30)
+    with pytest.raises(ir.InfiniRunError, match="stopped before"):
+        handle.result()
+
+
+def test_the_limit_of_the_whole_launch_ends_a_delay_too(tmp_path):
+    launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=9, restart_delay=3600, timeout_s=5)
+    begin_s = time.monotonic()
+    with pytest.raises(ir.LaunchTimeout, match="within 5 s"):
+        launcher.run(fail_until, 99, tmp_path)
+    assert time.monotonic() - begin_s < 60
+
+
+def test_an_interrupt_during_a_delay_ends_the_launch(tmp_path):
+    launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
+
+    def interrupt():
+        until(lambda: (tmp_path / "0.1").exists())
+        time.sleep(0.5)  # into the delay; before it the test holds as well
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        launcher.run(fail_until, 5, tmp_path)
+    thread.join()
+
+
+@pytest.mark.parametrize("flag", [{"max_restarts": -1}, {"restart_delay": "soon"}])
+def test_flags_of_restarts_that_make_no_sense_are_refused_where_the_launcher_is_made(flag):
+    with pytest.raises(ir.UsageError):
+        ir.Launcher(**flag)
