@@ -86,7 +86,7 @@ class Observers:
             self._display.end()
 
     def close(self) -> str:
-        """End the launch and write the trace. Safe twice. Return the reason if that was not possible, else an empty text."""
+        """End the launch and write the trace. Return the reason if that was not possible, else "". Safe twice."""
         if self._display is not None:
             self._display.close()
         if self._sampler is not None:
