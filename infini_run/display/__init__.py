@@ -1,1 +1,1 @@
-"""For people who watch: the live table, traces, plots. Nothing here changes what a launch does."""
+"""The live table, traces and plots. Nothing here changes a launch."""

@@ -1,7 +1,7 @@
-"""The table of --live: when it is drawn, and out of what.
+"""The table of --live: when it is drawn, and its rows.
 
-Drawn when something happens, at most five times a second, and once a second besides: what a rank uses changes
-without an event, so a display needs a clock. Nothing of this runs without --live.
+It is drawn after events, at most five times a second, and once a second in any case: CPU and memory change without
+an event. None of this runs without --live.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Sampling = Callable[[Mapping[int, tuple[Worker, float]], float], dict[int, Usage]]
 
     class Outcome(Protocol):
-        """What became of the ranks so far."""
+        """The state of the ranks so far."""
 
         def exits(self) -> tuple[Exit, ...]: ...
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
         def is_interrupted(self) -> bool: ...
 
     class Lines(Protocol):
-        """What a group knows of what its workers have said, by index."""
+        """A group, as far as the table reads it: the output and signs of life of each worker."""
 
         def line(self, worker: int) -> bytes:
-            """What it wrote last."""
+            """Return the last line of its output."""
 
         def status(self, worker: int) -> bytes:
-            """Its last STATUS=."""
+            """Return its last STATUS=."""
 
         def activity(self, worker: int) -> tuple[int, int]:
-            """When it last said something, and last WATCHDOG=1 (monotonic, nanoseconds)."""
+            """Return the times of its last output or message and of its last WATCHDOG=1 (CLOCK_MONOTONIC, ns)."""
 
 
 _GAP_S = 0.2  # between two frames
@@ -51,10 +51,14 @@ TICK_S = 1.0  # the clock
 
 
 class LaunchView:
-    """A launch on one node, to look at.
+    """A launch on one node, as the table reads it.
 
-    outcome: what became of its ranks so far. sample: what those that live use, by pid; given each one's worker and
-    when it started (monotonic). host: the node's name, where there are several.
+    Args:
+        plan: The plan of the launch.
+        group: The output and signs of life of its ranks.
+        outcome: Returns the state of its ranks so far.
+        sample: Returns the use of CPU, memory and GPUs by pid, for live ranks with their start (CLOCK_MONOTONIC).
+        host: The node's name, if there are several nodes; else empty.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class LaunchView:
         self.pids: set[int] = set()
 
     def on_event(self, event: Event) -> None:
-        """Take one event of the group in."""
+        """Record one event of the group."""
         if event.kind == "started":
             self.pids.add(event.pid)
         elif event.kind in ("hung", "late"):
@@ -87,14 +91,14 @@ class LaunchView:
         self._is_stopping = True
 
     def on_disconnect(self) -> None:
-        """The node has gone: nobody knows what becomes of its ranks."""
+        """Note that the connection to the node was lost: the end of its live ranks is not known."""
         self._lost_s = time.time()
 
     def has(self, rank: int) -> bool:
         return rank in self._indexes
 
     def rows(self, now_s: float) -> list[Row]:
-        """Of all its ranks. now_s: monotonic."""
+        """Return the rows of all its ranks. now_s: CLOCK_MONOTONIC in seconds."""
         exits = self._outcome().exits()
         self._refresh(exits, now_s)
         return [self._row(exit_) for exit_ in exits]
@@ -131,7 +135,7 @@ class LaunchView:
         )
 
     def _state(self, exit_: Exit, sample: Usage) -> tuple[str, int]:
-        """Of one that lives. A rank that was silent too long hangs until it says something."""
+        """Return the state of a live rank. A rank that hangs does so until its next sign of life."""
         kind, since_ns = self._findings.get(exit_.rank, ("", 0))
         if exit_.start_s is None:
             return "waiting", LIVE
@@ -146,7 +150,7 @@ class LaunchView:
         return ("ready" if exit_.ready_s is not None else "running"), LIVE
 
     def last_line(self, rank: int) -> str:
-        """What it wrote last, or last said in STATUS=."""
+        """Return the last line of its output, or its last STATUS= if there is none."""
         index = self._indexes[rank]
         line = plain(self._group.line(index))
         if line:
@@ -155,7 +159,7 @@ class LaunchView:
 
 
 def living(plan: Plan, exits: Sequence[Exit], now_s: float) -> dict[int, tuple[Worker, float]]:
-    """Of each pid that lives: its worker, and when it started (monotonic)."""
+    """Return, for the pid of each live rank, its worker and its start (CLOCK_MONOTONIC in seconds)."""
     epoch_s, workers = time.time() - now_s, {worker.rank: worker for worker in plan.workers}
     return {
         e.pid: (workers[e.rank], e.start_s - epoch_s)
@@ -165,7 +169,13 @@ def living(plan: Plan, exits: Sequence[Exit], now_s: float) -> dict[int, tuple[W
 
 
 class LiveTable:
-    """The table on one screen: of one node's ranks, or of those of several. footer: a line below the ranks."""
+    """The table on one terminal, of the ranks of one or several nodes.
+
+    Args:
+        screen: The terminal.
+        environ: The launcher's environment, for the colours.
+        footer: Returns a line for below the ranks.
+    """
 
     def __init__(self, screen: TerminalArea, environ: Mapping[str, str], footer: Callable[[], str] = str) -> None:
         self._screen = screen
@@ -173,42 +183,42 @@ class LiveTable:
         self._footer = footer
         self._launches: dict[int, LaunchView] = {}  # by node
         self._begin_s = time.time()
-        self._drawn_s = self._due_s = self._looked_s = 0.0
+        self._drawn_s = self._due_s = self._sampled_s = 0.0
         self.shown: set[int] = set()  # ranks that have a line now
 
-    # ---- what happens
+    # ---- the launch
 
     def begin(self, launch_view: LaunchView, node: int = 0) -> None:
         self._launches[node] = launch_view
         self._due_s = 0.0
 
     def on_event(self, event: Event, node: int = 0) -> None:
-        """Take one event of a node in."""
+        """Record one event of a node."""
         if node in self._launches:
             self._launches[node].on_event(event)
         if event.kind == "forwarded":
             self.note_signal(event.signal)
 
     def note_signal(self, number: int) -> None:
-        """We were told this one."""
+        """Draw again after a signal that the launcher got: a shell or a resize may have changed the screen."""
         if number == SIGCONT:
             self._screen.leave_in_place()  # the shell wrote below it meanwhile
-        if number in (SIGCONT, SIGWINCH):  # what is on the screen is not what we drew
+        if number in (SIGCONT, SIGWINCH):  # the screen has changed under the table
             self._due_s = 0.0
 
     def stop(self, node: int | None = None) -> None:
-        """Ranks are being stopped: a node's, or all."""
+        """Note that the ranks of a node are being stopped. None: those of all nodes."""
         for at, launch_view in self._launches.items():
             if node in (None, at):
                 launch_view.stop()
 
     def on_disconnect(self, node: int) -> None:
-        """That node has gone."""
+        """Note that the connection to a node was lost."""
         if node in self._launches:
             self._launches[node].on_disconnect()
 
     def print_above(self, text: str) -> bool:
-        """Above the table. False: there is none, or nobody sees it."""
+        """Print text above the table. Return False if there is no table, or if it cannot be seen now."""
         if not self.is_seen:
             return False
         self._screen.print_above(text)
@@ -217,24 +227,24 @@ class LiveTable:
 
     @property
     def is_seen(self) -> bool:
-        """There is a table, and a screen for it that is ours now."""
+        """Whether there is a table, on a terminal whose foreground is the launcher or a rank of this node."""
         return bool(self._launches) and not self._screen.is_gone and self._screen.is_ours(self._pids())
 
     def _pids(self) -> set[int]:
-        """Ranks may have the foreground; those of other nodes are others here."""
+        """The process groups of this node that may have the foreground."""
         return self._launches[0].pids if len(self._launches) == 1 and 0 in self._launches else set()
 
     # ---- when
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """Until the next frame, or what was asked for; None: for ever."""
+        """Return the seconds until the next frame, at most `asked_s`. None: there is no limit."""
         if not self._launches or self._screen.is_gone:
             return asked_s
         wait_s = max(0.0, self._due_s - time.monotonic())
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
     def run_due(self) -> None:
-        """Something has happened, or the time is up."""
+        """Draw the table if that is due. Call it after events and timeouts."""
         now_s = time.monotonic()
         self._due_s = min(self._due_s, self._drawn_s + _GAP_S)
         if self._launches and not self._screen.is_gone and now_s >= self._due_s:
@@ -243,12 +253,12 @@ class LiveTable:
     def is_usage_due(self) -> bool:
         """Whether it is time to ask other nodes what their ranks use: once a second, while the table is seen."""
         now_s = time.monotonic()
-        is_due = now_s - self._looked_s >= TICK_S * 0.9 and self.is_seen
-        self._looked_s = now_s if is_due else self._looked_s
+        is_due = now_s - self._sampled_s >= TICK_S * 0.9 and self.is_seen
+        self._sampled_s = now_s if is_due else self._sampled_s
         return is_due
 
     def end(self) -> None:
-        """The group is about to be closed, or all of them: the last frame stays."""
+        """Draw the last frame, which stays on the screen, before the group is closed."""
         if any(launch_view.pids for launch_view in self._launches.values()) and not self._screen.is_gone:
             self._draw(time.monotonic())
         self._launches.clear()
@@ -257,7 +267,7 @@ class LiveTable:
     def close(self) -> None:
         self._screen.close()
 
-    # ---- what
+    # ---- drawing
 
     def _draw(self, now_s: float) -> None:
         self._drawn_s, self._due_s = now_s, now_s + TICK_S
@@ -280,7 +290,7 @@ class LiveTable:
 
 
 def _end_state(exit_: Exit, is_interrupted: bool) -> tuple[str, int]:
-    """is_interrupted: the user has ended this one himself."""
+    """Return the state of a rank that has ended, and its kind. is_interrupted: the user ended it by Ctrl-C."""
     if is_interrupted:
         return "interrupted", OVER
     if exit_.start_failure:

@@ -1,6 +1,7 @@
-"""What watches a launch for people: the table of --live and the trace of --trace, told what happens by NodeLaunch.
+"""The observers of a launch: the table of --live and the trace of --trace. NodeLaunch gives them its events.
 
-Not imported where neither was asked for. What cannot be had is refused here, before anything starts.
+They are imported only if one of the two flags is given. A flag that cannot be honoured is refused here, before any
+rank starts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on
 
 
 class Observers:
-    """Of one launch, all its attempts. Usable from several threads if the caller serialises the calls."""
+    """The observers of one launch, for all its attempts. Any thread may call, one at a time."""
 
     def __init__(self, trace: ChromeTrace | None, display: LiveTable | None) -> None:
         self._trace = trace
@@ -34,7 +35,7 @@ class Observers:
         self._sampler: Sampler | None = None
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
-        """The ranks are about to be started. outcome: what became of them so far."""
+        """Begin an attempt, before its ranks start. outcome: returns the state of the ranks so far."""
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
@@ -54,38 +55,38 @@ class Observers:
             self._display.on_event(event)
 
     def stop(self) -> None:
-        """The ranks are being stopped."""
+        """Note that the ranks are being stopped."""
         if self._trace is not None:
             self._trace.stop()
         if self._display is not None:
             self._display.stop()
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """How long to wait at most. Only a table needs a clock."""
+        """Return the seconds until the next frame or count, at most `asked_s`. None: there is no limit."""
         if self._trace is not None:
             asked_s = self._trace.timeout_s(asked_s)
         return asked_s if self._display is None else self._display.timeout_s(asked_s)
 
     def run_due(self) -> None:
-        """Something has happened, or the time is up."""
+        """Draw the table and count output, if that is due. Call it after events and timeouts."""
         if self._trace is not None:
             self._trace.run_due()
         if self._display is not None:
             self._display.run_due()
 
     def print_above(self, text: str) -> bool:
-        """A line for the user above the table; False: there is none."""
+        """Print a line above the table. Return False if there is no table."""
         return self._display is not None and self._display.print_above(text)
 
     def end(self) -> None:
-        """The group is about to be closed. Another attempt may follow."""
+        """End the attempt, before its group is closed. Another attempt may follow."""
         if self._trace is not None:
             self._trace.end()
         if self._display is not None:
             self._display.end()
 
     def close(self) -> str:
-        """The launch is over: write the trace. Safe twice. Why that was not possible, or ""."""
+        """End the launch and write the trace. Return the reason if that was not possible, else "". Safe twice."""
         if self._display is not None:
             self._display.close()
         if self._sampler is not None:
@@ -124,13 +125,13 @@ def open_observers(
 
 
 def check_names(options: Options) -> None:
-    """Raises UsageError: trace and report are one file."""
+    """Check that the trace and the report are two files. Raises UsageError: they are one."""
     if options.trace and options.report and _target("trace", options.trace) == _target("report", options.report):
         raise UsageError(f"--trace={options.trace} and --report={options.report} are one file: give two names")
 
 
 def _target(flag: str, path: str) -> tuple[str, str]:
-    """The folder and the name that a file is renamed to: links lead to a folder, a link itself is replaced."""
+    """Return the folder, with its links followed, and the name that a file is renamed to."""
     from infini_run.plan.program import absolute
 
     folder, name = os.path.split(absolute(flag, path))
@@ -143,7 +144,7 @@ def open_display(
     print_line: Callable[[str], None] | None,
     footer: Callable[[], str] = str,
 ) -> LiveTable | None:
-    """`auto` is silent about what it does without."""
+    """Open the live table, if it was asked for and is possible. Only live="on" gives the reason if it is not."""
     if options.live == "off":
         return None
     is_asked = options.live == "on"

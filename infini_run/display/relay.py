@@ -1,9 +1,9 @@
-"""The agent's side of --live and --trace: what happens on this node, told to the head as frames. It stands where
-Seeing stands, and is imported only where the head asks for it.
+"""The agent's side of --live and --trace: it sends events and counts to the head in frames. To NodeLaunch it looks
+like Observers. It is imported only if the head asks for it.
 
-Events go at once. What ranks have written is counted, for a trace, when something has happened, at most ten times a
-second. What they use is looked at when the head asks, and at no other time: it asks once a second, for a table that
-somebody sees, and not again before it has the answer. Times are this node's CLOCK_MONOTONIC, in nanoseconds.
+Events are sent at once. For a trace, output is counted after events, at most ten times a second. CPU and memory are
+read only when the head asks: once a second, while its table can be seen, and after the answer to the last request.
+Times are this node's CLOCK_MONOTONIC, in nanoseconds.
 """
 
 from __future__ import annotations
@@ -26,8 +26,13 @@ MOST_LINES = 500  # that one answer has
 
 
 class ObserverRelay:
-    """send: gets what there is to tell, of plain types. has_room: whether the head takes more than what it must have.
-    counts: whether it is asked how much ranks have written."""
+    """The observers of a launch whose head is elsewhere.
+
+    Args:
+        send: Sends a message of plain types to the head.
+        has_room: Returns whether the connection takes messages that may be left out.
+        counts: The head asks for the counts of the output.
+    """
 
     def __init__(self, send: Callable[[list[Any]], None], has_room: Callable[[], bool], *, counts: bool) -> None:
         self._send = send
@@ -40,14 +45,14 @@ class ObserverRelay:
         self._outcome: Callable[[], Outcome] | None = None
         self._sampler: Sampler | None = None
         self._live: set[int] = set()  # indices of workers
-        self._volumes: dict[int, tuple[int, int]] = {}  # as they were told last
+        self._volumes: dict[int, tuple[int, int]] = {}  # as they were sent last
         self._next_ns = 0
         self._is_behind = False
 
-    # ---- as Seeing
+    # ---- as Observers
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
-        """The ranks are about to be started."""
+        """Begin an attempt, before its ranks start."""
         self._plan, self._group, self._outcome = plan, group, outcome
         self._live.clear()
         self._volumes.clear()

@@ -1,7 +1,7 @@
-"""A terminal on which some lines are drawn again and again, in place, below what was there before.
+"""Lines at the bottom of a terminal that are drawn again and again in place.
 
-No mode of the terminal is ever changed, and between two frames the cursor stands below the last one: whatever ends
-us, SIGKILL too, leaves a terminal in order. Never blocks: who has pressed Ctrl-S must not hold a job up.
+No mode of the terminal is ever changed, and between two frames the cursor stands below the last one: so even after
+SIGKILL the terminal is in order. Nothing blocks: a user who has pressed Ctrl-S does not delay the job.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-BACKLOG_LIMIT = 1 << 16  # of lines for a terminal that takes none
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: how long for who does not read, at the end
+BACKLOG_LIMIT = 1 << 16  # bytes, for a terminal that takes none
+_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: the longest wait for a reader at the end
 
 
 class TerminalArea:
-    """fd: the terminal's, which stays the caller's."""
+    """The lines that are drawn on one terminal. fd: its descriptor, which stays the caller's."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -28,7 +28,7 @@ class TerminalArea:
         self.is_gone = False  # hung up: nothing more is drawn
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines; 80 and 24 where the terminal does not say."""
+        """Return columns and lines; 80 and 24 if the terminal does not know them."""
         try:
             columns, lines = os.get_terminal_size(self._fd)
         except OSError:
@@ -36,8 +36,10 @@ class TerminalArea:
         return columns or 80, lines or 24
 
     def is_ours(self, groups: Container[int]) -> bool:
-        """Whether we, or one of these process groups, are in the foreground: in the background a shell has the
-        terminal. One that is not our controlling terminal is nobody's."""
+        """Return whether this process or one of `groups` is in the foreground.
+
+        It counts as so on a terminal that is not the controlling one.
+        """
         try:
             front = os.tcgetpgrp(self._fd)
         except OSError:
@@ -45,30 +47,37 @@ class TerminalArea:
         return front == os.getpgrp() or front in groups
 
     def draw(self, lines: Sequence[str], width: int) -> bool:
-        """Draw these lines over the last ones; none is wider than `width`, and all fit. False: not now, the terminal
-        has not taken all of the last frame."""
+        """Draw these lines over the last ones.
+
+        Args:
+            lines: The lines; none is wider than `width`, and all fit.
+            width: The columns of the frame.
+
+        Returns:
+            False if the terminal has not taken all of the last frame; then nothing is drawn.
+        """
         if not self._flush():
             return False
         columns, _ = self.size()
         # A window that became narrower may have wrapped what is there (most terminals do, xterm does not), so that
-        # nobody knows how high it is now.
+        # its height is not known.
         start = self._above() if self._width < columns else "\x1b[H\x1b[J"
         self._put(start + "".join(f"\x1b[2K{line}\r\n" for line in lines) + "\x1b[J")
         self._height, self._width = len(lines), width
         return True
 
     def print_above(self, text: str) -> None:
-        """Lines that stay, where the drawn ones were; those are drawn anew below."""
+        """Print lines that stay, at the place of the drawn ones, which come below with the next frame."""
         if self._writer.waiting < BACKLOG_LIMIT:
             self._put(f"{self._above()}\x1b[J{text.rstrip()}\n".replace("\n", "\r\n"))
             self.leave_in_place()
 
     def leave_in_place(self) -> None:
-        """What is drawn stays, and the next frame comes below it."""
+        """Leave the drawn lines as they are; the next frame comes below them."""
         self._height = self._width = 0
 
     def close(self) -> None:
-        """Wait a little for a terminal that has not taken everything."""
+        """Wait for a slow terminal, one second at most, and draw nothing more."""
         if not self._writer.finish():
             wait(self._writer, _READER_S)
         self._writer.close()

@@ -1,1 +1,1 @@
-"""What the kernel offers: files, processes, cgroups, polling. Nothing here knows of a launch."""
+"""Files, processes, cgroups, polling: the kernel's services. Nothing here knows of a launch."""

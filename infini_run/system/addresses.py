@@ -13,7 +13,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 
 def read_hosts() -> str:
-    """What is in /etc/hosts; "" where it cannot be read."""
+    """Return the text of /etc/hosts; empty if it cannot be read."""
     try:
         with open(HOSTS, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()
@@ -22,7 +22,7 @@ def read_hosts() -> str:
 
 
 def unreachable_reason(address: str, hosts: str) -> str:
-    """Why other nodes cannot use the address; "" where nothing speaks against it. `hosts`: what is in /etc/hosts."""
+    """Return why other nodes cannot use the address; empty: they may. hosts: the text of /etc/hosts."""
     why = _own(address)
     if why:
         return f"{address} is {why}"
@@ -37,13 +37,13 @@ def unreachable_reason(address: str, hosts: str) -> str:
 
 
 def _known(name: str, hosts: str) -> list[str]:
-    """The addresses that /etc/hosts has for a name (hosts(5))."""
+    """Return the addresses that /etc/hosts has for a name (hosts(5))."""
     rows = (line.partition("#")[0].lower().split() for line in hosts.splitlines())
     return [row[0] for row in rows if name in row[1:]]
 
 
 def _own(address: str) -> str:
-    """What keeps a numeric address within one machine or one link; "" for any other, and for a name."""
+    """Return why a numeric address stays within one machine or link; empty for any other, and for a name."""
     packed = _packed(address)
     if packed[:12] == _MAPPED:
         packed = packed[12:]

@@ -1,7 +1,7 @@
-"""What is let go of in a child that the host program forks (os.fork, multiprocessing): a copy of a pipe's end that
-stays open there would keep a rank, or us, waiting for an end that never comes.
+"""In a child that the host program forks (os.fork, multiprocessing), objects close their copies of descriptors: a
+copy of a pipe's end that stays open there would keep a rank, or the launcher, waiting for the end of the pipe.
 
-The one rule: whoever opens descriptors is known here before it starts anything.
+The one rule: an object that opens descriptors is registered here before it starts anything.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
     class ForkAware(Protocol):
         def after_fork_in_child(self) -> None:
-            """Close the copies, and touch nothing that is the parent's. Safe twice, and on what is half made."""
+            """Close the copies, and touch nothing of the parent. Safe twice, and on an object that is half made."""
 
 
 _known: WeakSet[ForkAware] = WeakSet()
 
 
 def call_in_forked_children(owner: ForkAware) -> None:
-    """Call its `after_fork_in_child` in every child that is forked as long as it is there."""
+    """Call `owner.after_fork_in_child` in every forked child, as long as the owner exists."""
     _known.add(owner)
 
 
 def _after_fork_in_child() -> None:
-    with ExitStack() as all_of_them:  # whatever one of them raises
+    with ExitStack() as all_of_them:  # even if one of them raises
         for owner in list(_known):
             all_of_them.callback(owner.after_fork_in_child)
         _known.clear()

@@ -1,4 +1,4 @@
-"""What to wait for, and what to call then. One descriptor for all of it, which somebody else may wait for."""
+"""Descriptors and their handlers, behind one epoll descriptor that others may wait for, too."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ READ, WRITE, EDGE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLET
 
 
 def poll_ms(timeout_s: float | None) -> float | None:
-    """For poll(2) and epoll_wait(2), which take 24 days at most: who waits for longer looks and waits again."""
+    """Return the timeout of poll(2) and epoll_wait(2), 24 days at most: a longer wait is several calls."""
     return None if timeout_s is None or timeout_s == float("inf") else min(max(0.0, timeout_s * 1000), 2**31 - 1)
 
 
 class Poller:
-    """An epoll with a handler for each descriptor. What is the same as before costs no system call.
+    """An epoll with a handler for each descriptor. A change to the same events costs no system call.
 
     Call `unwatch` before a descriptor is closed: the kernel's set holds files, not numbers (epoll(7), Q6).
     """
@@ -30,8 +30,10 @@ class Poller:
         return self._epoll.fileno()
 
     def watch(self, fd: int, events: int, handler: Callable[[], None]) -> None:
-        """Call `handler` when it is ready: READ, WRITE, both, or 0 for neither, a hang-up included. EDGE: only when
-        it has become so once more."""
+        """Call `handler` when the descriptor is ready for READ or WRITE, or hangs up (0: only then).
+
+        EDGE: only when it has become ready again.
+        """
         before = self._watched[fd][0] if fd in self._watched else 0
         if not events:
             self.unwatch(fd)
@@ -43,12 +45,12 @@ class Poller:
             self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Safe for one that is not watched."""
+        """Stop watching the descriptor. Safe for one that is not watched."""
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def poll(self, timeout_s: float | None) -> None:
-        """Wait until something is ready, at most so long (None: for ever), and call its handlers."""
+        """Wait until a descriptor is ready, and call the handlers. timeout_s: at most; None: for ever."""
         for fd, _ in self._epoll.poll(None if (wait_ms := poll_ms(timeout_s)) is None else wait_ms / 1000):
             watched = self._watched.get(fd)  # a handler before this one may have closed it
             if watched is not None:

@@ -1,4 +1,4 @@
-"""Which limit was hit, when a process, a descriptor or memory could not be had: fork(2), pipe(2), getrlimit(2)."""
+"""The limit that was hit when a process, a descriptor or memory could not be had: fork(2), pipe(2), getrlimit(2)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LIMITS = {
 
 
 def with_limit_hint(error: StartError) -> StartError:
-    """The same error in a sentence: who, which step, the system's word, and the limit."""
+    """Return the error with a sentence: the rank, the step, the system's message and the limit."""
     return _explained(error, "nothing can" if error.rank is None else f"rank {error.rank} cannot")
 
 
 def explain_command(error: StartError, program: str) -> StartError:
-    """The same of a command that reaches other nodes: its only worker is no rank."""
+    """Return the same for a command that reaches other nodes, whose only worker is no rank."""
     return _explained(StartError(str(error), error.step, error.errno), f"{program} cannot")
 
 

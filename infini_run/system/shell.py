@@ -1,5 +1,5 @@
-"""Words as a POSIX shell reads them, and where it finds a program: as shlex and shutil, whose imports cost 5 ms each,
-have them."""
+"""Words as a POSIX shell reads them, and the search of PATH: the parts of shlex and shutil, whose imports take 5 ms
+each."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def quoted(word: str) -> str:
-    """One that a shell reads as that word, whatever is in it."""
+    """Return text that a shell reads as this word."""
     return word if word and _PLAIN.issuperset(word) else enclosed(word)
 
 
 def enclosed(word: str) -> str:
-    """The same, in quotes even where none are needed."""
+    """Return the same, always in quotes."""
     return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
 def joined(words: Iterable[str]) -> str:
-    """A line that a shell splits into those words."""
+    """Return a line that a shell splits into these words."""
     return " ".join(map(quoted, words))
 
 
 def find_program(name: str, path: str) -> str:
-    """The program's file, as execvp(3) finds it; "" where there is none."""
+    """Return the program's file, as execvp(3) finds it; empty if there is none."""
     files = (os.path.join(folder, name) for folder in path.split(":"))
     return next((file for file in files if os.path.isfile(file) and os.access(file, os.X_OK)), "")

@@ -256,7 +256,7 @@ def test_a_rank_that_says_itself_that_it_hangs_is_believed_without_any_timeout(i
     assert "  status: lost the mesh\n" in text
 
 
-def test_a_job_that_is_suspended_for_a_hang_fails_with_1_and_ten_lines(infini_run, tmp_path):
+def test_a_job_that_is_stopped_for_a_hang_fails_with_1_and_ten_lines(infini_run, tmp_path):
     report = tmp_path / "report"
     command = infini_run(
         *("--nproc_per_node=3", "--hang_timeout=500ms", "--on_hang=stop", f"--report={report}", "--grace=200ms"),
