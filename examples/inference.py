@@ -13,6 +13,7 @@ import argparse
 import random
 import socket
 import struct
+import sys
 import sysconfig
 from collections import Counter, defaultdict
 from itertools import accumulate, pairwise
@@ -162,6 +163,8 @@ def main():
     flags.add_argument("--prompts", nargs="*", default=["import ", "def ", "class "])
     flags.add_argument("--cancel-after", type=int, default=0, help="letters of the last text")
     flags = flags.parse_args()
+    if not all(flags.prompts):
+        sys.exit("--prompts: an empty prompt has no letter to go on from")
 
     with ir.Crew(Writer, nproc=flags.workers, watchdog_s=30) as crew:
         endpoint = crew.worker(0).ask(("listen",)).result()

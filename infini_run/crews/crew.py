@@ -72,6 +72,8 @@ class Crew:
         drain_s: how long `close` waits for tasks that were accepted, in seconds.
         max_events: how many emitted objects and results of `send` are kept for `events`, before workers are made to
             wait.
+        max_tasks_per_child: a worker that has done so many tasks ends in order (its `stop` runs) and is started again
+            in a fresh process; no task is lost, and it counts as no failure. None: never.
         env: the workers' whole environment, None: this process's. On other hosts it is added to that of a login,
             None: the variables that jobs commonly need.
         cwd: the directory in which workers start; None: the current one.
@@ -101,6 +103,7 @@ class Crew:
         grace: float | None = None,
         drain_s: float = _DRAIN_S,
         max_events: int = 10_000,
+        max_tasks_per_child: int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
@@ -114,6 +117,8 @@ class Crew:
         limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
         if not isinstance(max_events, int) or max_events < 1:
             raise UsageError(f"max_events={max_events!r}: give a whole number above 0")
+        if max_tasks_per_child is not None and (type(max_tasks_per_child) is not int or max_tasks_per_child < 1):
+            raise UsageError(f"max_tasks_per_child={max_tasks_per_child!r}: give a whole number above 0, or None")
         policy = check(NEVER if restart is None else restart)
         hello = Hello(
             path=path_of_workers(target),
@@ -130,7 +135,9 @@ class Crew:
         self.nproc = spawner.world_size
         self._tasks = count()
         self._drain_s = limits.drain_s
-        self._supervisor = CrewSupervisor(spawner, hello, policy, limits, max_events=max_events)
+        self._supervisor = CrewSupervisor(
+            spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks_per_child or 0
+        )
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
         self._supervisor.start()

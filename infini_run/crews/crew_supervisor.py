@@ -44,12 +44,16 @@ class CrewSupervisor(Supervisor):
         spawner, hello, limits: as for a Supervisor.
         restart: the policy.
         max_events: how many events that count are kept before workers are made to wait.
+        max_tasks: a worker's process is replaced after so many tasks; 0: never.
     """
 
-    def __init__(self, spawner: Spawner, hello: Hello, restart: Restart, limits: Limits, *, max_events: int) -> None:
+    def __init__(
+        self, spawner: Spawner, hello: Hello, restart: Restart, limits: Limits, *, max_events: int, max_tasks: int = 0
+    ) -> None:
         super().__init__(spawner, hello, limits, spawner.close)
         self._restart = restart
         self._budget = Budget(restart)
+        self._max_tasks = max_tasks
         self.events = EventQueue(max_events, self.wake)
         self.failure: CrewFailed | None = None
         self._causes: list[BaseException] = []
@@ -79,12 +83,21 @@ class CrewSupervisor(Supervisor):
 
     def serve(self, worker: SupervisedWorker) -> None:
         while worker.state in ("ready", "busy"):
+            if self._max_tasks and worker.taken >= self._max_tasks:
+                if not worker.handed:
+                    self._replace(worker)
+                return
             if worker.held and len(worker.handed) < _OWN_AHEAD:
                 worker.hand(worker.held.popleft())
             elif not worker.held and self._shared and len(worker.handed) < self._ahead():
                 worker.hand(self._shared.popleft())
             else:
                 return
+
+    def _replace(self, worker: SupervisedWorker) -> None:
+        """It has done as many tasks as one process may: end it in order, then start it again. No failure."""
+        worker.handle("drain")
+        self._plan_restart({worker.rank}, time.monotonic())
 
     def _ahead(self) -> int:
         """How many tasks a worker may have. Fewer when few are left, so that at the end none waits behind a long
@@ -195,12 +208,23 @@ class CrewSupervisor(Supervisor):
     def _restart_due(self) -> None:
         now_s = time.monotonic()
         for pending in list(self._restarts):
-            if self.phase == "RUNNING" and pending.due_s <= now_s and self._can_start(pending):
+            if (
+                (self.phase == "RUNNING" or self._is_needed(pending))
+                and pending.due_s <= now_s
+                and self._can_start(pending)
+            ):
                 self._restarts.remove(pending)
                 try:
                     self._start_workers(sorted(pending.ranks))
                 except InfiniRunError as error:
                     self._fail([*self._causes, error])
+
+    def _is_needed(self, pending: PendingRestart) -> bool:
+        """While the crew drains: there are accepted tasks that only these workers can do."""
+        if self.phase != "DRAINING" or not self._max_tasks:
+            return False
+        has_own = any(self.workers[rank].held for rank in pending.ranks)
+        return has_own or bool(self._shared and not any(worker.is_live for worker in self.workers))
 
     def _fail(self, causes: Sequence[BaseException]) -> None:
         """Fail the crew: all workers are stopped, and every task that waits fails."""

@@ -97,6 +97,7 @@ class SupervisedWorker:
         self.failed_while = ""  # its state before it failed
         self.last_sign_s = 0.0  # when it was last heard from (monotonic)
         self.deadline_s: float | None = None  # of what it is expected to do (monotonic)
+        self.taken = 0  # tasks that this process was handed
         self._extended_s = 0.0
         self._has_failed = self._has_ended_in_order = self._has_exited = False
 
@@ -210,6 +211,7 @@ class SupervisedWorker:
             self.last_sign_s = time.monotonic()
             self._set_deadline(self._supervisor.limits.watchdog_s)
         self.handed[job.task] = job
+        self.taken += 1
         self.handle("hand")
         self.post(Task(task=job.task, body=job.body))
 

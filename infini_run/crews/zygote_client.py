@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
     from infini_run.report.report import Report
 
+_LONGEST_S = 2e6  # 23 days: a socket waits no longer (poll(2) counts milliseconds in an int)
 _END_S = 15.0  # how long a zygote may take to end a launch by SIGKILL; the core gives up after 5
 
 
@@ -66,7 +67,7 @@ class ZygoteProcess:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
         an import failed; StartError: the zygote has ended, or takes too long."""
         try:
-            self._control.settimeout(timeout_s)
+            self._control.settimeout(None if timeout_s is None else min(timeout_s, _LONGEST_S))
             send_with_fds(self._control, hello)
             answer: Any = receive_with_fds(self._control)
             self._control.settimeout(None)

@@ -45,3 +45,10 @@ def test_a_text_that_nobody_wants_any_more_ends_in_its_middle(alone):
     assert last.startswith(alone[1][:20])
     assert last.endswith("... (cancelled)")
     assert len(last) < 1000
+
+
+def test_an_empty_prompt_is_refused_before_anything_starts():
+    words = [sys.executable, str(PROGRAM), "--prompts", "import ", ""]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "--prompts: an empty prompt has no letter to go on from\n"

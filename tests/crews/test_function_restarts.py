@@ -102,3 +102,11 @@ def test_an_interrupt_during_a_delay_ends_the_launch(tmp_path):
 def test_flags_of_restarts_that_make_no_sense_are_refused_where_the_launcher_is_made(flag):
     with pytest.raises(ir.UsageError):
         ir.Launcher(**flag)
+
+
+def test_limits_of_a_year_are_limits(preload):
+    year_s = 366 * 86400.0
+    launcher = ir.Launcher(preload=preload, timeout_s=year_s, agent_timeout_s=year_s, hang_timeout=year_s)
+    assert launcher.run(int)[0] == 0
+    with ir.Crew(lambda ctx, n: n, preload=preload, watchdog_s=year_s, ready_timeout_s=year_s) as crew:
+        assert crew.ask(1).result(year_s) == 1
