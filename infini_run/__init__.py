@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
+    from infini_run.crews.errors import DrainTimeout
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.future import Ask
     from infini_run.crews.handle import LaunchHandle
@@ -80,6 +81,7 @@ __all__ = [
     "CrewFailed",
     "CrewStatus",
     "DeviceError",
+    "DrainTimeout",
     "Event",
     "Exit",
     "HangSnapshot",
@@ -143,7 +145,12 @@ _HOMES |= dict.fromkeys(
 _HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
-_HOMES |= {"CrewEvent": "crews.event_queue", "Crew": "crews.crew", "Ask": "crews.future"}
+_HOMES |= {
+    "DrainTimeout": "crews.errors",
+    "CrewEvent": "crews.event_queue",
+    "Crew": "crews.crew",
+    "Ask": "crews.future",
+}
 _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {"WorkerHandle": "crews.worker_handle"}
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}

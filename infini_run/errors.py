@@ -10,6 +10,7 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── LinkError           1     a connection between nodes broke, or was not what it should be
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it (a TimeoutError, too)
+├── DrainTimeout        1     a crew's tasks were not done within its drain_s (a TimeoutError, too; crews/errors.py)
 ├── ChannelError        1     a message could not be sent or received (channel/errors.py)
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 │   ├── WorkerDied            a worker with work to do has ended; its exit is at hand

@@ -25,8 +25,6 @@ from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, task_map
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.system.exit_hooks import close_at_exit, closed
-from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,15 +39,15 @@ if TYPE_CHECKING:
     from infini_run.crews.spawner import Spawner
     from infini_run.report.failures import CrewFailed
 
-_DRAIN_S = 30.0
 _MAP_AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 
 
 class Crew:
     """Long-lived workers, and a channel to each.
 
-    Leaving the `with` block closes it; an exception that leaves the block does so without waiting for tasks that are
-    not done.
+    Leaving the `with` block closes it, once the tasks that were accepted are done; an exception that leaves the block
+    does so without waiting for them. A crew that nothing refers to, and one that is open when the interpreter exits,
+    finishes its tasks too.
 
     Args:
         target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, if
@@ -69,9 +67,9 @@ class Crew:
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
             both limits.
         grace: seconds from the stop signal to SIGKILL; None: 10.
-        drain_s: how long `close` waits for tasks that were accepted, in seconds.
-        max_events: how many emitted objects and results of `send` are kept for `events`, before workers are made to
-            wait.
+        drain_s: how long `close` waits for tasks that were accepted, in seconds; None: no limit.
+        max_events: how many unread events (emitted objects, results of `send`) are kept for each worker. At this
+            number the worker waits, if the program reads events; otherwise the oldest is dropped, and counted.
         max_tasks_per_child: a worker that has done so many tasks ends in order (its `stop` runs) and is started again
             in a fresh process; no task is lost, and it counts as no failure. None: never.
         env: the workers' whole environment, None: this process's. On other hosts it is added to that of a login,
@@ -101,7 +99,7 @@ class Crew:
         ready_timeout_s: float = 0.0,
         watchdog_s: float = 0.0,
         grace: float | None = None,
-        drain_s: float = _DRAIN_S,
+        drain_s: float | None = None,
         max_events: int = 10_000,
         max_tasks_per_child: int | None = None,
         env: Mapping[str, str] | None = None,
@@ -134,12 +132,9 @@ class Crew:
             spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
         self._tasks = count()
-        self._drain_s = limits.drain_s
         self._supervisor = CrewSupervisor(
             spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks_per_child or 0
         )
-        call_in_forked_children(self)
-        self._exit_number = close_at_exit(self)
         self._supervisor.start()
 
     def __repr__(self) -> str:
@@ -197,25 +192,29 @@ class Crew:
         if not iterables:
             raise UsageError("map(): give at least one iterable of tasks")
         options = MapOptions(timeout_s, chunksize, ordered)
-        return task_map(self.ask, options.tasks_of(iterables), _MAP_AHEAD * self.nproc, options)
+        return task_map(
+            self.ask, options.tasks_of(iterables), _MAP_AHEAD * self.nproc, options, self._supervisor.on_thread_waits
+        )
 
     def _ask(self, task: object, rank: int | None) -> Ask:
         body = dump(task, "task")
         self._check_open()
-        ask = Ask(next(self._tasks), self._cancel)
+        supervisor = self._supervisor  # and not self: a call that waits for its turn keeps no crew
+        ask = Ask(next(self._tasks), supervisor)
         job = PendingTask(ask.task, body, ask, shared=rank is None)
-        self._supervisor.call(lambda: self._supervisor.submit(job, rank))
+        supervisor.call(lambda: supervisor.submit(job, rank))
         return ask
 
     def _send(self, task: object, rank: int) -> int:
         body = dump(task, "task")
         self._check_open()
         job = PendingTask(next(self._tasks), body, None, shared=False)
-        self._supervisor.call(lambda: self._supervisor.submit(job, rank))
+        supervisor = self._supervisor
+        supervisor.call(lambda: supervisor.submit(job, rank))
         return job.task
 
     def _cancel(self, task: int) -> None:
-        self._supervisor.call(lambda: self._supervisor.cancel(task))
+        self._supervisor.cancel_task(task)
 
     def _check_open(self) -> None:
         if self._supervisor.failure is not None:
@@ -284,42 +283,28 @@ class Crew:
     def close(self, *, drain: bool = True) -> CrewStatus:
         """End the crew: accept no more tasks, let the workers end, stop what is left, free everything.
 
-        It takes at most drain_s and the grace, unless a worker asked for more time (ctx.extend). Safe twice, from
-        several threads, and again after an exception (Ctrl-C) came while it waited. In a callback of an Ask it does
-        not wait.
+        Safe twice, from several threads, and again after an exception (Ctrl-C) came while it waited. In a callback of
+        an Ask it does not wait.
 
         Args:
-            drain: wait until the tasks that were accepted are done, at most drain_s seconds; False: do not.
+            drain: wait until the tasks that were accepted are done, at most drain_s seconds, unless a worker asks for
+                more time (ctx.extend); False: do not.
 
         Returns:
             How it ended; `problems` has a sentence for everything that did not go in order.
         """
-        self._ask_end(drain)
-        self._supervisor.join()
-        closed(self._exit_number)
+        self._supervisor.close(drain=drain)
         return self.status()
 
     async def aclose(self, *, drain: bool = True) -> CrewStatus:
         """As `close`, for asyncio."""
-        self._ask_end(drain)
+        self._supervisor.begin_to_close(drain=drain)
         await self._supervisor.events.wait_over()
         return self.close()
-
-    def _ask_end(self, drain: bool) -> None:
-        supervisor = self._supervisor
-        supervisor.call((lambda: supervisor.drain(self._drain_s)) if drain else supervisor.halt)
 
     def _raise_failure(self) -> None:
         if self._supervisor.failure is not None:
             raise self._supervisor.over_error()
-
-    def close_at_exit(self) -> None:
-        """The interpreter exits: end the workers while there is one."""
-        self.close(drain=False)
-
-    def after_fork_in_child(self) -> None:
-        """In a forked child, to which the crew does not belong."""
-        self._supervisor.after_fork_in_child()
 
     def __enter__(self) -> Self:
         return self
@@ -327,9 +312,13 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(drain=kind is None)
+        try:
+            self.close(drain=kind is None)
+        except BaseException:  # Ctrl-C while it waited for the tasks
+            self.close(drain=False)
+            raise
         if kind is None:
-            self._raise_failure()
+            self._raise_end()
 
     async def __aenter__(self) -> Self:
         return self
@@ -337,14 +326,25 @@ class Crew:
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.aclose(drain=kind is None)
+        try:
+            await self.aclose(drain=kind is None)
+        except BaseException:  # the coroutine was cancelled while it waited for the tasks
+            await self.aclose(drain=False)
+            raise
         if kind is None:
-            self._raise_failure()
+            self._raise_end()
+
+    def _raise_end(self) -> None:
+        """Raise the reason why accepted tasks were not done, if there is one."""
+        self._raise_failure()
+        if self._supervisor.drain_error is not None:
+            raise self._supervisor.drain_error
 
     def __del__(self) -> None:
-        """Nothing refers to it any more: end the workers, with a warning."""
+        """Nothing refers to it any more: the supervisor goes on until the tasks are done, then ends. No wait here:
+        this may be called anywhere, in a thread that holds any lock."""
         supervisor = self.__dict__.get("_supervisor")
-        if supervisor is not None and supervisor.phase != "CLOSED":
-            warn(f"{self!r} was dropped while its workers ran: close it", ResourceWarning, stacklevel=2)
-            supervisor.call(supervisor.halt)
-            supervisor.join()
+        if supervisor is not None and supervisor.phase == "RUNNING":
+            what = "; the tasks that are left are finished first" if supervisor.has_work else ""
+            warn(f"{self!r} was dropped while its workers ran: close it{what}", ResourceWarning, stacklevel=2)
+            supervisor.begin_to_close(drain=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.pending_task import Limits
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.spawner import Spawner
+
+_LONGEST_S = sys.float_info.max  # all that is not infinite
 
 
 def make_spawner(
@@ -38,10 +41,12 @@ def make_spawner(
     return ForkSpawner(preload, nproc=count, **given)
 
 
-def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float) -> Limits:
+def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> Limits:
     """Return the limits of a crew. Raises UsageError: one is no number of seconds."""
+    drain_s = float("inf") if drain_s is None else drain_s
     given = {"ready_timeout_s": ready_timeout_s, "watchdog_s": watchdog_s, "drain_s": drain_s}
     for name, value in given.items():
-        if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        most = float("inf") if name == "drain_s" else _LONGEST_S
+        if not isinstance(value, (int, float)) or not 0 <= value <= most:
             raise UsageError(f"{name}={value!r}: give a number of seconds, 0 or more")
     return Limits(**{name: float(value) for name, value in given.items()})

@@ -17,7 +17,7 @@ class WorkerStatus:
 
     rank: its rank. state: as in docs/crews.md. pid, host: of its latest process; 0 and "": it has had none. restarts:
     how often it was started again. tasks: how many it has, begun or waiting. text, done, of: what it last reported by
-    ctx.status and ctx.progress.
+    ctx.status and ctx.progress. dropped: how many of its events were dropped, because nobody read them.
     """
 
     rank: int
@@ -29,6 +29,7 @@ class WorkerStatus:
     text: str
     done: float
     of: float
+    dropped: int = 0
 
 
 @record
@@ -50,14 +51,14 @@ def crew_status(supervisor: CrewSupervisor) -> CrewStatus:
     """The status of a supervisor's crew."""
     return CrewStatus(
         phase=supervisor.phase,
-        workers=tuple(map(_worker_status, supervisor.workers)),
+        workers=tuple(_worker_status(worker, supervisor.events.drops[worker.rank]) for worker in supervisor.workers),
         waiting=supervisor.waiting,
         failure=supervisor.failure,
         problems=tuple(supervisor.problems),
     )
 
 
-def _worker_status(worker: SupervisedWorker) -> WorkerStatus:
+def _worker_status(worker: SupervisedWorker, dropped: int) -> WorkerStatus:
     process = worker.process
     return WorkerStatus(
         rank=worker.rank,
@@ -69,4 +70,5 @@ def _worker_status(worker: SupervisedWorker) -> WorkerStatus:
         text=worker.status,
         done=worker.progress[0],
         of=worker.progress[1],
+        dropped=dropped,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from threading import Event
 
+from infini_run.crews.errors import DrainTimeout
 from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.protocol import Cancelled, Done, Failed
 from infini_run.crews.restart_policy import Budget, ranks_to_restart
@@ -12,6 +14,8 @@ from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import death_error
 from infini_run.errors import InfiniRunError
 from infini_run.report.failures import CrewFailed, WorkerDied
+from infini_run.system.exit_hooks import close_at_exit, closed
+from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
 _OWN_AHEAD = 64  # tasks that only it may do
 _CAUSES = 100  # of failures are kept, the last ones
+_NAMED = 8  # workers that an error names
 
 
 class PendingRestart:
@@ -38,7 +43,8 @@ class PendingRestart:
 
 
 class CrewSupervisor(Supervisor):
-    """events: what has happened. failure: why the crew has ended by itself; None: it has not.
+    """events: what has happened. failure: why the crew has ended by itself; None: it has not. drain_error: which
+    tasks were not done when the time for them was over; None: there were none.
 
     Args:
         spawner, hello, limits: as for a Supervisor.
@@ -60,6 +66,15 @@ class CrewSupervisor(Supervisor):
         self._shared: deque[PendingTask] = deque()
         self._restarts: list[PendingRestart] = []
         self._drain_end_s = float("inf")
+        self._is_halted = False  # nothing is started again, and tasks fail
+        self._idle: list[Event] = []  # to set when there is no work
+        self.drain_error: DrainTimeout | None = None
+
+    def start(self) -> None:
+        """As Supervisor.start."""
+        call_in_forked_children(self)
+        self._exit_number = close_at_exit(self)
+        super().start()
 
     # ---- tasks
 
@@ -113,8 +128,11 @@ class CrewSupervisor(Supervisor):
             if not job.shared or job.started:
                 self._fail_task(job, worker, death_error(worker))
 
-    def cancel(self, task: int) -> None:
-        """Cancel a task by its number."""
+    def cancel_task(self, task: int) -> None:
+        """Cancel a task by its number, from any thread."""
+        self.call(lambda: self._cancel(task))
+
+    def _cancel(self, task: int) -> None:
         for job in self._shared:
             if job.task == task:
                 self._shared.remove(job)
@@ -162,8 +180,16 @@ class CrewSupervisor(Supervisor):
             CrewEvent(kind=kind, rank=worker.rank, host=host, time_s=time.time(), restarts=restarts, **more)
         )
 
-    def is_backlogged(self) -> bool:
-        return self.events.is_full
+    def is_backlogged(self, worker: SupervisedWorker) -> bool:
+        return self.events.is_full(worker.rank)
+
+    def on_thread_waits(self) -> None:
+        """The current thread waits for an answer: it reads no events meanwhile."""
+        self.events.readers.leave_thread()
+
+    def on_coroutine_waits(self) -> None:
+        """The current task of asyncio waits for an answer: it reads no events meanwhile."""
+        self.events.readers.leave_task()
 
     # ---- failures and restarts
 
@@ -181,7 +207,8 @@ class CrewSupervisor(Supervisor):
         """Start workers again, or fail the crew if this was one failure too many."""
         assert worker.cause is not None
         self._causes = [*self._causes, worker.cause][-_CAUSES:]
-        if self.phase != "RUNNING" or self.failure is not None:
+        is_needless = self.phase != "RUNNING" and not self.tasks_left and worker.failed_while != "busy"
+        if self.failure is not None or self._is_halted or is_needless:
             self.problems.append(str(worker.cause))
             return
         now_s = time.monotonic()
@@ -208,34 +235,19 @@ class CrewSupervisor(Supervisor):
     def _restart_due(self) -> None:
         now_s = time.monotonic()
         for pending in list(self._restarts):
-            if (
-                (self.phase == "RUNNING" or self._is_needed(pending))
-                and pending.due_s <= now_s
-                and self._can_start(pending)
-            ):
+            if pending.due_s <= now_s and self._can_start(pending):
                 self._restarts.remove(pending)
                 try:
                     self._start_workers(sorted(pending.ranks))
                 except InfiniRunError as error:
                     self._fail([*self._causes, error])
 
-    def _is_needed(self, pending: PendingRestart) -> bool:
-        """While the crew drains: there are accepted tasks that only these workers can do."""
-        if self.phase != "DRAINING" or not self._max_tasks:
-            return False
-        has_own = any(self.workers[rank].held for rank in pending.ranks)
-        return has_own or bool(self._shared and not any(worker.is_live for worker in self.workers))
-
     def _fail(self, causes: Sequence[BaseException]) -> None:
         """Fail the crew: all workers are stopped, and every task that waits fails."""
         if self.failure is None:
             self.failure = _crew_failed(causes, self._restart)
             self.failure.__cause__ = causes[0] if causes else None
-        self._restarts.clear()
-        self.drain(0.0)
-        for worker in self.workers:
-            self.halt_worker(worker, str(self.failure).partition("\n")[0])
-        self._refuse_all()
+        self._halt(str(self.failure).partition("\n")[0])
 
     def _refuse_all(self) -> None:
         """Fail the tasks that no worker has."""
@@ -259,13 +271,65 @@ class CrewSupervisor(Supervisor):
 
     def halt(self) -> None:
         """End now; tasks that are not done fail."""
+        self._halt("the crew was closed")
+
+    def _halt(self, why: str) -> None:
+        self._is_halted = True
+        self._restarts.clear()
         self.drain(0.0)
         self._refuse_all()
         for worker in self.workers:
-            self.halt_worker(worker, "the crew was closed")
+            self.halt_worker(worker, why)
 
     def drain_left_s(self) -> float:
         return max(0.001, self._drain_end_s - time.monotonic())
+
+    @property
+    def tasks_left(self) -> int:
+        """How many tasks have not ended."""
+        return len(self._shared) + sum(len(worker.handed) + len(worker.held) for worker in self.workers)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether tasks, or calls that may bring some, are left. For other threads."""
+        return bool(self._calls or self.tasks_left)
+
+    def wait_idle(self, limit_s: float) -> bool:
+        """Wait until every task that was accepted has ended, at most so long; return whether that is so. For other
+        threads."""
+        self.on_thread_waits()
+        event = Event()
+        self.call(lambda: self._idle.append(event))
+        if self.phase == "CLOSED":
+            return True
+        return event.wait(None if limit_s == float("inf") else limit_s)
+
+    def _tell_idle(self) -> None:
+        waiting, self._idle = self._idle, []
+        for event in waiting:
+            event.set()
+
+    def finish_at_exit(self) -> None:
+        """The interpreter exits: finish what was accepted, as leaving a `with` block does."""
+        if not self.wait_idle(self.limits.drain_s):
+            self.call(lambda: self.drain(0.0))
+            self.join()
+            if self.drain_error is not None:
+                raise self.drain_error
+
+    def close_at_exit(self) -> None:
+        """The interpreter exits: end the workers while there is one."""
+        self.close(drain=False)
+
+    def close(self, *, drain: bool) -> None:
+        """End, from another thread, and wait until everything is freed. drain: do what was accepted first."""
+        self.begin_to_close(drain=drain)
+        self.join()
+
+    def begin_to_close(self, *, drain: bool) -> None:
+        """As `close`, without waiting."""
+        self.on_thread_waits()
+        self.call((lambda: self.drain(self.limits.drain_s)) if drain else self.halt)
 
     def _due_s(self) -> float | None:
         dues = [super()._due_s(), *(pending.due_s for pending in self._restarts if self._can_start(pending))]
@@ -275,28 +339,55 @@ class CrewSupervisor(Supervisor):
 
     def _advance(self) -> None:
         self._restart_due()
+        if self._idle and not self.tasks_left:
+            self._tell_idle()
         if self.phase == "DRAINING":
             self._drain_workers()
-            if all(worker.is_settled for worker in self.workers):
+            if all(worker.is_settled for worker in self.workers) and not self._restarts:
                 self.phase = "EXITED"
                 self._refuse_all()
         if self.phase == "EXITED":
             self._end_all()
 
     def _drain_workers(self) -> None:
-        """Tell each worker to end as soon as it has been handed all its tasks; it does them first."""
-        if time.monotonic() >= self._drain_end_s:
+        """Tell the workers to end once no task is left: until then one that fails is started again, and another may
+        get its tasks. When the time is over they are told at once."""
+        is_late = time.monotonic() >= self._drain_end_s
+        if is_late:
+            self._note_tasks_left()
+            self._is_halted = True
+            self._restarts.clear()
             self._refuse_all()
         elif self._shared:
             return
+        elif not self.tasks_left:
+            self._restarts.clear()
         for worker in self.workers:
-            if worker.is_live and not worker.held:
+            if worker.is_live and (is_late or not (worker.held or worker.handed)):
                 worker.handle("drain")
+
+    def _note_tasks_left(self) -> None:
+        """Note in `drain_error` which tasks are not done, once."""
+        if not self.tasks_left or self._is_halted:
+            return
+        having = [worker for worker in self.workers if worker.handed or worker.held]
+        parts = [f"{len(worker.handed) + len(worker.held)} of rank {worker.rank}" for worker in having[:_NAMED]]
+        if len(having) > _NAMED:
+            parts.append(f"others of {len(having) - _NAMED} more ranks")
+        if self._shared:
+            parts.append(f"{len(self._shared)} that no worker had yet")
+        text = (
+            f"the crew was closed, and {self.tasks_left} accepted tasks were not done within "
+            f"drain_s={self.limits.drain_s:g}: {', '.join(parts)}"
+        )
+        self.drain_error = DrainTimeout(text, self.tasks_left, tuple(worker.rank for worker in having))
 
     def _on_workers_ended(self) -> None:
         self._refuse_all()
 
     def _on_closed(self) -> None:
+        closed(self._exit_number)
+        self._tell_idle()
         self.events.end()
 
 

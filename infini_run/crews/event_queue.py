@@ -1,29 +1,33 @@
-"""What a crew tells: events in the order in which they came, each to one reader, a thread or a coroutine.
+"""The events of a crew, in the order in which they came, each for one reader, a thread or a coroutine.
 
-Nothing is dropped. What workers say for the sake of saying it (emitted, and the results of what was sent and not
-asked) counts against a limit: beyond it they are not listened to until somebody has read.
+Unread events are bounded, for each worker. Of status and progress the latest is kept. Events that count (emitted, and
+the results of `send`) have a limit: at it, the worker is not read while the crew has a reader (event_readers.py);
+without one, the oldest is dropped, and an event `dropped` in its place says how many were. So no answer waits for
+events that nobody reads.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
+from itertools import count
 
+from infini_run.crews.event_readers import EventReaders
+from infini_run.crews.loop_waiters import LoopWaiters
 from infini_run.crews.protocol import NO_TASK, Body, Failed
 from infini_run.crews.remote_exception import to_exception
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from asyncio import Future as AsyncFuture
     from collections.abc import Callable
     from typing import Any
 
     from infini_run.report.failures import WorkerDied
 
-_COUNTED = ("emitted", "done", "failed")
+_COUNTED = ("emitted", "done", "failed", "cancelled")
+_LATEST = ("status", "progress")
 
 
 @record
@@ -31,8 +35,9 @@ class CrewEvent:
     """Something that a worker did, or that happened to it.
 
     kind: started, ready, status (text), progress (done, of), emitted (value), done (value), failed (error) and
-    cancelled of what was sent and not asked; died (error: a WorkerDied), restarting (in delay_s), stopped. task: the
-    number of the one that it belongs to; -1: none. restarts: how often this worker was started again so far. time_s:
+    cancelled of what was sent and not asked; died (error: a WorkerDied), restarting (in delay_s), stopped; dropped
+    (count: how many events, which nobody read, stood in this one's place). task: the number of the one that it
+    belongs to; -1: none. restarts: how often this worker was started again so far. time_s:
     since the epoch.
     """
 
@@ -47,6 +52,7 @@ class CrewEvent:
     done: float = 0.0
     of: float = 0.0
     delay_s: float = 0.0
+    count: int = 0
     body: Body = Body()
     problem: Failed | WorkerDied | None = None
 
@@ -62,30 +68,63 @@ class CrewEvent:
 
 
 class EventQueue:
-    """The events that nobody has read yet. limit: of those that count. on_room: called when there is room again."""
+    """The events that nobody has read yet.
+
+    Args:
+        limit: of the events that count, for each worker.
+        on_room: called when workers that were at the limit may be read again.
+    """
 
     def __init__(self, limit: int, on_room: Callable[[], None]) -> None:
         self._limit = limit
         self._on_room = on_room
         self._changed = threading.Condition()
-        self._events: deque[CrewEvent] = deque()
-        self._counted = 0
-        self._waiting: list[tuple[AbstractEventLoop, AsyncFuture[None]]] = []
-        self._was_full = False
+        self._waiters = LoopWaiters()
+        self._numbers = count()
+        self._events: OrderedDict[int, CrewEvent] = OrderedDict()
+        self._counted: defaultdict[int, deque[int]] = defaultdict(deque)  # numbers of events that count, by rank
+        self._latest: dict[tuple[int, str], int] = {}  # by rank and kind
+        self._gaps: dict[int, int] = {}  # the number of the event `dropped`, by rank
+        self._full: set[int] = set()  # ranks that were at the limit
+        self._unread_drops: defaultdict[int, int] = defaultdict(int)
+        self.drops: defaultdict[int, int] = defaultdict(int)  # how many events were dropped, by rank
+        self.readers = EventReaders(on_room)
         self.is_over = False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether workers are not to be listened to."""
-        full = self._counted >= self._limit
-        self._was_full = self._was_full or full
-        return full
+    def is_full(self, rank: int) -> bool:
+        """Whether a worker is not to be read."""
+        if len(self._counted[rank]) < self._limit:
+            return False
+        with self._changed:
+            if len(self._counted[rank]) < self._limit or not self.readers:
+                return False
+            self._full.add(rank)
+            return True
 
     def add(self, event: CrewEvent) -> None:
         with self._changed:
-            self._events.append(event)
-            self._counted += event.kind in _COUNTED
+            number = next(self._numbers)
+            if event.kind in _LATEST:
+                self._events.pop(self._latest.get((event.rank, event.kind), -1), None)
+                self._latest[event.rank, event.kind] = number
+            self._events[number] = event
+            if event.kind in _COUNTED:
+                self._counted[event.rank].append(number)
+                self._drop_oldest(event.rank)
             self._wake()
+
+    def _drop_oldest(self, rank: int) -> None:
+        counted = self._counted[rank]
+        while len(counted) > self._limit and not self.readers:
+            number = counted.popleft()
+            if rank in self._gaps:
+                del self._events[number]
+            else:
+                self._gaps[rank] = number
+                event = self._events[number]
+                self._events[number] = replace(event, kind="dropped", task=NO_TASK, body=Body(), problem=None)
+            self._unread_drops[rank] += 1
+            self.drops[rank] += 1
 
     def end(self) -> None:
         """No more come."""
@@ -95,15 +134,11 @@ class EventQueue:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        waiting, self._waiting = self._waiting, []
-        for loop, future in waiting:
-            try:
-                loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:
-                continue  # that loop has been closed, and who waited there with it
+        self._waiters.wake()
 
-    def get(self, timeout_s: float | None, most: int | None = None) -> list[CrewEvent]:
+    def get(self, timeout_s: float | None) -> list[CrewEvent]:
         """What has come, waiting for it at most so long (None: until something comes, or nothing more can)."""
+        self.readers.enter_thread()
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._events and not self.is_over:
@@ -111,46 +146,42 @@ class EventQueue:
                 if left_s is not None and left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            return self._pop(most)
+            return self._take(len(self._events))
 
     async def get_one(self) -> CrewEvent | None:
         """The next one; None: there are no more."""
+        self.readers.enter_task()
         while True:
             with self._changed:
                 if self._events:
-                    return self._pop(1)[0]
+                    return self._take(1)[0]
                 if self.is_over:
                     return None
-                future = self._make_waiter()
+                future = self._waiters.add()
             await future
 
     async def wait_over(self) -> None:
         """Until no more come."""
+        self.readers.leave_task()
         while True:
             with self._changed:
                 if self.is_over:
                     return
-                future = self._make_waiter()
+                future = self._waiters.add()
             await future
 
-    def _make_waiter(self) -> AsyncFuture[None]:
-        from asyncio import get_running_loop
-
-        loop = get_running_loop()
-        future: AsyncFuture[None] = loop.create_future()
-        self._waiting.append((loop, future))
-        return future
-
-    def _pop(self, most: int | None) -> list[CrewEvent]:
-        count = len(self._events) if most is None else min(most, len(self._events))
-        taken = [self._events.popleft() for _ in range(count)]
-        self._counted -= sum(event.kind in _COUNTED for event in taken)
-        if self._was_full and self._counted <= self._limit // 2:
-            self._was_full = False
+    def _take(self, most: int) -> list[CrewEvent]:
+        taken = []
+        for _ in range(most):
+            _, event = self._events.popitem(last=False)
+            if event.kind in _COUNTED:
+                self._counted[event.rank].popleft()
+            elif event.kind == "dropped":
+                del self._gaps[event.rank]
+                event = replace(event, count=self._unread_drops.pop(event.rank))
+            taken.append(event)
+        has_room = {rank for rank in self._full if len(self._counted[rank]) <= self._limit // 2}
+        if has_room:
+            self._full -= has_room
             self._on_room()
         return taken
-
-
-def _resolve(future: AsyncFuture[None]) -> None:
-    if not future.done():
-        future.set_result(None)

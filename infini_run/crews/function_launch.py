@@ -13,6 +13,7 @@ from threading import Condition
 
 from infini_run.crews.future import Ask
 from infini_run.crews.joinable_thread import JoinableThread
+from infini_run.crews.loop_waiters import LoopWaiters
 from infini_run.crews.pending_task import Limits, PendingTask
 from infini_run.crews.protocol import Body, Cancelled, Failed, Task, encode
 from infini_run.crews.supervisor import Supervisor
@@ -108,12 +109,13 @@ class LaunchSupervisor(Supervisor):
         self._start_due_s = self._due_at_s = _NEVER
         self._sender: JoinableThread | None = None
         self._changed = Condition()
+        self._waiters = LoopWaiters()
         self._arrived: deque[tuple[int, Ask]] = deque()
         self.is_over = False
 
     def _set_ranks(self) -> None:
         """Nothing is known of any rank."""
-        self._ranks = [RankState(Ask(_TASK, _ignore)) for _ in self.workers]
+        self._ranks = [RankState(Ask(_TASK)) for _ in self.workers]
         self.asks = [rank.ask for rank in self._ranks]
 
     # ---- the start
@@ -170,7 +172,7 @@ class LaunchSupervisor(Supervisor):
         rank.ask.settle((message, worker.rank, process.host))
         with self._changed:
             self._arrived.append((worker.rank, rank.ask))
-            self._changed.notify_all()
+            self._wake()
 
     def on_event(self, kind: str, worker: SupervisedWorker, **more: Any) -> None:
         if kind == "ready":
@@ -326,10 +328,20 @@ class LaunchSupervisor(Supervisor):
         closed(self._exit_number)
         with self._changed:
             self.is_over = True
-            self._changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        self._waiters.wake()
+
+    def finish_at_exit(self) -> None:
+        """The interpreter exits: wait for the end."""
+        self.join()
 
     def close_at_exit(self) -> None:
-        self.close()
+        """The interpreter exits: stop what runs, within the grace."""
+        self.call(self.stop_all)
+        self.join()
 
     def close(self) -> None:
         """Kill what is left, and wait until all is freed. Safe twice."""
@@ -352,6 +364,17 @@ class LaunchSupervisor(Supervisor):
         """There is a result that `next_result` returns at once."""
         return bool(self._arrived)
 
+    async def next_result_async(self) -> tuple[int, Ask] | None:
+        """As `next_result` without a limit, for asyncio."""
+        while True:
+            with self._changed:
+                if self._arrived:
+                    return self._arrived.popleft()
+                if self.is_over:
+                    return None
+                future = self._waiters.add()
+            await future
+
     def next_result(self, timeout_s: float | None) -> tuple[int, Ask] | None:
         """Wait for a rank's result that was not given out before, and return it with its rank. None: no more will
         come, or none has within `timeout_s` seconds (None: no limit)."""
@@ -362,7 +385,3 @@ class LaunchSupervisor(Supervisor):
 
 def _host(worker: SupervisedWorker) -> str:
     return "" if worker.process is None else worker.process.host
-
-
-def _ignore(task: int) -> None:
-    """Nothing is cancelled in a launch but all of it."""

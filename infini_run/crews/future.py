@@ -1,7 +1,10 @@
 """The future of a task, for threads and for asyncio.
 
-The result is unpickled by the thread that asks for it, not by the one that received it: an import that a result needs
-must not happen in the supervisor's thread while the main thread may hold that module's lock.
+A result and an exception are unpickled by the thread that asks for them, not by the one that received them: an import
+that they need must not happen in the supervisor's thread while the main thread may hold that module's lock. Whether a
+task has failed is known from the kind of its message, before anything is unpickled. So a failure is set as one
+(`set_exception`, with an exception that stands for the one to be made), and `wait`, `as_completed` and callbacks see
+it as concurrent.futures does; `exception` and `result` make the task's own exception when they are called.
 """
 
 from __future__ import annotations
@@ -16,20 +19,49 @@ from infini_run.errors import RemoteError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from typing import Any
+    from collections.abc import Generator
+    from typing import Any, Protocol
 
     Answer = tuple[Done | Failed, int, str]  # whose: rank and host
 
+    class TaskOwner(Protocol):
+        """What an Ask needs of the supervisor that has its task."""
+
+        def cancel_task(self, task: int) -> None:
+            """The result is not wanted any more."""
+
+        def on_thread_waits(self) -> None:
+            """The current thread is about to wait for the result."""
+
+        def on_coroutine_waits(self) -> None:
+            """The current asyncio task is about to wait for the result."""
+
+
+class _PickledError(Exception):
+    """Stands for the exception of a task until somebody asks for that."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
 
 class Ask(Future):  # type: ignore[type-arg]
-    """The result of a task, as a concurrent.futures.Future that can be awaited. task: the task's number, which events
-    about it have."""
+    """The result of a task, as a concurrent.futures.Future that can be awaited, in any event loop.
 
-    def __init__(self, task: int, on_cancel: Callable[[int], None]) -> None:
+    It differs from other futures in two things. A task that runs can be cancelled: the future is cancelled at once,
+    and the task's next ctx.checkpoint raises Cancelled. A result that cannot be unpickled here is a RemoteError of
+    `result` and `exception`, but not for `concurrent.futures.wait`, which does not look at results.
+
+    Args:
+        task: the task's number, which events about it have.
+        owner: the supervisor that has the task; None: the future cannot cancel it.
+    """
+
+    def __init__(self, task: int, owner: TaskOwner | None = None) -> None:
         super().__init__()
         self.task = task
-        self._on_cancel = on_cancel
+        self._owner = owner  # until the end: a future that is kept does not keep its crew
+        self._has_begun = False
         self._opening = RLock()
         self._opened: tuple[object, BaseException | None] | None = None
 
@@ -55,39 +87,59 @@ class Ask(Future):  # type: ignore[type-arg]
             CancelledError: it was cancelled.
             TimeoutError: the time is up.
         """
-        value, error = self._open(super().result(timeout))
+        error = self.exception(timeout)
         if error is not None:
-            raise error
-        return value
+            try:
+                raise error
+            finally:
+                del error  # its traceback has this frame: as a cycle, it would stay until the next collection
+        return self._open(super().result())[0]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
+        owner = self._owner
+        if owner is not None and timeout != 0 and not self.done():
+            owner.on_thread_waits()
         error = super().exception(timeout)
-        return error if error is not None else self._open(super().result(timeout))[1]
+        if error is None:
+            return self._open(super().result())[1]
+        return self._open(error.answer)[1] if isinstance(error, _PickledError) else error
 
     @property
     def has_failed(self) -> bool:
-        """It is done, and `result` raises."""
-        if not self.done() or self.cancelled():
-            return False
-        return super().exception() is not None or isinstance(super().result()[0], Failed)
+        """It is done, and its task has failed."""
+        return self.done() and not self.cancelled() and super().exception() is not None
+
+    def running(self) -> bool:
+        """Return whether a worker has begun with the task, and it has not ended."""
+        return self._has_begun and not self.done()
 
     def cancel(self) -> bool:
         """Cancel it: at once here, and the worker is told if it has begun. Return False if it has ended before."""
         with self._opening:
             if self.cancelled():
                 return True
+            owner = self._owner
             if not super().cancel():
                 return False
-            self.set_running_or_notify_cancel()  # it is: who waits for several of them is told by this
-        self._on_cancel(self.task)
+            self._owner = None
+            self.set_running_or_notify_cancel()  # it is: threads that wait for several futures are told by this
+        if owner is not None:
+            owner.cancel_task(self.task)
         return True
+
+    def begin(self) -> None:
+        """For the supervisor: a worker has begun with the task."""
+        self._has_begun = True
 
     def settle(self, answer: Answer | BaseException) -> None:
         """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
+        self._owner = None
         try:
             if isinstance(answer, BaseException):
                 self.set_exception(answer)
+            elif isinstance(answer[0], Failed):
+                self.set_exception(_PickledError(answer))
             else:
                 self.set_result(answer)
         except InvalidStateError:
@@ -103,6 +155,9 @@ class Ask(Future):  # type: ignore[type-arg]
     def __await__(self) -> Generator[Any, None, Any]:
         from asyncio import wrap_future
 
+        owner = self._owner
+        if owner is not None and not self.done():
+            owner.on_coroutine_waits()
         return wrap_future(self).__await__()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from _thread import RLock
+from warnings import warn
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.protocol import Failed
@@ -14,8 +15,9 @@ from infini_run.errors import InfiniRunError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from types import TracebackType
+    from typing import Any
 
     from typing_extensions import Self
 
@@ -29,8 +31,10 @@ _NOTED = 8  # later failures that an error tells of
 class LaunchHandle:
     """A function that runs on every rank.
 
-    Leaving the `with` block, or `close`, stops it if it still runs; then nothing of it is left. Results are unpickled
-    by the thread that waits for them. Usable from several threads.
+    `await handle` gives what `result` gives; a coroutine that is cancelled while it waits leaves the launch as it
+    is. Leaving the `with` block, or `close`, stops the launch if it still runs; then nothing of it is left. A launch
+    whose handle nothing refers to goes on to its end. Results are unpickled by the thread that waits for them. Usable
+    from several threads.
     """
 
     def __init__(self, launch: LaunchSupervisor) -> None:
@@ -113,6 +117,34 @@ class LaunchHandle:
             raise
         return self.result()
 
+    def __await__(self) -> Generator[Any, None, LaunchResult]:
+        return self._result_async().__await__()
+
+    async def _result_async(self) -> LaunchResult:
+        await self._wait_async()
+        return self.result()
+
+    async def _wait_async(self) -> None:
+        while (found := await self._launch.next_result_async()) is not None:
+            self._open(*found)
+
+    async def follow_async(self) -> LaunchResult:
+        """As `follow`, for asyncio: a coroutine that is cancelled stops the launch."""
+        try:
+            await self._wait_async()
+        except BaseException:
+            await self.stop_async()
+            raise
+        return self.result()
+
+    async def stop_async(self) -> None:
+        """Stop it, and wait until nothing is left; a coroutine that is cancelled meanwhile kills it."""
+        try:
+            self.stop()
+            await self._wait_async()
+        finally:
+            self._launch.close()
+
     def signal(self, number: int, rank: int | None = None) -> int:
         """Send a signal.
 
@@ -172,6 +204,13 @@ class LaunchHandle:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        launch = self.__dict__.get("_launch")
+        if launch is not None and not launch.is_over:
+            warn(
+                f"{self!r} was dropped while its launch runs: wait for it or close it", ResourceWarning, stacklevel=2
+            )
 
 
 def _outcome(launch: LaunchSupervisor) -> LaunchResult:

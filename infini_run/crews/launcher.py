@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from warnings import warn
 from weakref import WeakSet
 
 from infini_run.crews.callables import check_callable_runs, path_of_workers
@@ -18,6 +19,7 @@ from infini_run.crews.launch_restarts import LaunchRestarts, read_failure_option
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
+from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
@@ -26,6 +28,7 @@ from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
     from typing import Any
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from infini_run.crews.protocol import Body
     from infini_run.crews.remote_spawner import RemoteSpawner
     from infini_run.crews.result import LaunchResult
+    from infini_run.crews.shared_spawner import SpawnerHold
     from infini_run.crews.spawner import Spawner
 
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
@@ -42,6 +46,9 @@ _FORKED_FROM = 2  # workers at once, from which on one import for all is faster 
 
 class Launcher:
     """How to run functions on ranks. Each `run` is a launch of its own; several may go on at a time.
+
+    A Launcher holds nothing. As a `with` block it waits at its end for the launches that it has started; an exception
+    that leaves the block stops them.
 
     Args:
         hosts: names of hosts ("a", "b:4") that are reached by ssh or the allocation's own way; "auto": the nodes of
@@ -95,6 +102,7 @@ class Launcher:
         **flags: object,
     ) -> None:
         check_flags(flags, is_crew=False)
+        self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self.hosts = read_hosts(hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
@@ -151,6 +159,43 @@ class Launcher:
         the handle's `result`."""
         return LaunchHandle(self._begin(function, args, kwargs))
 
+    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+        """As `run`, for asyncio: the event loop goes on meanwhile. A coroutine that is cancelled stops the launch,
+        and ends when nothing is left of it."""
+        from asyncio import CancelledError, ensure_future, shield, to_thread, wait
+
+        starting = ensure_future(to_thread(self.start, function, *args, **kwargs))
+        try:
+            handle = await shield(starting)
+        except CancelledError:
+            starting.add_done_callback(_stop_started)  # whatever cancels this one once more
+            await wait([starting])
+            if starting.exception() is None:
+                await starting.result().stop_async()
+            raise
+        return await handle.follow_async()
+
+    def close(self, *, drain: bool = True) -> None:
+        """Wait until no launch of it is left. Safe twice.
+
+        Args:
+            drain: wait for their end; False: stop them, within the grace.
+        """
+        launches = [launch for launch in self._launches if not launch.is_over]
+        try:
+            for launch in launches if drain else ():
+                launch.join()
+        finally:
+            _stop(launches)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
     def _begin(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> LaunchSupervisor:
@@ -183,6 +228,7 @@ class Launcher:
             display=open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         )
         launch.start()
+        self._launches.add(launch)
         return launch
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
@@ -243,18 +289,23 @@ class Launcher:
 
 class Pool(Launcher):
     """A Launcher whose `preload` is imported already, so that a launch takes milliseconds. Each launch has processes
-    of its own. Arguments and errors are those of Launcher. Leaving the `with` block closes it."""
+    of its own. Arguments and errors are those of Launcher.
+
+    Leaving the `with` block closes it once its launches have ended; an exception that leaves the block stops them. A
+    pool that nothing refers to ends with its last launch.
+    """
 
     def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
         check_may_launch()
         super().__init__(*given, preload=preload or (), **more)
-        self._launches: WeakSet[LaunchSupervisor] = WeakSet()
-        self._spawner: Spawner | None = self._make_spawner(None, stays=True)
+        spawner = self._make_spawner(None, stays=True)
+        self._hold: SpawnerHold | None = SharedSpawner(spawner).hold()
+        self._is_open = bool(self.preload or self.hosts)
         call_in_forked_children(self)
         self._exit_number = close_at_exit(self)
         try:
-            if self.preload or self.hosts:
-                self._spawner.open()  # type: ignore[attr-defined]
+            if self._is_open:
+                spawner.open()  # type: ignore[attr-defined]
         except BaseException:
             self.close()
             raise
@@ -262,45 +313,73 @@ class Pool(Launcher):
     def _begin(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> LaunchSupervisor:
-        if self._spawner is None:
+        body = self._pack(function, args, kwargs)
+        own = self._hold
+        hold = own.another() if own is not None else None
+        if hold is None:
             raise UsageError("this Pool was closed: no function can be run in it any more")
-        launch = self._launch(self._spawner, self._pack(function, args, kwargs), function, _nothing)
-        self._launches.add(launch)
-        return launch
+        try:
+            return self._launch(hold.spawner, body, function, hold.release)
+        except BaseException:
+            hold.release()
+            raise
 
     def _state(self) -> str:
-        return ", closed" if self._spawner is None else ""
+        return ", closed" if self._hold is None else ""
 
-    def close(self) -> None:
-        """End the processes that are held ready, and launches that still run. Safe twice."""
-        spawner, self._spawner = self._spawner, None
-        closed(self._exit_number)
-        for launch in list(self._launches):
-            launch.close()
-        if spawner is not None:
-            spawner.close()
+    def close(self, *, drain: bool = False) -> None:
+        """End the processes that are held ready, and launches that still run. Safe twice.
+
+        Args:
+            drain: wait for the end of its launches; False: stop them.
+        """
+        try:
+            super().close(drain=drain)
+        finally:
+            hold, self._hold = self._hold, None
+            closed(self._exit_number)
+            if hold is not None:
+                hold.release()
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: as `close`."""
+        """The interpreter exits: as `close`. Its launches, which are finished before, are registered themselves."""
         self.close()
 
     def after_fork_in_child(self) -> None:
         """In a forked child, to which nothing of it belongs."""
-        spawner, self._spawner = self._spawner, None
-        if spawner is not None:
-            spawner.after_fork_in_child()
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.spawner.after_fork_in_child()
 
-    def __enter__(self) -> Self:
-        return self
+    def __del__(self) -> None:
+        """Nothing refers to it any more: its spawner ends with the last launch that uses it."""
+        hold = self.__dict__.get("_hold")
+        if hold is None:
+            return
+        self._hold = None
+        running = sum(not launch.is_over for launch in self._launches)
+        if running or self._is_open:
+            what = f"; {running} launches go on to their end" if running else ""
+            warn(f"{self!r} was dropped while it was open: close it{what}", ResourceWarning, stacklevel=2)
+        hold.release()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+
+def _stop(launches: Sequence[LaunchSupervisor]) -> None:
+    """Stop what still runs of these, and wait for the end; an exception that interrupts the wait kills it."""
+    try:
+        for launch in launches:
+            if not launch.is_over:
+                launch.call(launch.stop_all)
+        for launch in launches:
+            launch.join()
+    finally:
+        for launch in launches:
+            launch.close()
 
 
-def _nothing() -> None:
-    return None
+def _stop_started(starting: asyncio.Task[LaunchHandle]) -> None:
+    if starting.exception() is None:
+        starting.result().stop()
 
 
 def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 @record
 class Limits:
     """Seconds; 0: no limit. ready_timeout_s: from a start to Ready. watchdog_s: without a sign of life in a task.
-    drain_s: for what was accepted when the crew is closed. exit_s: from the end of a channel to the exit of its
-    process; an interpreter may be slow."""
+    drain_s: for the tasks that were accepted when the crew is closed; inf: no limit. exit_s: from the end of a
+    channel to the exit of its process; an interpreter may be slow."""
 
     ready_timeout_s: float = 0.0
     watchdog_s: float = 0.0
-    drain_s: float = 0.0
+    drain_s: float = float("inf")
     exit_s: float = 2.0
 
 
@@ -34,3 +34,9 @@ class PendingTask:
         self.ask = ask
         self.shared = shared
         self.started = False
+
+    def begin(self) -> None:
+        """A worker has begun with it."""
+        self.started = True
+        if self.ask is not None:
+            self.ask.begin()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 
 from infini_run.crews import worker_states
 from infini_run.crews.protocol import (
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
         def on_failure(self, worker: SupervisedWorker) -> None: ...
         def stop_process(self, worker: SupervisedWorker) -> None: ...
         def release_process(self, worker: SupervisedWorker) -> None: ...
-        def is_backlogged(self) -> bool: ...
+        def is_backlogged(self, worker: SupervisedWorker) -> bool: ...
         def drain_left_s(self) -> float: ...
 
     Outcome = Done | Failed | Cancelled
@@ -121,7 +122,11 @@ class SupervisedWorker:
         self.is_settled = False
         supervisor = self._supervisor
         self.connection = WorkerConnection(
-            process, supervisor.poller, supervisor.is_backlogged, self._handle_message, self._end_channel
+            process,
+            supervisor.poller,
+            partial(supervisor.is_backlogged, self),
+            self._handle_message,
+            self._end_channel,
         )
         self.handle("start")
         self._supervisor.on_event("started", self, pid=process.pid)
@@ -273,7 +278,7 @@ class SupervisedWorker:
         self.last_sign_s = time.monotonic()
         if isinstance(message, TaskStarted):
             if message.task in self.handed:
-                self.handed[message.task].started = True
+                self.handed[message.task].begin()
         elif isinstance(message, Emit):
             self._supervisor.on_event("emitted", self, task=message.task, body=message.body)
         elif isinstance(message, Failed) and message.task == NO_TASK:
@@ -342,7 +347,7 @@ class SupervisedWorker:
         if self.state == "busy":
             sign_s = max(self.last_sign_s, self.process.last_ping_s())
             self.deadline_s = sign_s + self._supervisor.limits.watchdog_s
-            if self._supervisor.is_backlogged():
+            if self._supervisor.is_backlogged(self):
                 self.renew_deadline()
         if self.state in ("starting", "busy", "stopping"):
             self.deadline_s = max(self.deadline_s, self._extended_s)

@@ -145,8 +145,8 @@ class Supervisor:
     def stop_process(self, worker: SupervisedWorker) -> None:
         """Begin to stop the process of a worker, and what it started."""
 
-    def is_backlogged(self) -> bool:
-        """Workers are not to be read: their events are not taken."""
+    def is_backlogged(self, worker: SupervisedWorker) -> bool:
+        """The worker is not to be read: its events are not taken."""
         return False
 
     def drain_left_s(self) -> float:

@@ -40,7 +40,13 @@ class MapOptions:
         return map(Chunk, iter(lambda: tuple(islice(items, self.chunksize)), ()))
 
 
-def task_map(ask: Callable[[object], Ask], tasks: Iterator[object], ahead: int, options: MapOptions) -> Iterator[Any]:
+def task_map(
+    ask: Callable[[object], Ask],
+    tasks: Iterator[object],
+    ahead: int,
+    options: MapOptions,
+    on_wait: Callable[[], None],
+) -> Iterator[Any]:
     """Yield the result for each item.
 
     Args:
@@ -48,6 +54,7 @@ def task_map(ask: Callable[[object], Ask], tasks: Iterator[object], ahead: int, 
         tasks: taken as there is room, so there may be any number.
         ahead: how many tasks are submitted before the oldest of them has ended.
         options: of Crew.map.
+        on_wait: called before the current thread waits.
 
     Raises:
         BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
@@ -79,6 +86,7 @@ def task_map(ask: Callable[[object], Ask], tasks: Iterator[object], ahead: int, 
         return first if first.done() else None
 
     def wait() -> Ask:
+        on_wait()
         with changed:
             while True:
                 found = failed[0] if failed else next_ended()

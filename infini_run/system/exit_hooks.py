@@ -1,4 +1,9 @@
-"""Objects that own processes are closed when the interpreter exits, the latest first.
+"""What is open when the interpreter exits: its work is finished, then it is closed.
+
+Work is finished where the executors of concurrent.futures finish theirs, in a hook of `threading`, before any atexit
+handler: the program's own handlers may delete what the work needs, and from Python 3.12 on neither a thread nor a
+fork can be started once they run. Threads of the program that are no daemons may still use what is open; it is closed
+after they have ended, by atexit. Ctrl-C while the work is being finished closes everything at once.
 
 The one rule: an object that starts processes is registered here as long as some of them may run. Only weak references
 are held; the class of an object that its users have dropped ends its processes.
@@ -8,8 +13,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import threading
+from contextlib import suppress
 from itertools import count
 from weakref import WeakValueDictionary
+
+from infini_run.errors import InfiniRunError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +27,9 @@ if TYPE_CHECKING:
 
     class Closable(Protocol):
         def close_at_exit(self) -> None:
-            """End the processes, and wait until none is left. Called once, in the main thread."""
+            """End the processes, and wait until none is left. Called once, in the main thread. An owner that accepts
+            work may have a method `finish_at_exit` too, which is called before: it waits until that work is done, and
+            raises InfiniRunError if it will not be; the text is shown."""
 
 
 _numbers = count()
@@ -25,22 +37,41 @@ _open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
 
 
 def close_at_exit(owner: Closable) -> int:
-    """Call `owner.close_at_exit` when the interpreter exits. Return a number for `closed`."""
+    """Finish and close `owner` when the interpreter exits. Return a number for `closed`."""
     number = next(_numbers)
     _open[number] = owner
     return number
 
 
 def closed(number: int) -> None:
-    """Take the owner with this number out, because it was closed before. Safe twice."""
+    """It was closed before. Safe twice."""
     _open.pop(number, None)
 
 
-@atexit.register
-def _close_all() -> None:
-    """Close every owner, even if the close of one fails or is interrupted."""
+def _finish_all() -> None:
     try:
-        _, owner = _open.popitem()  # the latest
+        for number in sorted(_open.keys(), reverse=True):
+            owner = _open.get(number)
+            if owner is not None:
+                _finish(owner)
+    except BaseException:  # Ctrl-C
+        _close_all()
+        raise
+
+
+def _finish(owner: Closable) -> None:
+    finish = getattr(owner, "finish_at_exit", None)
+    try:
+        if finish is not None:
+            finish()
+    except InfiniRunError as error:
+        print(f"infini-run: {error}", file=sys.stderr)
+
+
+def _close_all() -> None:
+    """Close every owner, the latest first, even if the close of one fails or is interrupted."""
+    try:
+        _, owner = _open.popitem()
     except KeyError:
         return
     try:
@@ -48,5 +79,15 @@ def _close_all() -> None:
     finally:
         _close_all()
 
+
+@atexit.register
+def _finish_and_close_all() -> None:
+    """Threads may have had more done since the first time."""
+    _finish_all()
+    _close_all()
+
+
+with suppress(RuntimeError):  # first imported by a thread, after the end of the main one: only atexit is left
+    threading._register_atexit(_finish_all)  # type: ignore[attr-defined]
 
 os.register_at_fork(after_in_child=_open.clear)

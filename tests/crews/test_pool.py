@@ -256,7 +256,8 @@ def test_what_still_runs_ends_with_its_pool(bell):
         signal.pause()
 
     pool = ir.Pool(nproc_per_node=1)
-    pool.start(stay, bell.path)
+    handle = pool.start(stay, bell.path)
     (pid,) = map(int, bell.hear(1))
     pool.close()
     assert not is_alive(pid)
+    assert handle.done()

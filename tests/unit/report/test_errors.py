@@ -12,6 +12,7 @@ import pytest
 import infini_run
 from infini_run import errors
 from infini_run.channel import errors as channel_errors
+from infini_run.crews import errors as crews_errors
 from infini_run.errors import InfiniRunError, NotExecutable, ProgramMissing, StartError
 from infini_run.jobs import errors as jobs_errors
 from infini_run.report import failures
@@ -21,7 +22,7 @@ from infini_run.report.report import Report
 
 CLASSES = {
     name: kind
-    for module in (errors, failures, channel_errors, jobs_errors)
+    for module in (errors, failures, channel_errors, crews_errors, jobs_errors)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, InfiniRunError)
 }

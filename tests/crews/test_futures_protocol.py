@@ -1,0 +1,243 @@
+"""An Ask is a concurrent.futures.Future, and a crew does what its users may expect of an executor.
+
+The promises are those that CPython's test_concurrent_futures and loky's tests hold of their executors, as far as they
+are about the public protocol. Left out, and why:
+
+- The executors' own arguments (max_workers, thread_name_prefix, mp_context, initializer, chunksize) and repr: a
+  crew has others, with tests of their own.
+- Futures that a test makes and sets itself (set_result twice, InvalidStateError, repr of each state): Ask inherits
+  that from the standard library.
+- `cancel` of a task that runs returns False there. Here the task is cancelled (test_crew.py).
+- Executors that grow, shrink, are reused or resized (loky's get_reusable_executor): a crew has a fixed number.
+- `submit` after the interpreter has begun to exit, from an atexit handler: test_pending_work.py has the exit.
+- Deadlocks of the queue feeder and the call queue's pipe: a crew has neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from concurrent.futures import (
+    ALL_COMPLETED,
+    FIRST_COMPLETED,
+    FIRST_EXCEPTION,
+    CancelledError,
+    Future,
+    as_completed,
+    wait,
+)
+
+import pytest
+
+import infini_run as ir
+from tests.support.command import CHILDREN
+from tests.support.waiting import LIMIT_S, until
+
+sys.path.insert(0, str(CHILDREN))
+from crew_parts import obey
+
+FAIL = ("burst and raise", 0)
+
+
+@pytest.fixture
+def crew():
+    with ir.Crew(obey, nproc=2, restart=ir.Restart(max_restarts=100), grace=1) as crew:
+        yield crew
+
+
+@pytest.fixture
+def slow(crew, bell, tmp_path):
+    """A task that runs until the test ends."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    ask = crew.worker(0).ask(("be slow", bell.path, str(gate)))
+    bell.hear(1)
+    yield ask
+    gate.write_text("on")
+    assert ask.result(LIMIT_S) == "on"
+
+
+def test_wait_for_the_first_exception_does_not_wait_for_the_others(crew, slow):
+    failing = crew.worker(1).ask(FAIL)
+    done, pending = wait([slow, failing], LIMIT_S, FIRST_EXCEPTION)
+    assert (done, pending) == ({failing}, {slow})
+
+
+def test_wait_for_the_first_exception_finds_one_that_has_happened(crew, slow):
+    failing = crew.worker(1).ask(FAIL)
+    assert failing.exception() is not None
+    assert wait([slow, failing], LIMIT_S, FIRST_EXCEPTION).done == {failing}
+
+
+def test_wait_for_the_first_exception_without_any_waits_for_all(crew):
+    asks = [crew.ask(("square", n)) for n in range(5)]
+    assert wait(asks, LIMIT_S, FIRST_EXCEPTION) == (set(asks), set())
+
+
+def test_wait_for_the_first_that_is_done(crew, slow):
+    quick = crew.worker(1).ask(("square", 2))
+    assert wait([slow, quick], LIMIT_S, FIRST_COMPLETED) == ({quick}, {slow})
+
+
+def test_wait_for_all_counts_failures_and_cancelled_ones(crew, slow):
+    waiting = crew.worker(0).ask("pid")
+    assert waiting.cancel()
+    asks = {crew.worker(1).ask(("square", 2)), crew.worker(1).ask(FAIL), waiting}
+    assert wait(asks, LIMIT_S, ALL_COMPLETED) == (asks, set())
+    assert wait([slow], 0) == (set(), {slow})
+
+
+def test_as_completed_yields_each_once_and_the_quick_ones_first(crew, slow):
+    asks = [crew.worker(1).ask(("square", n)) for n in range(3)]
+    found = as_completed([slow, *asks, asks[0]], LIMIT_S)
+    assert {next(found) for _ in range(3)} == set(asks)
+    with pytest.raises(TimeoutError):
+        list(as_completed([slow], 0.01))
+
+
+def test_running_and_done_tell_the_state(crew, slow):
+    waiting = crew.worker(0).ask("pid")
+    until(slow.running)  # the task has rung; that it has begun is told by another way
+    assert (slow.done(), slow.cancelled()) == (False, False)
+    assert (waiting.running(), waiting.done(), waiting.cancelled()) == (False, False, False)
+    waiting.cancel()
+    assert (waiting.running(), waiting.done(), waiting.cancelled()) == (False, True, True)
+    done = crew.worker(1).ask("pid")
+    done.result()
+    assert (done.running(), done.done(), done.cancelled(), done.cancel()) == (False, True, False, False)
+
+
+def test_an_exception_is_the_same_object_each_time_and_is_raised(crew):
+    ask = crew.ask(FAIL)
+    error = ask.exception(LIMIT_S)
+    assert isinstance(error, ValueError)
+    with pytest.raises(ValueError, match="the last word") as caught:
+        ask.result()
+    assert caught.value is error is ask.exception()
+
+
+def test_a_wait_that_is_too_short_is_a_timeout(slow):
+    for ask in (slow.result, slow.exception):
+        with pytest.raises(TimeoutError):
+            ask(timeout=0.01)
+
+
+def test_a_cancelled_ask_raises_that(crew, slow):
+    ask = crew.worker(0).ask("pid")
+    ask.cancel()
+    for get in (ask.result, ask.exception):
+        with pytest.raises(CancelledError):
+            get(LIMIT_S)
+
+
+@pytest.mark.parametrize("task", [("square", 2), FAIL])
+def test_callbacks_are_called_once_with_the_future_before_or_after_the_end(task, crew):
+    ask, seen, called = crew.ask(task), [], threading.Event()
+    ask.add_done_callback(seen.append)
+    ask.add_done_callback(lambda _: called.set())
+    assert called.wait(LIMIT_S)
+    ask.add_done_callback(seen.append)
+    assert seen == [ask, ask]
+    assert isinstance(ask, Future)
+
+
+def test_a_callback_that_raises_keeps_no_other_from_being_called(crew, caplog):
+    ask, called = crew.ask(("sleep", 0.05)), threading.Event()
+    ask.add_done_callback(lambda _: 1 / 0)
+    ask.add_done_callback(lambda _: called.set())
+    assert called.wait(LIMIT_S)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_cancelled_ask_calls_its_callbacks(crew, slow):
+    ask, seen = crew.worker(0).ask("pid"), []
+    ask.add_done_callback(seen.append)
+    ask.cancel()
+    assert seen == [ask]
+
+
+def test_a_worker_that_crashes_fails_what_it_had_and_wakes_every_waiter(crew, bell, shut):
+    asks = [crew.worker(0).ask(("be slow", bell.path, shut)), *(crew.worker(0).ask("pid") for _ in range(5))]
+    (words,) = bell.hear(1)
+    os.kill(int(words.split()[1]), 9)
+    assert wait(asks[:1], LIMIT_S, FIRST_EXCEPTION).not_done == set()
+    assert all(isinstance(ask.exception(LIMIT_S), ir.WorkerDied) for ask in asks)
+
+
+def test_what_does_not_pickle_fails_its_own_task_and_no_other(crew):
+    with pytest.raises(ir.UnpicklableError):
+        crew.ask(threading.Lock())
+    bad, good = crew.worker(0).ask("unpicklable"), crew.worker(0).ask(("square", 4))
+    assert wait([bad, good], LIMIT_S, FIRST_EXCEPTION).not_done <= {good}
+    assert isinstance(bad.exception(), ir.UnpicklableError)
+    assert good.result(LIMIT_S) == 16
+
+
+def test_an_exception_is_made_by_the_thread_that_asks_for_it(crew):
+    where = []
+
+    class Noted(Exception):
+        def __setstate__(self, state):
+            where.append(threading.current_thread())
+
+        def __reduce__(self):
+            return Noted, (), {"any": 1}
+
+    def serve(ctx, task):
+        raise Noted
+
+    with ir.Crew(serve) as other:
+        ask = other.ask(0)
+        assert not wait([ask], LIMIT_S).not_done
+        assert ask.has_failed
+        assert where == []
+        assert ask.exception() is not None
+    assert set(where) <= {threading.current_thread()}
+
+
+def test_every_event_loop_may_await_an_ask(crew):
+    ask = crew.ask(FAIL)
+
+    async def main():
+        with pytest.raises(ValueError, match="the last word"):
+            await ask
+        return await asyncio.gather(*(crew.ask(("square", n)) for n in range(5)))
+
+    assert [asyncio.run(main()) for _ in range(2)] == [[0, 1, 4, 9, 16]] * 2
+
+
+def test_a_launch_is_awaited_and_its_failure_raised():
+    def half(n):
+        return n // 2 if n % 2 == 0 else 1 / 0
+
+    async def main():
+        launcher = ir.Launcher(nproc_per_node=2)
+        found = await asyncio.gather(launcher.arun(half, 4), launcher.arun(half, 8))
+        with pytest.raises(ZeroDivisionError):
+            await launcher.arun(half, 1)
+        with launcher.start(half, 6) as handle:
+            return [list(result) for result in (*found, await handle)]
+
+    assert asyncio.run(main()) == [[2, 2], [4, 4], [3, 3]]
+
+
+def test_a_coroutine_that_is_cancelled_stops_its_launch(bell):
+    def stay(path):
+        import signal
+
+        with open(path, "w") as file:
+            file.write(f"{os.getpid()}\n")
+        signal.pause()
+
+    async def main():
+        running = asyncio.ensure_future(ir.Launcher(nproc_per_node=1, grace=1).arun(stay, bell.path))
+        pid = int((await asyncio.to_thread(bell.hear, 1))[0])
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return pid
+
+    pid = asyncio.run(main())
+    until(lambda: not os.path.exists(f"/proc/{pid}"))
