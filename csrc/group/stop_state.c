@@ -109,13 +109,19 @@ static int64_t strays_grace_ms(const struct ir_group *g) {
     return left_ms > least_ms ? left_ms : least_ms;
 }
 
+/* The stop signal that workers got, but for INT and QUIT: what a shell starts in the background ignores both (POSIX,
+ * 2.11), and would be waited for until its grace is over. */
+static int strays_signal(const struct ir_group *g) {
+    const int sig = g->stop_with != 0 ? g->stop_with : g->config.stop_signal;
+    return sig == SIGINT || sig == SIGQUIT ? SIGTERM : sig;
+}
+
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
     if (g->hurry || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
-    if (signal_strays(g, g->stop_with != 0 ? g->stop_with : g->config.stop_signal, true) == 0)
-        return finish_output(g);
+    if (signal_strays(g, strays_signal(g), true) == 0) return finish_output(g);
     (void)signal_strays(g, SIGCONT, false);
     return SWEEPING;
 }

@@ -55,6 +55,17 @@ def test_daemons_are_gone_after_term(infini_run, stray, every_path):
     assert not any(map(is_alive, strays))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_what_a_shell_has_in_the_background_ignores_ctrl_c_and_is_ended_by_term(infini_run, number, every_path):
+    """POSIX 2.11: an asynchronous list of a shell without job control ignores INT and QUIT."""
+    command = infini_run("--nproc_per_node=2", "--grace=1000", "sh", "-c", "sleep 1000 & echo stray $!; wait")
+    strays = strays_of(command, 2)
+    command.signal(number)
+    assert command.wait() == 128 + number
+    assert not any(map(is_alive, strays))
+    assert b"stopped 2 processes left behind: sleep (" in command.err
+
+
 def test_daemons_are_gone_after_a_second_term(infini_run, every_path):
     words = [*STUBBORN, "tell=TERM", "say=ready", "wait"]
     command = infini_run("--nproc_per_node=3", "--grace=1000", *play(*words))
