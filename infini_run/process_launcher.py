@@ -79,7 +79,6 @@ class ProcessLauncher:
         check_names("ProcessLauncher", flags, TABLE)
         self._command = check_command(command)
         self._environ = make_environment(env, inherit_env)
-        check_words("env", [f"{name}={value}" for name, value in self._environ.items()])
         self._cwd = None if cwd is None else os.fspath(cwd)
         request = read_flags(flags, self._command, self._environ)
         if request.node_list is not None:
@@ -111,7 +110,8 @@ class ProcessLauncher:
             args: Arguments after the command's own.
 
         Raises:
-            UsageError: The plan cannot be: fewer ranks than a flag names, no such directory.
+            UsageError: The plan cannot be: fewer ranks than a flag names, no such directory. `args` is no list of
+                texts.
             ProgramError: The program is not there, or cannot be executed. Nothing runs then.
             StartError: A rank could not be created. Nothing runs then.
             InfiniRunError: A launch is still running.

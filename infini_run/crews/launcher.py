@@ -23,6 +23,7 @@ from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
+from infini_run.options.from_python import check_environment
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
 
@@ -117,7 +118,7 @@ class Launcher:
         _level(logging)  # told now if it makes no sense
         remote = COPIED if self.hosts and copy_env is None else copy_env
         self._failure_options = read_failure_options(flags)
-        self._environ = (remote, env_file, dict(env or {}))
+        self._environ = (remote, env_file, check_environment(env))
         self._given = flags | {"cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
 
     def __repr__(self) -> str:

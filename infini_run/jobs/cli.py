@@ -120,6 +120,8 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.submit import submit
     from infini_run.jobs.tables import short_id
 
+    if not args:
+        raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
     planned, scheduler = prepare(args, values, environ, print_line=_print_line)
     if planned.layout.remark:
         _print_line(planned.layout.remark)

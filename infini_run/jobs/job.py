@@ -21,7 +21,7 @@ from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
 from infini_run.jobs.submit import check, plan
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
-from infini_run.options.from_python import check_names, make_environment
+from infini_run.options.from_python import check_command, check_names, check_words, make_environment
 from infini_run.system.shell import joined
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ def submit(
     environ = make_environment(env, inherit_env)
     values = read_flags(flags, environ)
     if cwd is not None:
-        values["cwd"] = os.fspath(cwd)
+        values["cwd"] = check_words("cwd", (cwd,))[0]
     planned, scheduler = prepare(command, values, environ, print_line=_print_line)
     if planned.layout.remark:
         _print_line(planned.layout.remark)
@@ -104,7 +104,7 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
             words.append(f"--{name}={joined(map(str, value))}")
         elif value is not None:
             words.append(f"--{name}={value}")
-    parsed = parse(words, environ, TABLES["submit"], PREFIXES)
+    parsed = parse(check_words("flags", words), environ, TABLES["submit"], PREFIXES)
     if parsed.question or parsed.program:
         raise UsageError(f"{', '.join(flags)}: --{parsed.question or parsed.program[0]} is no flag of a job")
     return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
@@ -132,11 +132,10 @@ def prepare(
         UsageError: All that is wrong with the request, one line each.
         QueryError: The scheduler does not answer.
     """
-    if not command:
-        raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
+    words = check_command(command)
     above = home(values["dir"], environ)
     scheduler, facts = choose(values["scheduler"], above, environ, print_line=print_line)
-    return plan(make_request(command, values, above), scheduler, facts), scheduler
+    return plan(make_request(words, values, above), scheduler, facts), scheduler
 
 
 def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> JobRequest:

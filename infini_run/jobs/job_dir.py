@@ -24,8 +24,10 @@ from infini_run.system.secure_files import write_atomic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Callable, Mapping
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 FORMAT = 2
 _RESERVED = 4096  # bytes; more than any ending has
@@ -129,12 +131,14 @@ class JobDir:
         try:
             request = content.pop("request")
             if request.get("container") is not None:
-                request["container"] = Image(**_tuples(request["container"]))
-            order = Submission(request=JobRequest(**_tuples(request)), **content)
+                request["container"] = _make(Image, request["container"])
+            order = _make(Submission, {**content, "request": _make(JobRequest, request)})
             _ = order.tasks  # ValueError: another version allows larger indices
             return order
         except (TypeError, KeyError, AttributeError, ValueError):
-            raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
+            raise UsageError(
+                f"{self.path} is another version's job, or was changed: its request.json cannot be read"
+            ) from None
 
     def read_env(self) -> dict[str, str]:
         """The ranks' environment. Raises OSError."""
@@ -217,8 +221,7 @@ class JobDir:
         self._write_json(f"{attempt}/phase", vars(phase))
 
     def phase(self, attempt: int) -> Phase | None:
-        content = self._read_json(f"{attempt}/phase")
-        return Phase(**_tuples(content)) if content else None
+        return self._read_record(f"{attempt}/phase", Phase)
 
     def write_failure(self, attempt: int, content: dict[str, Any]) -> None:
         self._write_json(f"{attempt}/first_failure", content)
@@ -270,8 +273,7 @@ class JobDir:
         Args:
             attempt: Of an earlier run, after which another has begun; -1: the latest.
         """
-        content = self._read_json("exit" if attempt < 0 else f"{attempt}/exit")
-        return JobResult(**content) if content else None
+        return self._read_record("exit" if attempt < 0 else f"{attempt}/exit", JobResult)
 
     # ---- bytes
 
@@ -302,8 +304,19 @@ class JobDir:
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
-            raise InfiniRunError(f"{self.file(name)} is not what infini-job has written: look who changed it")
+            raise InfiniRunError(self._is_foreign(name))
         return content
+
+    def _read_record(self, name: str, cls: type[T]) -> T | None:
+        """None: it is not there. Raises InfiniRunError: it is not what we write."""
+        content = self._read_json(name)
+        try:
+            return _make(cls, content) if content else None
+        except TypeError:
+            raise InfiniRunError(self._is_foreign(name)) from None
+
+    def _is_foreign(self, name: str) -> str:
+        return f"{self.file(name)} is not what infini-job has written: look who changed it"
 
 
 def _remove(path: str) -> None:
@@ -311,6 +324,26 @@ def _remove(path: str) -> None:
         os.unlink(path)
     except OSError:  # it was never made, or it stays: nobody reads it
         return
+
+
+_IS_OF: dict[str, Callable[[Any], bool]] = {  # what JSON has where a record's field is annotated so
+    "str": lambda value: isinstance(value, str),
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (int, float),
+    "bool": lambda value: isinstance(value, bool),
+    "bool | None": lambda value: value is None or isinstance(value, bool),
+    "tuple[str, ...]": lambda value: isinstance(value, tuple) and all(isinstance(item, str) for item in value),
+}
+
+
+def _make(cls: type[T], content: dict[str, Any]) -> T:
+    """Return the record that JSON has. Raises TypeError: a field is missing, unknown, or of another type."""
+    made = cls(**_tuples(content))
+    for name, annotation in cls.__annotations__.items():
+        is_good = _IS_OF.get(annotation)
+        if is_good is not None and not is_good(getattr(made, name)):
+            raise TypeError(f"{cls.__name__}.{name} is no {annotation}")
+    return made
 
 
 def _tuples(content: Any) -> Any:

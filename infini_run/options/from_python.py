@@ -44,8 +44,31 @@ def check_names(owner: str, flags: Mapping[str, object], table: Mapping[str, obj
 
 
 def make_environment(env: Mapping[str, str] | None, inherit_env: bool) -> dict[str, str]:
-    """Return the variables of the ranks: this process's, unless `inherit_env` is false, and `env` over them."""
-    return {**(os.environ if inherit_env else {}), **(env or {})}
+    """Return the variables of the ranks: this process's, unless `inherit_env` is false, and `env` over them.
+
+    Raises:
+        UsageError: `env` holds what no environment can, see `check_environment`.
+    """
+    return {**(os.environ if inherit_env else {}), **check_environment(env)}
+
+
+def check_environment(env: Mapping[str, str | os.PathLike[str]] | None) -> dict[str, str]:
+    """Return a caller's variables as text; a path is text, too. None: there are none.
+
+    Raises:
+        UsageError: It is no mapping. A name is empty or has a `=`; a name or a value is no text, or has a NUL
+            character (environ(7)).
+    """
+    if env is None:
+        return {}
+    if not hasattr(env, "keys"):
+        raise UsageError(f"env={env!r}: give a dict of variables, such as {{'NAME': 'value'}}")
+    checked = {}
+    for name in env:
+        if not isinstance(name, str) or not name or "=" in name:
+            raise UsageError(f"env: {name!r} is no name of a variable: a text that is not empty, without =")
+        checked[name] = check_words(f"env[{name!r}]", (name, env[name]))[1]
+    return checked
 
 
 def prepare_environment(cluster: ClusterEnvironment, options: Options, environ: Mapping[str, str]) -> dict[str, str]:
@@ -123,14 +146,22 @@ def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str
     """Return texts and paths as text.
 
     Raises:
-        UsageError: One is no text, or has a NUL character, at which execve(2) would end it in silence.
+        UsageError: They are one text, and no list. One is no text, has no bytes in the encoding of file names, or has
+            a NUL character, at which execve(2) would end it in silence.
     """
+    if isinstance(words, (str, bytes)):  # its characters are no arguments
+        raise UsageError(f"{what}={words!r}: give a list of texts")
     texts = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in words)
     for text in texts:
         if not isinstance(text, str):
-            raise UsageError(f"{what}: {text!r} is no text: give str({text!r}) if that is what is meant")
+            call = "os.fsdecode" if isinstance(text, bytes) else "str"
+            raise UsageError(f"{what}: {text!r} is no text: give {call}({text!r}) if that is what is meant")
         if "\0" in text:
             raise UsageError(f"{what}: {text!r} has a NUL character in it, which no argument or variable can have")
+        try:
+            os.fsencode(text)
+        except UnicodeEncodeError:
+            raise UsageError(f"{what}: {text!a} has a character that no argument or variable can have") from None
     return texts
 
 

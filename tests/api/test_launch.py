@@ -237,6 +237,11 @@ def test_words_may_be_paths(tmp_path):
     assert (tmp_path / "made").exists()
 
 
+def test_arguments_of_a_launch_are_a_list(tmp_path):
+    with ir.ProcessLauncher(["touch"]) as launcher, pytest.raises(ir.UsageError, match="args='abc': give a list of"):
+        launcher.launch("abc")
+
+
 @pytest.mark.parametrize("where", ["argument", "variable", "launch"])
 def test_a_nul_is_refused_and_not_cut_off(where, tmp_path):
     words = ["touch", f"{tmp_path}/a\0b"] if where == "argument" else ["touch", f"{tmp_path}/a"]

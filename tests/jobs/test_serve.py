@@ -469,3 +469,20 @@ def test_no_more_follow_at_once_than_are_served(service, local, bell):
         stream.close()
     service.client.post(f"/v1/jobs/{name}/cancel")
     local.wait(name)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"command": ["true"], "env": {"A=B": "1"}},
+        {"command": ["true"], "env": {"": "1"}},
+        {"command": ["true"], "env": {"A": "x\0y"}},
+        {"command": ["a\0b"]},
+        {"command": ["true"], "flags": {"scheduler": "local", "env": ["A=x\0y"]}},
+    ],
+)
+def test_what_no_process_can_have_is_a_problem_and_leaves_nothing(service, local, asked):
+    answer = service.client.post("/v1/jobs", json={"flags": {"scheduler": "local"}, **asked})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert answer.json()["exit_code"] == 2
+    assert local.is_empty()

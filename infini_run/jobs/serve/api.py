@@ -31,6 +31,7 @@ from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
 from infini_run.jobs.submit import SubmissionPlan, submit
+from infini_run.options.from_python import check_environment
 from infini_run.record import fields
 from infini_run.version import VERSION
 
@@ -188,7 +189,7 @@ class Api:
             own = name.replace("-", "_").removeprefix("no")
             if own in model.THE_COMMANDS_OWN:
                 raise UsageError(f"--{name} is the command's own: POST /v1/scripts shows and checks a script")
-        environ = dict(self._environ if submission.env is None else submission.env)
+        environ = dict(self._environ) if submission.env is None else check_environment(submission.env)
         values = {**read_flags(submission.flags, environ), "dir": self._above}
         if submission.cwd:
             values["cwd"] = submission.cwd

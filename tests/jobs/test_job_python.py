@@ -1,0 +1,108 @@
+"""Jobs from Python: what `ir.submit` and its Job refuse, in our words and before anything is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import infini_run as ir
+from tests.jobs.test_job_state import made
+
+
+@pytest.fixture
+def submit(local):
+    """ir.submit, here; and after a refusal nothing is left."""
+
+    def submit(*args, **kwargs):
+        return ir.submit(*args, scheduler="local", dir=local.path, **kwargs)
+
+    return submit
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["echo", 3], "command: 3 is no text: give str(3) if that is what is meant"),
+        (["echo", b"x"], "command: b'x' is no text: give os.fsdecode(b'x') if that is what is meant"),
+        (["echo", "a\0b"], "command: 'a\\x00b' has a NUL character in it, which no argument or variable can have"),
+        (["echo", "\ud800"], "command: '\\ud800' has a character that no argument or variable can have"),
+        ("echo hi", "command='echo hi': give a list, the program and its arguments"),
+        ([], "command=[]: give a list, the program and its arguments"),
+    ],
+)
+def test_a_command_is_refused_as_by_run(submit, local, command, said):
+    for call in (submit, ir.run):
+        with pytest.raises(ir.UsageError) as caught:
+            call(command)
+        assert str(caught.value) == said
+    assert local.is_empty()
+
+
+def test_a_command_may_have_paths(submit):
+    assert submit([Path("/bin/sh"), "-c", "exit 3"]).wait().code == 3
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"A=B": "3"}, "env: 'A=B' is no name of a variable: a text that is not empty, without ="),
+        ({"": "3"}, "env: '' is no name of a variable: a text that is not empty, without ="),
+        ({3: "x"}, "env: 3 is no name of a variable: a text that is not empty, without ="),
+        ({"A": 3}, "env['A']: 3 is no text: give str(3) if that is what is meant"),
+        ({"A": None}, "env['A']: None is no text: give str(None) if that is what is meant"),
+        ({"A": "x\0"}, "env['A']: 'x\\x00' has a NUL character in it, which no argument or variable can have"),
+        (["A"], "env=['A']: give a dict of variables, such as {'NAME': 'value'}"),
+        ("A=1", "env='A=1': give a dict of variables, such as {'NAME': 'value'}"),
+    ],
+)
+def test_an_environment_is_refused_by_all_calls_alike(submit, local, env, said):
+    for call in (submit, ir.run, ir.ProcessLauncher):
+        with pytest.raises(ir.UsageError) as caught:
+            call(["true"], env=env)
+        assert str(caught.value) == said
+    with pytest.raises(ir.UsageError) as caught:
+        ir.Launcher(env=env)
+    assert str(caught.value) == said
+    assert local.is_empty()
+
+
+def test_a_variable_may_be_a_path(submit):
+    job = submit(["sh", "-c", "echo $PLACE"], env={"PLACE": Path("/tmp")})
+    assert job.wait().state == "COMPLETED"
+    assert list(job.logs()) == ["[rank 0] /tmp"]
+
+
+@pytest.mark.parametrize("cwd", [b"/tmp", 3, "/tmp\0"])
+def test_a_working_directory_is_a_path(submit, local, cwd):
+    with pytest.raises(ir.UsageError, match=r"^cwd: "):
+        submit(["true"], cwd=cwd)
+    assert local.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("request.json", {"command": ["echo", 3]}),
+        ("request.json", {"slots": "2"}),
+        ("0/phase", {"state": "RUNNING", "since_s": "now"}),
+        ("0/phase", {"unknown": 1}),
+        ("exit", {"unknown": 1}),
+    ],
+)
+def test_a_job_that_cannot_be_read_hides_no_other(local, file, content):
+    good = made(local.path, "ir-00000000aa", scheduler="local")
+    bad = made(local.path, "ir-00000000bb", scheduler="local")
+    bad.begin()
+    path = Path(bad.path) / file
+    if file == "request.json":
+        whole = json.loads(path.read_text())
+        content = whole | {"request": whole["request"] | content}
+    path.write_text(json.dumps(content))
+    for verb in ("list", "status"):
+        done = local.call(verb)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(good.name)
+        (line,) = done.stderr.splitlines()
+        assert bad.path in line
