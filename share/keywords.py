@@ -26,8 +26,9 @@ TYPES = {  # by the metavar of a flag
     "FILE": "str | PathLike[str]",
     "PATH": "str | PathLike[str]",
     "WORDS": "str | Sequence[str]",
+    "LIST[%M]": "str | int | Sequence[int]",
     "[SIGNAL@]TIME": "float | str",
-    **dict.fromkeys(("TYPE", "SIZE", "IMAGE", "LIST[%M]"), "str"),
+    **dict.fromkeys(("TYPE", "SIZE", "IMAGE"), "str"),
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion"}

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Submission
+    from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _HELP = ("help", "helpfull", "h")
 
@@ -22,6 +25,7 @@ _HELP = ("help", "helpfull", "h")
 def main() -> None:
     """Do what the args print_line, and end with its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
+    _open_closed_streams()
     try:
         code = run(sys.argv[1:], dict(os.environ))
         sys.stdout.flush()
@@ -30,12 +34,29 @@ def main() -> None:
             print(f"infini-job: {printable(line)}", file=sys.stderr)
         code = error.exit_code
     except BrokenPipeError:  # who reads us has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         code = 0
     except OSError as error:  # of a job's directory: the disk is full, or may only be read
         print(f"infini-job: {printable(str(error.filename or 'the output'))}: {error.strerror}", file=sys.stderr)
+        if not error.filename:
+            _drop_output()
         code = 1
     sys.exit(code)
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at the interpreter's end, which would then exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _open_closed_streams() -> None:
+    """Make /dev/null of what the caller has closed of stdin, stdout and stderr: no file of ours gets its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: fd
+            setattr(sys, name, open(fd, "w" if fd else "r", closefd=False))  # noqa: SIM115
 
 
 def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -118,7 +139,6 @@ def _print_json(content: object) -> int:
 def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
     from infini_run.jobs.job import Job, could_run, prepare
     from infini_run.jobs.submit import submit
-    from infini_run.jobs.tables import short_id
 
     if not args:
         raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
@@ -136,7 +156,24 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     if values["print"] or values["check"]:
         return 0
     folder, order = submit(planned, scheduler, environ, print_line=_print_line)
-    if values["json"]:
+    try:
+        _print_submitted(folder, order, scheduler, as_json=values["json"])
+    except BrokenPipeError:  # nobody wants to read it
+        raise
+    except OSError as error:
+        _drop_output()
+        raise InfiniRunError(f"the output: {error.strerror}; job {order.name} was submitted") from None
+    if not values["wait"]:
+        return 0
+    from infini_run.jobs.progress import wait
+
+    return wait(Job(folder, scheduler))
+
+
+def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *, as_json: bool) -> None:
+    from infini_run.jobs.tables import short_id
+
+    if as_json:
         said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
         shape = {"nodes": order.nodes, "slots_per_node": order.slots_per_node, "array": order.request.array}
         _print_json({**said, **shape, "pool": order.pool})
@@ -145,11 +182,6 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         pool = f"  {what} {order.pool}" if order.pool and what else ""
         logs = f"logs: infini-job logs -f {order.name}"
         _print(f"job {order.name}  {scheduler.name} {short_id(folder.id)}  {order.whole_shape}{pool}   {logs}")
-    if not values["wait"]:
-        return 0
-    from infini_run.jobs.progress import wait
-
-    return wait(Job(folder, scheduler))
 
 
 # ---- looking

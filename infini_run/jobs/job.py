@@ -57,7 +57,7 @@ def submit(
         inherit_env: The ranks have this process's environment, too.
         cwd: The directory in which the ranks start, on every node; None: the current one.
         **flags: Those of `infini-job submit` by their names: `slots=16, slots_per_node=8, scheduler="slurm",
-            time="4h", pool="gpu", warn="5m", restarts=2, array="0-9%3"`.
+            time="4h", pool="gpu", warn="5m", restarts=2, array="0-9%3"`; `array` may be a list or a range, too.
 
     Returns:
         The job, as its directory and its scheduler.
@@ -84,8 +84,8 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
     """Read Python's names and values by the command's own grammar.
 
     Args:
-        flags: By name; True and False are `--name` and `--noname`, a list is one word for each item, None is left
-            out.
+        flags: By name; True and False are `--name` and `--noname`, a list is one word for each item (of `array` one
+            index), None is left out.
         environ: Where `INFINI_JOB_NAME` stands for the flag NAME.
 
     Returns:
@@ -100,8 +100,8 @@ def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[
     for name, value in flags.items():
         if value is True or value is False:
             words.append(f"--{'' if value else 'no'}{name}")
-        elif isinstance(value, (list, tuple)):
-            words.append(f"--{name}={joined(map(str, value))}")
+        elif isinstance(value, (list, tuple, range)):
+            words.append(f"--{name}={','.join(map(str, value)) if name == 'array' else joined(map(str, value))}")
         elif value is not None:
             words.append(f"--{name}={value}")
     parsed = parse(check_words("flags", words), environ, TABLES["submit"], PREFIXES)
@@ -149,7 +149,10 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
     Raises:
         UsageError: The working directory is not there, `--warn` comes before the start, or no container runtime is.
     """
-    cwd = os.path.abspath(values["cwd"] or os.getcwd())
+    try:
+        cwd = os.path.abspath(values["cwd"] or ".")
+    except FileNotFoundError:
+        raise UsageError("the current directory was removed: --cwd=/DIR says where the ranks start") from None
     if not os.path.isdir(cwd):
         raise UsageError(f"--cwd={cwd} is not a directory")
     warn_signal, warn_s = values["warn"]
@@ -233,10 +236,13 @@ class Job:
             The status at the end, or at the timeout: `is_final`, `state`, `exit_code`.
 
         Raises:
+            UsageError: `timeout_s` is no number.
             InfiniRunError: Its directory was removed.
         """
         from infini_run.jobs.watch import JobWatcher
 
+        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float))):
+            raise UsageError(f"timeout_s={timeout_s!r}: give a number of seconds, or None for no limit")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         follow = JobWatcher(self._folder, self._scheduler)
         try:
@@ -397,7 +403,10 @@ def find_jobs(
 
     problem = problem or _warn
     above = home(os.fspath(dir), os.environ)
-    folders = [find_folder(above, name) for name in names] if names else list(readable(all_folders(above), problem))
+    if names:
+        folders = [find_folder(above, name) for name in check_words("names", names)]
+    else:
+        folders = list(readable(all_folders(above), problem))
     return query_status(folders, lambda order: scheduler_of(order, above, os.environ))
 
 

@@ -19,9 +19,16 @@ _ID_SIZE = 5  # random bytes of a name
 
 
 def home(given: str, environ: Mapping[str, str]) -> str:
-    """Return the directory of all jobs: `given` (--dir), or ~/.infini-run/jobs."""
+    """Return the directory of all jobs: `given` (--dir), or ~/.infini-run/jobs.
+
+    Raises:
+        UsageError: `given` is relative, and the current directory was removed.
+    """
     path = given or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".infini-run", "jobs")
-    return os.path.abspath(path)
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        raise UsageError(f"--dir={path}: the current directory was removed; give a path from /") from None
 
 
 def new_name() -> str:
@@ -57,10 +64,10 @@ def find_folder(above: str, name: str) -> JobDir:
     Raises:
         UsageError: There is none, or it belongs to another user.
     """
-    base, index = split(name)
+    base, index = split(name) if isinstance(name, str) else ("", -1)
     if index >= 0 and is_name(split(base)[0]):  # of a task `task_of` says that it has none
         return task_of(find_folder(above, base), index)
-    if not is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         raise UsageError(f"{name!a} is no job: they are called {PREFIX}0123456789; infini-job list shows yours")
     path = os.path.join(above, name)
     try:

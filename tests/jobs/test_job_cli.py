@@ -19,6 +19,7 @@ from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _wa
 from infini_run.jobs.records import JobResult
 from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
+from tests.jobs.test_job_state import made
 from tests.support.batch import COMMANDS
 from tests.support.job_case import JOB
 from tests.support.pty_window import Window
@@ -436,3 +437,54 @@ def test_flags_may_stand_before_the_verb(words, code, said, bare, tmp_path):
     env = {**os.environ, **bare, "INFINI_JOB_DIR": str(tmp_path)}
     done = subprocess.run([*JOB, *words], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=LIMIT_S)
     assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "words", [("list",), ("submit", "--wait", "--", "true"), ("logs", "ir-00000000aa"), ("--help",)]
+)
+def test_what_the_caller_has_closed_is_dev_null(local, closed, words):
+    made(local.path, "ir-00000000aa", scheduler="local")
+    script = f'exec "$@" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *JOB, *words], env=local.env, capture_output=True, text=True, timeout=LIMIT_S * 2,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.stdout if ">&-" in closed.split() else "") == ""
+    if words[0] == "submit":
+        (name,) = set(os.listdir(local.path)) - {"ir-00000000aa"}
+        assert local.status(name)["headline"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--wait",)])
+def test_a_job_whose_name_cannot_be_printed_is_named_on_stderr(local, words):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*JOB, "submit", *words, "--", "true"], env=local.env, stdout=full, stderr=subprocess.PIPE, text=True,
+            timeout=LIMIT_S * 2, check=False,
+        )  # fmt: skip
+    (name,) = os.listdir(local.path)
+    said = f"infini-job: the output: No space left on device; job {name} was submitted\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert local.wait(name)["headline"] == "COMPLETED"
+
+
+def test_a_directory_that_was_removed_is_named(local, tmp_path):
+    def call(*words):
+        (tmp_path / "gone").mkdir()
+        script = 'cd "$1"; rmdir "$1"; shift; exec "$@"'
+        return subprocess.run(
+            ["sh", "-c", script, "sh", str(tmp_path / "gone"), *JOB, *words], env=local.env, capture_output=True,
+            text=True, timeout=LIMIT_S * 2, check=False,
+        )  # fmt: skip
+
+    done = call("submit", "--", "true")
+    said = "infini-job: the current directory was removed: --cwd=/DIR says where the ranks start\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    done = call("list", "--dir=jobs")
+    said = "infini-job: --dir=jobs: the current directory was removed; give a path from /\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    done = call("submit", "--wait", "--cwd=/", "--", "true")
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr

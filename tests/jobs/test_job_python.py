@@ -106,3 +106,23 @@ def test_a_job_that_cannot_be_read_hides_no_other(local, file, content):
         assert done.stdout.startswith(good.name)
         (line,) = done.stderr.splitlines()
         assert bad.path in line
+
+
+@pytest.mark.parametrize(("array", "tasks"), [([1, 2], (1, 2)), (range(3), (0, 1, 2)), ((4,), (4,)), (5, (5,))])
+def test_an_array_may_be_a_list_of_indices(submit, array, tasks):
+    job = submit(["true"], array=array)
+    assert job.submission.tasks == tasks
+    assert job.wait().state == "COMPLETED"
+
+
+def test_what_is_no_name_and_no_time_is_refused(submit, local):
+    for name in (None, 3, b"ir-00000000aa"):
+        with pytest.raises(ir.UsageError, match=" is no job: they are called ir-0123456789"):
+            ir.find_job(name, dir=local.path)
+    with pytest.raises(ir.UsageError, match="names='ir-00000000aa': give a list of texts"):
+        ir.find_jobs("ir-00000000aa", dir=local.path)
+    job = submit(["true"])
+    for timeout_s in ("5s", True):
+        with pytest.raises(ir.UsageError, match="give a number of seconds, or None for no limit"):
+            job.wait(timeout_s)
+    assert job.wait(60).state == "COMPLETED"
