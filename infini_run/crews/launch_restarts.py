@@ -20,7 +20,11 @@ _FLAGS = ("max_restarts", "restart_delay", "restart_window", "hang_timeout", "st
 
 
 class LaunchRestarts:
-    """The restarts of one launch. options: max_restarts, restart_delay_s and restart_window_s count."""
+    """The restarts of one launch of a function.
+
+    Args:
+        options: The command's options. `max_restarts`, `restart_delay_s` and `restart_window_s` are read.
+    """
 
     def __init__(self, options: Options) -> None:
         self._options = options

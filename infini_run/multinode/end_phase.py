@@ -52,7 +52,7 @@ class EndPhase:
         self._reader_end_s = time.monotonic()
 
     def run_due(self, now_s: float) -> None:
-        """Give up a reader whose time is over."""
+        """Drop the output that is left if the reader's time is over at `now_s` (monotonic), and report that."""
         if now_s >= self._reader_end_s:
             self._reader_end_s = _NEVER
             if self._state.console.give_up():

@@ -202,7 +202,10 @@ def spend(options: Options, count: RestartCount, healthy_s: float, random_fracti
 
 
 def delay_of(first_s: float, number: int) -> float:
-    """Return the seconds before restart `number`, from 1: `first_s` before the first, doubled each time."""
+    """Return the delay in seconds before restart `number` (from 1).
+
+    It is `first_s`, doubled for each further restart, up to 300 s or `first_s` if that is longer.
+    """
     return min(first_s * 2.0 ** min(number - 1, _DOUBLINGS), max(first_s, MOST_DELAY_S))
 
 

@@ -69,7 +69,11 @@ class Exit:
 
     @property
     def is_failure(self) -> bool:
-        """It ended badly before the launcher stopped it, or the launcher stopped the job because of it."""
+        """Whether the rank failed by itself.
+
+        True if, before the launcher stopped it, it ended badly (by its exit code, a signal, or a failed start) or was
+        lost with its node; also if the launcher stopped the job because this rank was not ready in time or hung.
+        """
         if self.lost:
             return not self.stopped
         if self.watchdog_reason:

@@ -81,7 +81,10 @@ class Local:
         return id_ if id_ and _pid(id_) else None
 
     def query(self, names: Sequence[str], ids: Mapping[str, str] | None = None) -> dict[str, SchedulerJob]:
-        """Those that run, and tasks that will. How one has ended is in its directory alone."""
+        """Return the jobs that run, and the tasks of arrays that wait, by name.
+
+        A job that has ended is not among them: how it ended is in its directory alone.
+        """
         found = {}
         are_started: dict[str, bool] = {}  # by array: by a process that is there
         for name in names:
