@@ -33,7 +33,8 @@ TYPES = {  # by the metavar of a flag
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion"}
 # A worker that runs Python has this Python as its program, and no input.
-PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin"}
+PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin", "live", "trace"}
+RESTARTS = {"max_restarts", "restart_delay", "restart_window", "keep_going"}
 
 SUBMIT_COMMAND_ONLY = {"env", "cwd", "wait", "print", "check", "json"}
 SHAPE = {"nproc_per_node", "hosts", "log_dir"}
@@ -41,7 +42,7 @@ CLASSES = {  # name: (where, the flags that are parameters of their own there, o
     "RunOptions": ("`run` and `ProcessLauncher`", COMMAND_ONLY),
     "ProgramOptions": ("`launch_local` and `launch_multi_node`", COMMAND_ONLY | SHAPE),
     "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE),
-    "CrewOptions": ("`Crew`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE | {"grace", "max_restarts"}),
+    "CrewOptions": ("`Crew`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE | RESTARTS | {"grace"}),
 }
 HEAD = '''"""The keywords of {what}, for type checkers; written by `make generated` from the table of flags.
 

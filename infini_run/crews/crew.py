@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from itertools import count
+from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.callables import path_of_workers
@@ -25,24 +26,39 @@ from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, task_map
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.options.from_python import check_names
+from infini_run.options.table import TABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
-    from typing import Any
+    from typing import Any, Protocol
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
+    from infini_run.crews.context import Context
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
+    from infini_run.options.keywords import CrewOptions
     from infini_run.report.failures import CrewFailed
 
+T = TypeVar("T")
+R = TypeVar("R")
 _MAP_AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 
+if TYPE_CHECKING:
+    T_contra = TypeVar("T_contra", contravariant=True)
+    R_co = TypeVar("R_co", covariant=True)
 
-class Crew:
+    class Handler(Protocol[T_contra, R_co]):
+        """An object that does tasks."""
+
+        def task(self, ctx: Context, task: T_contra, /) -> R_co: ...
+
+
+class Crew(Generic[T, R]):
     """Long-lived workers, and a channel to each.
 
     Leaving the `with` block closes it, once the tasks that were accepted are done; an exception that leaves the block
@@ -88,7 +104,7 @@ class Crew:
 
     def __init__(
         self,
-        target: Callable[..., Any] | object,
+        target: Callable[[Context, T], R] | type[Handler[T, R]] | Handler[T, R] | Callable[..., Handler[T, R]],
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -108,9 +124,10 @@ class Crew:
         log_level: int | None = None,
         preload: Sequence[str] = (),
         spawner: Spawner | None = None,
-        **flags: Any,
+        **flags: Unpack[CrewOptions],
     ) -> None:
         check_may_launch()
+        check_names("Crew", flags, TABLE)
         check_flags(flags, is_crew=True)
         limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
         if not isinstance(max_events, int) or max_events < 1:
@@ -126,8 +143,8 @@ class Crew:
             target=pack_target(target, args, kwargs or {}),
         )
         if spawner is None:
-            flags = {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
-            given = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
+            given: dict[str, Any] = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir}
+            given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             names = read_hosts(hosts)
             spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
@@ -146,13 +163,13 @@ class Crew:
 
     # ---- work
 
-    def worker(self, rank: int) -> WorkerHandle:
+    def worker(self, rank: int) -> WorkerHandle[T, R]:
         """Return the handle of one worker. Raises UsageError: there is no such rank."""
         if type(rank) is not int or not 0 <= rank < self.nproc:
             raise UsageError(f"worker({rank!r}): the ranks are 0 to {self.nproc - 1}")
         return WorkerHandle(self, rank)
 
-    def ask(self, task: object) -> Ask:
+    def ask(self, task: T) -> Ask[R]:
         """Submit a task for whichever worker is free first.
 
         Args:
@@ -174,7 +191,7 @@ class Crew:
         timeout_s: float | None = None,
         chunksize: int = 1,
         ordered: bool = True,
-    ) -> Iterator[Any]:
+    ) -> Iterator[R]:
         """Submit a task for each item, and yield the results.
 
         Args:
@@ -196,16 +213,16 @@ class Crew:
             self.ask, options.tasks_of(iterables), _MAP_AHEAD * self.nproc, options, self._supervisor.on_thread_waits
         )
 
-    def _ask(self, task: object, rank: int | None) -> Ask:
+    def _ask(self, task: T, rank: int | None) -> Ask[R]:
         body = dump(task, "task")
         self._check_open()
         supervisor = self._supervisor  # and not self: a call that waits for its turn keeps no crew
-        ask = Ask(next(self._tasks), supervisor)
+        ask: Ask[R] = Ask(next(self._tasks), supervisor)
         job = PendingTask(ask.task, body, ask, shared=rank is None)
         supervisor.call(lambda: supervisor.submit(job, rank))
         return ask
 
-    def _send(self, task: object, rank: int) -> int:
+    def _send(self, task: T, rank: int) -> int:
         body = dump(task, "task")
         self._check_open()
         job = PendingTask(next(self._tasks), body, None, shared=False)

@@ -63,7 +63,7 @@ class RankState:
     """What is known of one rank. ask: its result. is_up: its worker was ready. is_torn: what came over its channel is
     no message."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask[Any]) -> None:
         self.ask = ask
         self.is_up = self.has_result = self.has_failed = self.is_torn = False
 
@@ -110,7 +110,7 @@ class LaunchSupervisor(Supervisor):
         self._sender: JoinableThread | None = None
         self._changed = Condition()
         self._waiters = LoopWaiters()
-        self._arrived: deque[tuple[int, Ask]] = deque()
+        self._arrived: deque[tuple[int, Ask[Any]]] = deque()
         self.is_over = False
 
     def _set_ranks(self) -> None:
@@ -220,7 +220,7 @@ class LaunchSupervisor(Supervisor):
         if not any(failure.error is error for failure in self.failures):
             self.failures.append(Failure(time_s=time_s or time.time(), rank=rank, error=error, host=host))
 
-    def fail_result(self, ask: Ask, rank: int, error: BaseException) -> None:
+    def fail_result(self, ask: Ask[Any], rank: int, error: BaseException) -> None:
         """A result cannot be unpickled; nothing to note if its attempt has been started again meanwhile."""
         if ask is self.asks[rank]:
             self.fail(error, rank)
@@ -364,7 +364,7 @@ class LaunchSupervisor(Supervisor):
         """There is a result that `next_result` returns at once."""
         return bool(self._arrived)
 
-    async def next_result_async(self) -> tuple[int, Ask] | None:
+    async def next_result_async(self) -> tuple[int, Ask[Any]] | None:
         """As `next_result` without a limit, for asyncio."""
         while True:
             with self._changed:
@@ -375,7 +375,7 @@ class LaunchSupervisor(Supervisor):
                 future = self._waiters.add()
             await future
 
-    def next_result(self, timeout_s: float | None) -> tuple[int, Ask] | None:
+    def next_result(self, timeout_s: float | None) -> tuple[int, Ask[Any]] | None:
         """Wait for a rank's result that was not given out before, and return it with its rank. None: no more will
         come, or none has within `timeout_s` seconds (None: no limit)."""
         with self._changed:

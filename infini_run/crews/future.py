@@ -20,7 +20,9 @@ from infini_run.errors import RemoteError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from typing import Any, Protocol
+    from typing import Any, Protocol, TypeVar
+
+    R = TypeVar("R")
 
     Answer = tuple[Done | Failed, int, str]  # whose: rank and host
 
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
             """The current asyncio task is about to wait for the result."""
 
 
+if not TYPE_CHECKING:
+    R = object  # `typing` is not loaded for its sake
+
+
 class _PickledError(Exception):
     """Stands for the exception of a task until somebody asks for that."""
 
@@ -45,7 +51,7 @@ class _PickledError(Exception):
         self.answer = answer
 
 
-class Ask(Future):  # type: ignore[type-arg]
+class Ask(Future[R]):
     """The result of a task, as a concurrent.futures.Future that can be awaited, in any event loop.
 
     It differs from other futures in two things. A task that runs can be cancelled: the future is cancelled at once,
@@ -73,7 +79,7 @@ class Ask(Future):  # type: ignore[type-arg]
             how = "cancelled" if self.cancelled() else "failed" if self.has_failed else "done"
         return f"<Ask of task {self.task}: {how}>"
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R:
         """Return what the worker returned.
 
         Args:
@@ -93,7 +99,8 @@ class Ask(Future):  # type: ignore[type-arg]
                 raise error
             finally:
                 del error  # its traceback has this frame: as a cycle, it would stay until the next collection
-        return self._open(super().result())[0]
+        value: R = self._open_result()[0]
+        return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
@@ -102,7 +109,7 @@ class Ask(Future):  # type: ignore[type-arg]
             owner.on_thread_waits()
         error = super().exception(timeout)
         if error is None:
-            return self._open(super().result())[1]
+            return self._open_result()[1]
         return self._open(error.answer)[1] if isinstance(error, _PickledError) else error
 
     @property
@@ -141,18 +148,23 @@ class Ask(Future):  # type: ignore[type-arg]
             elif isinstance(answer[0], Failed):
                 self.set_exception(_PickledError(answer))
             else:
-                self.set_result(answer)
+                packed: Any = answer  # it is opened by the thread that asks
+                self.set_result(packed)
         except InvalidStateError:
             return
 
-    def _open(self, answer: Answer) -> tuple[object, BaseException | None]:
+    def _open_result(self) -> tuple[Any, BaseException | None]:
+        answer: Any = super().result()
+        return self._open(answer)
+
+    def _open(self, answer: Answer) -> tuple[Any, BaseException | None]:
         with self._opening:
             if self._opened is None:
                 message, rank, host = answer
                 self._opened = _opened(message, rank, host)
             return self._opened
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, R]:
         from asyncio import wrap_future
 
         owner = self._owner

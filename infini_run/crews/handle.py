@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from _thread import RLock
+from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.capture import capture_exception
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from infini_run.crews.future import Ask
     from infini_run.report.exit import Exit
 
+R = TypeVar("R")
 _NOTED = 8  # later failures that an error tells of
 
 
-class LaunchHandle:
+class LaunchHandle(Generic[R]):
     """A function that runs on every rank.
 
     `await handle` gives what `result` gives; a coroutine that is cancelled while it waits leaves the launch as it
@@ -40,7 +42,7 @@ class LaunchHandle:
     def __init__(self, launch: LaunchSupervisor) -> None:
         self._launch = launch
         self._lock = RLock()
-        self._outcome: tuple[LaunchResult | None, BaseException | None] | None = None
+        self._outcome: tuple[LaunchResult[Any] | None, BaseException | None] | None = None
 
     def __repr__(self) -> str:
         launch = self._launch
@@ -72,7 +74,7 @@ class LaunchHandle:
         launch.join()
         return True
 
-    def _open(self, rank: int, ask: Ask) -> None:
+    def _open(self, rank: int, ask: Ask[Any]) -> None:
         """Unpickle a result now: if that fails, the launch has failed."""
         error = ask.exception()
         if error is not None:
@@ -82,7 +84,7 @@ class LaunchHandle:
         """Return whether every rank has ended and nothing is left. Does not wait."""
         return self._launch.is_over
 
-    def result(self, timeout_s: float | None = None) -> LaunchResult:
+    def result(self, timeout_s: float | None = None) -> LaunchResult[R]:
         """Wait for the end, and return what the function returned on every rank.
 
         Args:
@@ -103,7 +105,7 @@ class LaunchHandle:
         assert result is not None
         return result
 
-    def follow(self) -> LaunchResult:
+    def follow(self) -> LaunchResult[R]:
         """As `result`; an exception that interrupts the wait stops the launch (a second one: at once), and is raised
         when nothing is left."""
         try:
@@ -117,10 +119,10 @@ class LaunchHandle:
             raise
         return self.result()
 
-    def __await__(self) -> Generator[Any, None, LaunchResult]:
+    def __await__(self) -> Generator[Any, None, LaunchResult[R]]:
         return self._result_async().__await__()
 
-    async def _result_async(self) -> LaunchResult:
+    async def _result_async(self) -> LaunchResult[R]:
         await self._wait_async()
         return self.result()
 
@@ -128,7 +130,7 @@ class LaunchHandle:
         while (found := await self._launch.next_result_async()) is not None:
             self._open(*found)
 
-    async def follow_async(self) -> LaunchResult:
+    async def follow_async(self) -> LaunchResult[R]:
         """As `follow`, for asyncio: a coroutine that is cancelled stops the launch."""
         try:
             await self._wait_async()
@@ -213,7 +215,7 @@ class LaunchHandle:
             )
 
 
-def _outcome(launch: LaunchSupervisor) -> LaunchResult:
+def _outcome(launch: LaunchSupervisor) -> LaunchResult[Any]:
     """The results of a launch that is over. Raises the first failure in time."""
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)

@@ -23,7 +23,8 @@ from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import COPIED, make_environ
 from infini_run.errors import UsageError
-from infini_run.options.from_python import check_environment
+from infini_run.options.from_python import check_environment, check_names
+from infini_run.options.table import TABLE
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
 
@@ -32,15 +33,19 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar
 
-    from typing_extensions import Self
+    from typing_extensions import ParamSpec, Self, Unpack
 
     from infini_run.crews.protocol import Body
     from infini_run.crews.remote_spawner import RemoteSpawner
     from infini_run.crews.result import LaunchResult
     from infini_run.crews.shared_spawner import SpawnerHold
     from infini_run.crews.spawner import Spawner
+    from infini_run.options.keywords import FunctionOptions
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
 
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
 
@@ -100,8 +105,9 @@ class Launcher:
         agent_timeout_s: float | None = 60.0,
         timeout_s: float | None = None,
         progress: bool | str = False,
-        **flags: object,
+        **flags: Unpack[FunctionOptions],
     ) -> None:
+        check_names(type(self).__name__, flags, TABLE)
         check_flags(flags, is_crew=False)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self.hosts = read_hosts(hosts)
@@ -119,7 +125,7 @@ class Launcher:
         remote = COPIED if self.hosts and copy_env is None else copy_env
         self._failure_options = read_failure_options(flags)
         self._environ = (remote, env_file, check_environment(env))
-        self._given = flags | {"cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
+        self._given: dict[str, Any] = {**flags, "cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
 
     def __repr__(self) -> str:
         where = f"hosts={list(self.hosts)!r}, " if self.hosts else ""
@@ -131,7 +137,7 @@ class Launcher:
 
     # ---- running
 
-    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+    def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
         """Call `function(*args, **kwargs)` on every rank, and return what each returned.
 
         The function and what it refers to travel by value if no module has them: lambdas, closures, functions of
@@ -155,12 +161,12 @@ class Launcher:
         """
         return LaunchHandle(self._begin(function, args, kwargs)).follow()
 
-    def start(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchHandle:
+    def start(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchHandle[R]:
         """As `run`, but return a handle as soon as the workers are started. What `run` raises after that is raised by
         the handle's `result`."""
         return LaunchHandle(self._begin(function, args, kwargs))
 
-    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> LaunchResult:
+    async def arun(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchResult[R]:
         """As `run`, for asyncio: the event loop goes on meanwhile. A coroutine that is cancelled stops the launch,
         and ends when nothing is left of it."""
         from asyncio import CancelledError, ensure_future, shield, to_thread, wait
@@ -296,9 +302,14 @@ class Pool(Launcher):
     pool that nothing refers to ends with its last launch.
     """
 
-    def __init__(self, *given: Any, preload: Sequence[str] | None = (), **more: Any) -> None:
-        check_may_launch()
-        super().__init__(*given, preload=preload or (), **more)
+    if not TYPE_CHECKING:  # for a type checker its arguments are a Launcher's
+
+        def __init__(self, *given, preload=(), **more):
+            check_may_launch()
+            super().__init__(*given, preload=preload or (), **more)
+            self._open()
+
+    def _open(self) -> None:
         spawner = self._make_spawner(None, stays=True)
         self._hold: SpawnerHold | None = SharedSpawner(spawner).hold()
         self._is_open = bool(self.preload or self.hosts)
@@ -378,7 +389,7 @@ def _stop(launches: Sequence[LaunchSupervisor]) -> None:
             launch.close()
 
 
-def _stop_started(starting: asyncio.Task[LaunchHandle]) -> None:
+def _stop_started(starting: asyncio.Task[LaunchHandle[Any]]) -> None:
     if starting.exception() is None:
         starting.result().stop()
 

@@ -6,6 +6,8 @@ from infini_run.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from infini_run.crews.future import Ask
     from infini_run.crews.protocol import Body
 
@@ -28,7 +30,7 @@ class PendingTask:
 
     __slots__ = ("ask", "body", "shared", "started", "task")
 
-    def __init__(self, task: int, body: Body, ask: Ask | None, *, shared: bool) -> None:
+    def __init__(self, task: int, body: Body, ask: Ask[Any] | None, *, shared: bool) -> None:
         self.task = task
         self.body = body
         self.ask = ask

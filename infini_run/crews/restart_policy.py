@@ -10,6 +10,8 @@ from infini_run.errors import UsageError
 from infini_run.record import record
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
 _DOUBLINGS = 60  # more are beyond any delay
@@ -25,7 +27,7 @@ class Restart:
     one after it within that time, up to max_delay_s; 0: none.
     """
 
-    strategy: str = "one_for_one"
+    strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
     max_restarts: int = 3
     within_s: float = 60.0
     delay_s: float = 0.0

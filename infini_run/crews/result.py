@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import operator
+from typing import Generic, TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any, overload
+    from typing import overload
+
+R_co = TypeVar("R_co", covariant=True)
 
 
-class LaunchResult:
+class LaunchResult(Generic[R_co]):
     """The results of a launch, by rank: `result.rank(3)`, `for value in result`, `len(result)`; as a tuple has them:
     `result[3]`, `result[-1]`, `result[:2]` (a tuple); or by place: `result.index("node1", 0)`. hosts: the names of
     the hosts, in order; by_host: the results of each."""
 
     __slots__ = ("_places", "_values")
 
-    def __init__(self, values: Sequence[Any], places: Sequence[tuple[str, int]]) -> None:
+    def __init__(self, values: Sequence[R_co], places: Sequence[tuple[str, int]]) -> None:
         self._values = tuple(values)
         self._places = tuple(places)
 
-    def rank(self, rank: int) -> Any:
+    def rank(self, rank: int) -> R_co:
         """What that rank returned. Raises IndexError: there is no such rank."""
         if not 0 <= rank < len(self._values):
             raise IndexError(f"rank {rank}: the ranks are 0 to {len(self._values) - 1}")
         return self._values[rank]
 
-    def index(self, host: str, local_rank: int) -> Any:
+    def index(self, host: str, local_rank: int) -> R_co:
         """What the rank in that place returned. Raises LookupError: there is none."""
         if (host, local_rank) in self._places:
             return self._values[self._places.index((host, local_rank))]
@@ -41,8 +44,8 @@ class LaunchResult:
         return tuple(dict.fromkeys(host for host, _ in self._places))
 
     @property
-    def by_host(self) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
+    def by_host(self) -> dict[str, list[R_co]]:
+        found: dict[str, list[R_co]] = {}
         for (host, _), value in zip(self._places, self._values, strict=True):
             found.setdefault(host, []).append(value)
         return found
@@ -50,17 +53,17 @@ class LaunchResult:
     if TYPE_CHECKING:
 
         @overload
-        def __getitem__(self, rank: int) -> Any: ...
+        def __getitem__(self, rank: int) -> R_co: ...
         @overload
-        def __getitem__(self, rank: slice) -> tuple[Any, ...]: ...
+        def __getitem__(self, rank: slice) -> tuple[R_co, ...]: ...
 
-    def __getitem__(self, rank: int | slice) -> Any:
+    def __getitem__(self, rank: int | slice) -> R_co | tuple[R_co, ...]:
         if isinstance(rank, slice):
             return self._values[rank]
         at = operator.index(rank)
         return self.rank(at + len(self._values) if -len(self._values) <= at < 0 else at)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[R_co]:
         return iter(self._values)
 
     def __len__(self) -> int:

@@ -41,7 +41,7 @@ class MapOptions:
 
 
 def task_map(
-    ask: Callable[[object], Ask],
+    ask: Callable[[Any], Ask[Any]],
     tasks: Iterator[object],
     ahead: int,
     options: MapOptions,
@@ -61,9 +61,9 @@ def task_map(
         TimeoutError: the next result has not come in time; the others are cancelled.
     """
     changed = threading.Condition()
-    failed: list[Ask] = []
-    ended: deque[Ask] = deque()
-    asks: dict[int, Ask] = {}  # by the number of the task, in order
+    failed: list[Ask[Any]] = []
+    ended: deque[Ask[Any]] = deque()
+    asks: dict[int, Ask[Any]] = {}  # by the number of the task, in order
 
     def on_done(done: Any) -> None:
         with changed:
@@ -78,14 +78,14 @@ def task_map(
             asks[submitted.task] = submitted
             submitted.add_done_callback(on_done)
 
-    def next_ended() -> Ask | None:
+    def next_ended() -> Ask[Any] | None:
         """The ask whose results are next; None: it has not ended."""
         if not options.ordered:
             return ended.popleft() if ended else None
         first = next(iter(asks.values()))
         return first if first.done() else None
 
-    def wait() -> Ask:
+    def wait() -> Ask[Any]:
         on_wait()
         with changed:
             while True:

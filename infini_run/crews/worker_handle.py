@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
@@ -9,24 +14,26 @@ if TYPE_CHECKING:
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
     from infini_run.crews.future import Ask
 
-    class Crew(Protocol):
+    T_contra = TypeVar("T_contra", contravariant=True)
+
+    class CrewOfWorker(Protocol[T_contra, R]):
         """What a handle needs of its crew."""
 
-        def _ask(self, task: object, rank: int | None) -> Ask: ...
-        def _send(self, task: object, rank: int) -> int: ...
+        def _ask(self, task: T_contra, rank: int | None) -> Ask[R]: ...
+        def _send(self, task: T_contra, rank: int) -> int: ...
         def _cancel(self, task: int) -> None: ...
         def signal(self, number: int, rank: int | None = None) -> int: ...
         def status(self) -> CrewStatus: ...
 
 
-class WorkerHandle:
+class WorkerHandle(Generic[T, R]):
     """One worker of a crew, through all its restarts."""
 
-    def __init__(self, crew: Crew, rank: int) -> None:
+    def __init__(self, crew: CrewOfWorker[T, R], rank: int) -> None:
         self._crew = crew
         self.rank = rank
 
-    def ask(self, task: object) -> Ask:
+    def ask(self, task: T) -> Ask[R]:
         """Submit a task for this worker.
 
         A task that the worker was handed fails with the worker (WorkerDied). One that it was not handed yet, because
@@ -43,7 +50,7 @@ class WorkerHandle:
         """
         return self._crew._ask(task, self.rank)
 
-    def send(self, task: object) -> int:
+    def send(self, task: T) -> int:
         """Submit a task for this worker without a future: its result is an event, `done` or `failed`.
 
         Args:

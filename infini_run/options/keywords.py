@@ -157,8 +157,6 @@ class FunctionOptions(TypedDict, total=False):
     hang_timeout: float | str | None
     on_hang: Literal["report", "stop"] | None
     keep_going: bool | None
-    live: bool | Literal["on", "off", "auto"] | None
-    trace: str | PathLike[str] | None
     rdzv_backend: Literal["static", "c10d"] | None
     rdzv_conf: str | None
     role: str | None
@@ -197,14 +195,9 @@ class CrewOptions(TypedDict, total=False):
     local_ranks_filter: str | Sequence[int] | None
     stop_signal: int | str | None
     stop_scope: Literal["group", "leader", "mixed"] | None
-    restart_delay: float | str | None
-    restart_window: float | str | None
     ready_timeout: float | str | None
     hang_timeout: float | str | None
     on_hang: Literal["report", "stop"] | None
-    keep_going: bool | None
-    live: bool | Literal["on", "off", "auto"] | None
-    trace: str | PathLike[str] | None
     rdzv_backend: Literal["static", "c10d"] | None
     rdzv_conf: str | None
     role: str | None

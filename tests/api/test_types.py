@@ -40,6 +40,49 @@ job: ir.Job = ir.submit(["true"], slots=2, time="4h", scheduler="local", options
 ir.submit(["true"], slotz=2)  # refused
 ir.submit(["true"], scheduler="slrum")  # refused
 ir.submit(["true"], wait=True)  # refused
+result: ir.LaunchResult[str] = ir.Launcher(nproc_per_node=2, console="none").run(train, 0.5, steps=3)
+text: str = result.rank(0) + result[1]
+number: int = result[0]  # refused
+ir.Launcher().run(train, "0.5")  # refused
+ir.Launcher().run(train, 0.5, step=3)  # refused
+ir.Launcher(nproc_per_nod=2)  # refused
+ir.Launcher(trace="file")  # refused
+handle: ir.LaunchHandle[str] = ir.Pool(nproc_per_node=2, preload=["json"]).start(train, lr=0.5)
+waited: ir.LaunchResult[str] = handle.result(5.0)
+ir.Pool(nproc_per_nod=2)  # refused
+
+
+async def wait_for_it() -> str:
+    first = await ir.Launcher().arun(train, 0.5)
+    second = await handle
+    return first.rank(0) + second.rank(0)
+
+
+def answer(ctx: ir.Context, question: str) -> int:
+    ctx.progress(1, 2)
+    return len(question)
+
+
+crew = ir.Crew(answer, nproc_per_node=2, restart=ir.Restart(strategy="one_for_one"))
+count: int = crew.ask("how long").result()
+crew.ask(7)  # refused
+words: list[str] = list(crew.map(["one", "two"]))  # refused
+counts: list[int] = list(crew.map(["one", "two"], ordered=False))
+worker: ir.WorkerHandle[str, int] = crew.worker(0)
+ask: ir.Ask[int] = worker.ask("again")
+worker.ask(8)  # refused
+ir.Restart(strategy="one_for_on")  # refused
+ir.Crew(answer, nproc_per_nod=2)  # refused
+ir.Crew(answer, console="prefixed")  # refused
+
+
+class Counter:
+    def task(self, ctx: ir.Context, step: int) -> float:
+        return step / 2
+
+
+half: float = ir.Crew(Counter).ask(3).result()
+ir.Crew(Counter()).ask("3")  # refused
 """
 
 
