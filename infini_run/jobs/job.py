@@ -147,7 +147,8 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
         above: The directory of all jobs.
 
     Raises:
-        UsageError: The working directory is not there, `--warn` comes before the start, or no container runtime is.
+        UsageError: The working directory is not there, `--warn` comes before the start, no container runtime is, or
+            `--run_options` are not infini-run's, or the job's own.
     """
     try:
         cwd = os.path.abspath(values["cwd"] or ".")
@@ -155,6 +156,7 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
         raise UsageError("the current directory was removed: --cwd=/DIR says where the ranks start") from None
     if not os.path.isdir(cwd):
         raise UsageError(f"--cwd={cwd} is not a directory")
+    _check_run_options(values["run_options"])
     warn_signal, warn_s = values["warn"]
     if warn_s and values["time"] and warn_s >= values["time"]:
         raise UsageError(f"--warn: {warn_s} s before a limit of {values['time']} s is before the start")
@@ -175,6 +177,42 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
         warn_signal=warn_signal,
         **{field: values[field] for field in same},
     )
+
+
+_SLOTS = "--slots and --slots_per_node say how many ranks and nodes"
+_NODES = "the nodes are those that the scheduler gives; --scheduler and --pool say where"
+_ANSWERS = "--print shows the script, --check asks the scheduler"
+_OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what is meant
+    **dict.fromkeys(("nproc_per_node", "nnodes", "standalone"), _SLOTS),
+    **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
+    **dict.fromkeys(("dry_run", "plot", "completion"), _ANSWERS),
+    "isolate": "a job is a process of its own",
+    "stdin": "a job has none",
+    "live": "infini-job logs -f and infini-job status show it",
+}
+
+
+def _check_run_options(words: Sequence[str]) -> None:
+    """Raises UsageError: there is no such flag of infini-run, its value is wrong, or it is the job's own."""
+    from infini_run.options.grammar import parse, quote
+    from infini_run.options.table import TABLE
+
+    try:
+        parsed = parse([*words, "--"], {}, TABLE)
+    except UsageError as error:
+        raise UsageError(f"--run_options: {error}") from None
+    if parsed.question:
+        raise UsageError(f"--run_options: --{parsed.question} starts no ranks: infini-run --{parsed.question}")
+    if parsed.program or "--" in words:  # the job's own flags come after these words
+        word = parsed.program[0] if parsed.program else "--"
+        raise UsageError(f"--run_options: {quote(word)} is no flag of infini-run")
+    problems = [
+        f"--run_options: {setting.origin}: {_OF_THE_JOB[name]}"
+        for name, setting in parsed.settings.items()
+        if name in _OF_THE_JOB
+    ]
+    if problems:
+        raise UsageError("\n".join(problems))
 
 
 def _image(values: Mapping[str, Any]) -> Image | None:

@@ -136,9 +136,7 @@ class JobDir:
             _ = order.tasks  # ValueError: another version allows larger indices
             return order
         except (TypeError, KeyError, AttributeError, ValueError):
-            raise UsageError(
-                f"{self.path} is another version's job, or was changed: its request.json cannot be read"
-            ) from None
+            raise UsageError(f"{self.path} is another version's job: its request.json cannot be read") from None
 
     def read_env(self) -> dict[str, str]:
         """The ranks' environment. Raises OSError."""

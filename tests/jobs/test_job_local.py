@@ -280,6 +280,34 @@ def test_flags_of_the_launcher_itself_are_taken(local):
     assert "on 1" in local.logs(done.stdout.split()[1])
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--bogus=1", ["there is no flag --bogus; --help lists them all"]),
+        (
+            "--grace=x",
+            ["--grace=x: a time from 0 to 2147483647 seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d"],
+        ),
+        (
+            "--nproc_per_node=2 --hosts=a",
+            [
+                "--nproc_per_node=2: --slots and --slots_per_node say how many ranks and nodes",
+                "--hosts=a: the nodes are those that the scheduler gives; --scheduler and --pool say where",
+            ],
+        ),
+        ("--dry_run", ["--dry_run: --print shows the script, --check asks the scheduler"]),
+        ("--isolate", ["--isolate: a job is a process of its own"]),
+        ("--help", ["--help starts no ranks: infini-run --help"]),
+        ("--keep_going x", ["x is no flag of infini-run"]),
+        ("--keep_going --", ["-- is no flag of infini-run"]),
+    ],
+)
+def test_flags_of_the_launcher_are_checked_before_anything_is_made(local, options, said):
+    done = local.call("submit", f"--run_options={options}", "--", "true")
+    assert (done.returncode, done.stderr.splitlines()) == (2, [f"infini-job: --run_options: {line}" for line in said])
+    assert local.is_empty()
+
+
 def test_forget_takes_away_what_has_ended_and_what_is_lost_and_nothing_that_lives(local, bell):
     ended, lost, alive = local.submit("--", "true"), local.submit("--", *hold(bell)), local.submit("--", *hold(bell))
     bell.hear(2)

@@ -486,3 +486,12 @@ def test_what_no_process_can_have_is_a_problem_and_leaves_nothing(service, local
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
     assert answer.json()["exit_code"] == 2
     assert local.is_empty()
+
+
+def test_a_body_that_is_no_json_is_a_sentence(service):
+    headers = {"content-type": "application/json"}
+    answer = service.client.post("/v1/jobs", content=b"{command: 1}", headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == (
+        "the body is no JSON: Expecting property name enclosed in double quotes at character 1"
+    )

@@ -54,6 +54,7 @@ of the first failure), CANCELLED, TIMEOUT, NODE_FAIL, OOM, PREEMPTED, LOST.
 """
 EXIT_CODES = """\
 Exit code of submit --wait: that of the first rank to fail, 128+N for signal N;
+143 (128 + TERM) where it reached its limit (TIMEOUT) or was cancelled;
 1 where a job ended badly without one. Else 0; 2 for a request that makes no
 sense; 1 where a scheduler did not take it or did not answer.
 """

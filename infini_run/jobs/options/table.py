@@ -98,7 +98,8 @@ SUBMIT = (
           shown="the scheduler's"),
     _flag("account", plain, "", "scheduler", "NAME", "whom to charge", shown="the scheduler's"),
     _flag("project", plain, "", "scheduler", "NAME", "Slurm's wckey, PBS's project", shown="none"),
-    _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h, 1h30m, 1d or 1-12:00:00",
+    _flag("time", _time, 0, "scheduler", "TIME", "the limit, such as 4h, 1h30m, 1d or 1-12:00:00; a bare number is "
+          "seconds (sbatch: minutes)",
           shown="the pool's"),
     _flag("options", _argv, (), "scheduler", "WORDS", "further options for sbatch or qsub, quoted as in a shell",
           shown="none"),

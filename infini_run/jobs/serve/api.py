@@ -234,8 +234,15 @@ async def _of_error(request: Request, error: Exception) -> Response:
 async def _of_request(request: Request, error: Exception) -> Response:
     """The request itself makes no sense."""
     assert isinstance(error, RequestValidationError)
-    found = [f"{'.'.join(map(str, one['loc'][1:])) or one['loc'][0]}: {one['msg']}" for one in error.errors()]
-    return problem(400, "\n".join(found), exit_code=2)
+    return problem(400, "\n".join(map(_sentence, error.errors())), exit_code=2)
+
+
+def _sentence(wrong: Mapping[str, Any]) -> str:
+    """What pydantic found: the place in the request, and what is wrong there."""
+    place = wrong["loc"]
+    if wrong["type"] == "json_invalid":  # its place is a character
+        return f"the body is no JSON: {wrong['ctx']['error']} at character {place[1]}"
+    return f"{'.'.join(map(str, place[1:])) or place[0]}: {wrong['msg']}"
 
 
 async def _of_http(request: Request, error: Exception) -> Response:
