@@ -23,7 +23,7 @@ _HELP = ("help", "helpfull", "h")
 
 
 def main() -> None:
-    """Do what the args print_line, and end with its exit code."""
+    """Do what the arguments say, and end with its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would leave no exit code of what we start
     _open_closed_streams()
     try:

@@ -93,7 +93,7 @@ def _details(status: Status) -> list[str]:
     if status.attempt > 0:
         found.append(f"attempt {status.attempt}, after {status.attempt} restart{'s' * (status.attempt > 1)}")
     if status.query_error:
-        found.append(f"no query_error: {status.query_error}")
+        found.append(f"no news: {status.query_error}")
     return found
 
 

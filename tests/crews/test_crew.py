@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import CancelledError, as_completed, wait
+from functools import partial
 
 import pytest
 
@@ -547,6 +548,14 @@ def test_a_signal_reaches_a_worker(crew):
 # ---- what is refused, with nothing started
 
 
+@pytest.mark.parametrize("make", [ir.Launcher, ir.Pool, partial(ir.Crew, echo)])
+def test_a_keyword_that_is_no_flag_is_a_type_error_where_the_object_is_made(make):
+    with pytest.raises(
+        TypeError, match=r"unexpected keyword argument 'nproc_per_nod'; did you mean nproc_per_node\?"
+    ):
+        make(nproc_per_nod=2)
+
+
 @pytest.mark.parametrize(
     ("target", "more", "words"),
     [
@@ -563,7 +572,6 @@ def test_a_signal_reaches_a_worker(crew):
         (echo, {"restart": ir.Restart(within_s=0)}, "within_s=0"),
         (echo, {"restart": ir.Restart(delay_s=5, max_delay_s=1)}, "delay_s=5"),
         (echo, {"restart": "always"}, "restart='always'"),
-        (echo, {"grase": 3}, "grase"),
         (echo, {"cwd": "/nowhere"}, "cwd=/nowhere"),
     ],
 )

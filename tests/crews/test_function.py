@@ -299,11 +299,10 @@ def test_a_call_is_checked_before_anything_starts():
         ({"logging": "LOUD"}, "logging='LOUD'"),
         ({"progress": "line"}, "progress='line'"),
         ({"cwd": "/nowhere"}, "cwd=/nowhere is not a directory"),
-        ({"env": {"A": 1}}, "names and values are strings"),
-        ({"env": {"A=B": "1"}}, "cannot be a variable"),
+        ({"env": {"A": 1}}, r"env\['A'\]: 1 is no text"),
+        ({"env": {"A=B": "1"}}, "is no name of a variable"),
         ({"env_file": "/nowhere"}, "env_file=/nowhere cannot be read"),
         ({"copy_env": "PATH"}, "copy_env='PATH': give a list"),
-        ({"nope": 1}, "there is no flag --nope"),
         ({"preload": ["fractions"], "bind": "cores"}, "bind= and preload= do not go together"),
     ],
 )

@@ -76,13 +76,16 @@ def test_a_module_that_launches_when_it_is_imported_is_one_error_and_no_flood(tm
     assert len(lines) <= 4
 
 
-def test_a_launch_that_nobody_waits_for_ends_with_the_program(tmp_path, preload, bell):
+def test_a_launch_that_nobody_waits_for_is_finished_before_the_program_ends(preload, bell):
     code = f"""
-        import os, signal, infini_run as ir
-        def work(bell):
+        import os, time, infini_run as ir
+        def ring(bell, text):
             with open(bell, "w") as file:
-                file.write(f"{{os.getpid()}}\\n")
-            signal.pause()
+                file.write(text + "\\n")
+        def work(bell):
+            ring(bell, str(os.getpid()))
+            time.sleep(1)
+            ring(bell, "done")
         handle = ir.Launcher(nproc_per_node=2, preload={preload!r}).start(work, {bell.path!r})
         input()
     """
@@ -91,6 +94,7 @@ def test_a_launch_that_nobody_waits_for_ends_with_the_program(tmp_path, preload,
     program.communicate(b"\n", timeout=LIMIT_S)
     assert program.returncode == 0
     assert not any(map(is_alive, pids))
+    assert [word.strip() for word in bell.hear(2)] == ["done", "done"]
 
 
 def test_a_thread_may_launch_and_may_end_before_its_launch(preload):

@@ -307,7 +307,6 @@ def test_a_module_that_cannot_be_preloaded_is_told_with_the_host(launcher):
     [
         ({"nproc": [1, 2, 3]}, "3 numbers for 2 hosts"),
         ({"hosts": ["host1:1"], "nproc": 2}, "room for 1 on host1"),
-        ({"no_such_flag": 1}, "no_such_flag"),
         ({"grace": "x"}, "grace"),
         ({"standalone": True}, "standalone"),
         ({"cwd": "/no/such/dir"}, "/no/such/dir on host.*start from a directory that every node has"),
@@ -425,7 +424,7 @@ def test_a_forked_child_of_the_caller_ends_nothing(bed):
     with ir.Pool(["host1", "host2"], 1, engine="ssh", ssh_config=str(bed.config)) as pool:
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if pool._spawner is None else 3)
+            os._exit(0 if pool._hold is None else 3)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert len(pool.run(os.getpid)) == 2
 

@@ -1,4 +1,4 @@
-"""What `infini-job --help` and `infini-job VERB --help` print_line, out of the tables of flags."""
+"""What `infini-job --help` and `infini-job VERB --help` print, out of the tables of flags."""
 
 from __future__ import annotations
 
