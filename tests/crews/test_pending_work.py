@@ -146,9 +146,11 @@ def test_ctrl_c_while_a_block_waits_cancels(bell, shut):
         until(lambda: crew.status().phase == "DRAINING")
         interrupt_main(raised)
 
+    thread = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt), crew:
-        threading.Thread(target=interrupt).start()
+        thread.start()
     raised.set()
+    thread.join()
     assert crew.status().phase == "CLOSED"
     assert isinstance(slow.exception(), ir.InfiniRunError)
 
@@ -336,3 +338,4 @@ def test_a_dropped_handle_leaves_its_launch_to_end(bell, gate):
     assert is_alive(pid)
     gate.write_text("on")
     until(lambda: not is_alive(pid))
+    until(lambda: threading.active_count() == 1)  # the end of a launch is its own thread's
