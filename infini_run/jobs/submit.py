@@ -148,7 +148,7 @@ def submit(
     except OSError as error:
         remove(folder)
         raise UsageError(f"{folder.path} cannot be written: {error.strerror}; give another --dir") from None
-    except Exception:  # whatever it is, no job is left that nobody will run
+    except (InfiniRunError, TypeError, ValueError):  # no job is left that nobody will run
         remove(folder)
         raise
     try:
