@@ -89,8 +89,11 @@ def launch_local(
     args: Sequence[str] = (),
     log_dir: str = "./logs",
     *,
+    check: bool = True,
+    timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     inherit_env: bool = True,
+    cwd: str | os.PathLike[str] | None = None,
     **flags: Unpack[ProgramOptions],
 ) -> Report:
     """Run a program in processes of this machine, each with a log file, and with a GPU if there are enough.
@@ -100,7 +103,7 @@ def launch_local(
         num_processes: How many processes.
         args: Its arguments.
         log_dir: The directory of the log files.
-        env, inherit_env: As for `run`.
+        check, timeout_s, env, inherit_env, cwd: As for `run`.
         flags: As for `run`. `gpus_per_proc=0` leaves CUDA_VISIBLE_DEVICES alone.
 
     Returns:
@@ -110,6 +113,7 @@ def launch_local(
         WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
     """
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes, "log_dir": log_dir}
+    given |= {"check": check, "timeout_s": timeout_s, "cwd": cwd}
     if "gpus_per_proc" not in given:
         from infini_run.devices.visible import find
         from infini_run.errors import DeviceError
@@ -129,8 +133,11 @@ def launch_multi_node(
     args: Sequence[str] = (),
     log_dir: str = "./logs",
     *,
+    check: bool = True,
+    timeout_s: float | None = None,
     env: Mapping[str, str] | None = None,
     inherit_env: bool = True,
+    cwd: str | os.PathLike[str] | None = None,
     **flags: Unpack[ProgramOptions],
 ) -> Report:
     """Run a program in some processes on each of some hosts, with a log file for each on its own host.
@@ -141,8 +148,7 @@ def launch_multi_node(
         num_processes_per_node: How many processes on each.
         args: The program's arguments.
         log_dir: The directory of the log files on each host.
-        env, inherit_env: As for `run`.
-        flags: As for `run`.
+        check, timeout_s, env, inherit_env, cwd, flags: As for `run`.
 
     Returns:
         How every rank ended.
@@ -152,6 +158,7 @@ def launch_multi_node(
         NodeLost: A host could not be reached, or was lost.
     """
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
+    given |= {"check": check, "timeout_s": timeout_s, "cwd": cwd}
     return run([program, *args], env=env, inherit_env=inherit_env, hosts=hosts, **given)
 
 

@@ -38,11 +38,11 @@ RESTARTS = {"max_restarts", "restart_delay", "restart_window", "keep_going"}
 
 SUBMIT_COMMAND_ONLY = {"env", "cwd", "wait", "print", "check", "json"}
 SHAPE = {"nproc_per_node", "hosts", "log_dir"}
-CLASSES = {  # name: (where, the flags that are parameters of their own there, or have no effect)
-    "RunOptions": ("`run` and `ProcessLauncher`", COMMAND_ONLY),
+CLASSES = {  # name: (where, the flags that are parameters there, or have no effect). Each extends the last.
+    "CrewOptions": ("`Crew`", COMMAND_ONLY | SHAPE | PROGRAMS_ONLY | RESTARTS | {"grace"}),
+    "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | SHAPE | PROGRAMS_ONLY),
     "ProgramOptions": ("`launch_local` and `launch_multi_node`", COMMAND_ONLY | SHAPE),
-    "FunctionOptions": ("`Launcher` and `Pool`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE),
-    "CrewOptions": ("`Crew`", COMMAND_ONLY | PROGRAMS_ONLY | SHAPE | RESTARTS | {"grace"}),
+    "RunOptions": ("`run` and `ProcessLauncher`", COMMAND_ONLY),
 }
 HEAD = '''"""The keywords of {what}, for type checkers; written by `make generated` from the table of flags.
 
@@ -59,23 +59,29 @@ from typing import Literal, TypedDict
 
 def keywords() -> str:
     """infini_run/options/keywords.py"""
-    classes = (_typed_dict(name, place, FLAGS, left_out) for name, (place, left_out) in CLASSES.items())
-    return HEAD.format(what="the Python API", abcs="Mapping, Sequence") + "".join(classes)
+    text, base, known = HEAD.format(what="the Python API", abcs="Mapping, Sequence"), "TypedDict", set[str]()
+    for name, (place, left_out) in CLASSES.items():
+        flags = [flag for flag in FLAGS if flag.name not in left_out | known]
+        text += _typed_dict(name, base, place, flags)
+        base, known = name, known | {flag.name for flag in flags}
+    return text
 
 
 def submit_keywords() -> str:
     """infini_run/jobs/options/keywords.py"""
-    head = HEAD.format(what="`submit`", abcs="Sequence")
-    return head + _typed_dict("SubmitOptions", "`submit`", SUBMIT, SUBMIT_COMMAND_ONLY)
+    flags = [flag for flag in SUBMIT if flag.name not in SUBMIT_COMMAND_ONLY]
+    return HEAD.format(what="`submit`", abcs="Sequence") + _typed_dict(
+        "SubmitOptions", "TypedDict", "`submit`", flags
+    )
 
 
-def _typed_dict(name: str, place: str, flags: tuple[Flag, ...], left_out: set[str]) -> str:
-    types = {flag.name: _type(flag) for flag in flags if _has_effect(flag) and flag.name not in left_out}
+def _typed_dict(name: str, base: str, place: str, flags: list[Flag]) -> str:
+    types = {flag.name: _type(flag) for flag in flags if _has_effect(flag)}
     if "nproc_per_node" in types:
         types["nproc"] = types["nproc_per_node"]
     lines = [
         "\n",
-        f"class {name}(TypedDict, total=False):",
+        f"class {name}({base}, total=False):",
         f'    """Flags of the command as keywords of {place}."""\n',
         *(f"    {key}: {value} | None" for key, value in types.items()),
     ]

@@ -10,160 +10,6 @@ from os import PathLike
 from typing import Literal, TypedDict
 
 
-class RunOptions(TypedDict, total=False):
-    """Flags of the command as keywords of `run` and `ProcessLauncher`."""
-
-    nnodes: int | None
-    nproc_per_node: int | Literal["auto", "gpu", "cpu"] | None
-    node_rank: int | None
-    rdzv_endpoint: str | None
-    master_addr: str | None
-    master_port: int | None
-    standalone: bool | None
-    run_id: str | None
-    module: bool | None
-    no_python: bool | None
-    distributed_args: bool | None
-    engine: Literal["local", "ssh", "slurm", "pbs", "mpi", "auto"] | None
-    hosts: str | Sequence[str] | None
-    hostfile: str | PathLike[str] | None
-    ssh_config: str | PathLike[str] | None
-    remote_python: str | PathLike[str] | None
-    link_port: int | None
-    link_address: str | None
-    join_timeout: float | str | None
-    node_timeout: float | str | None
-    export: str | Sequence[str] | None
-    gpus_per_proc: int | None
-    bind: Literal["none", "numa", "socket", "cores"] | None
-    check_gpus: bool | Literal["off", "warn", "refuse"] | None
-    omp_num_threads: int | Literal["auto"] | None
-    log_dir: str | PathLike[str] | None
-    log_layout: Literal["flat", "torchrun"] | None
-    console: Literal["auto", "inherit", "lines", "prefix", "none"] | None
-    ranks_on_console: str | Sequence[int] | None
-    stdin: int | Literal["rank0", "all", "none"] | None
-    redirects: int | str | Mapping[int, int] | None
-    tee: int | str | Mapping[int, int] | None
-    local_ranks_filter: str | Sequence[int] | None
-    grace: float | str | None
-    stop_signal: int | str | None
-    stop_scope: Literal["group", "leader", "mixed"] | None
-    max_restarts: int | None
-    restart_delay: float | str | None
-    restart_window: float | str | None
-    ready_timeout: float | str | None
-    hang_timeout: float | str | None
-    on_hang: Literal["report", "stop"] | None
-    keep_going: bool | None
-    live: bool | Literal["on", "off", "auto"] | None
-    trace: str | PathLike[str] | None
-    rdzv_backend: Literal["static", "c10d"] | None
-    rdzv_conf: str | None
-    role: str | None
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
-    virtual_local_rank: bool | None
-    nproc: int | Literal["auto", "gpu", "cpu"] | None
-
-
-class ProgramOptions(TypedDict, total=False):
-    """Flags of the command as keywords of `launch_local` and `launch_multi_node`."""
-
-    nnodes: int | None
-    node_rank: int | None
-    rdzv_endpoint: str | None
-    master_addr: str | None
-    master_port: int | None
-    standalone: bool | None
-    run_id: str | None
-    module: bool | None
-    no_python: bool | None
-    distributed_args: bool | None
-    engine: Literal["local", "ssh", "slurm", "pbs", "mpi", "auto"] | None
-    hostfile: str | PathLike[str] | None
-    ssh_config: str | PathLike[str] | None
-    remote_python: str | PathLike[str] | None
-    link_port: int | None
-    link_address: str | None
-    join_timeout: float | str | None
-    node_timeout: float | str | None
-    export: str | Sequence[str] | None
-    gpus_per_proc: int | None
-    bind: Literal["none", "numa", "socket", "cores"] | None
-    check_gpus: bool | Literal["off", "warn", "refuse"] | None
-    omp_num_threads: int | Literal["auto"] | None
-    log_layout: Literal["flat", "torchrun"] | None
-    console: Literal["auto", "inherit", "lines", "prefix", "none"] | None
-    ranks_on_console: str | Sequence[int] | None
-    stdin: int | Literal["rank0", "all", "none"] | None
-    redirects: int | str | Mapping[int, int] | None
-    tee: int | str | Mapping[int, int] | None
-    local_ranks_filter: str | Sequence[int] | None
-    grace: float | str | None
-    stop_signal: int | str | None
-    stop_scope: Literal["group", "leader", "mixed"] | None
-    max_restarts: int | None
-    restart_delay: float | str | None
-    restart_window: float | str | None
-    ready_timeout: float | str | None
-    hang_timeout: float | str | None
-    on_hang: Literal["report", "stop"] | None
-    keep_going: bool | None
-    live: bool | Literal["on", "off", "auto"] | None
-    trace: str | PathLike[str] | None
-    rdzv_backend: Literal["static", "c10d"] | None
-    rdzv_conf: str | None
-    role: str | None
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
-    virtual_local_rank: bool | None
-
-
-class FunctionOptions(TypedDict, total=False):
-    """Flags of the command as keywords of `Launcher` and `Pool`."""
-
-    nnodes: int | None
-    node_rank: int | None
-    rdzv_endpoint: str | None
-    master_addr: str | None
-    master_port: int | None
-    standalone: bool | None
-    run_id: str | None
-    engine: Literal["local", "ssh", "slurm", "pbs", "mpi", "auto"] | None
-    hostfile: str | PathLike[str] | None
-    ssh_config: str | PathLike[str] | None
-    remote_python: str | PathLike[str] | None
-    link_port: int | None
-    link_address: str | None
-    join_timeout: float | str | None
-    node_timeout: float | str | None
-    export: str | Sequence[str] | None
-    gpus_per_proc: int | None
-    bind: Literal["none", "numa", "socket", "cores"] | None
-    check_gpus: bool | Literal["off", "warn", "refuse"] | None
-    omp_num_threads: int | Literal["auto"] | None
-    log_layout: Literal["flat", "torchrun"] | None
-    console: Literal["auto", "inherit", "lines", "prefix", "none"] | None
-    ranks_on_console: str | Sequence[int] | None
-    redirects: int | str | Mapping[int, int] | None
-    tee: int | str | Mapping[int, int] | None
-    local_ranks_filter: str | Sequence[int] | None
-    grace: float | str | None
-    stop_signal: int | str | None
-    stop_scope: Literal["group", "leader", "mixed"] | None
-    max_restarts: int | None
-    restart_delay: float | str | None
-    restart_window: float | str | None
-    ready_timeout: float | str | None
-    hang_timeout: float | str | None
-    on_hang: Literal["report", "stop"] | None
-    keep_going: bool | None
-    rdzv_backend: Literal["static", "c10d"] | None
-    rdzv_conf: str | None
-    role: str | None
-    numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
-    virtual_local_rank: bool | None
-
-
 class CrewOptions(TypedDict, total=False):
     """Flags of the command as keywords of `Crew`."""
 
@@ -203,3 +49,33 @@ class CrewOptions(TypedDict, total=False):
     role: str | None
     numa_binding: Literal["node", "socket", "exclusive", "core-complex"] | None
     virtual_local_rank: bool | None
+
+
+class FunctionOptions(CrewOptions, total=False):
+    """Flags of the command as keywords of `Launcher` and `Pool`."""
+
+    grace: float | str | None
+    max_restarts: int | None
+    restart_delay: float | str | None
+    restart_window: float | str | None
+    keep_going: bool | None
+
+
+class ProgramOptions(FunctionOptions, total=False):
+    """Flags of the command as keywords of `launch_local` and `launch_multi_node`."""
+
+    module: bool | None
+    no_python: bool | None
+    distributed_args: bool | None
+    stdin: int | Literal["rank0", "all", "none"] | None
+    live: bool | Literal["on", "off", "auto"] | None
+    trace: str | PathLike[str] | None
+
+
+class RunOptions(ProgramOptions, total=False):
+    """Flags of the command as keywords of `run` and `ProcessLauncher`."""
+
+    nproc_per_node: int | Literal["auto", "gpu", "cpu"] | None
+    hosts: str | Sequence[str] | None
+    log_dir: str | PathLike[str] | None
+    nproc: int | Literal["auto", "gpu", "cpu"] | None

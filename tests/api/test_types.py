@@ -32,7 +32,7 @@ ir.run(["true"], dry_run=True)  # refused
 exits: int = ir.run(["true"])  # refused
 ir.ProcessLauncher(["true"], bind="cores", max_restarts=1)
 ir.ProcessLauncher(["true"], bind="core")  # refused
-ir.launch_local("./train", 2, ["--lr=1"], gpus_per_proc=0)
+ir.launch_local("./train", 2, ["--lr=1"], gpus_per_proc=0, check=False, timeout_s=5.0, cwd="/")
 ir.launch_local("./train", 2, nproc_per_node=2)  # refused
 ir.launch_multi_node("./train", ["a", "b"], 2, engine="slurm")
 ir.launch_multi_node("./train", ["a", "b"], 2, engine="slrum")  # refused
