@@ -24,9 +24,10 @@ from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, task_map
+from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import InfiniRunError, UsageError
-from infini_run.options.from_python import check_names
+from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
 
 TYPE_CHECKING = False
@@ -88,8 +89,9 @@ class Crew(Generic[T, R]):
             number the worker waits, if the program reads events; otherwise the oldest is dropped, and counted.
         max_tasks_per_child: a worker that has done so many tasks ends in order (its `stop` runs) and is started again
             in a fresh process; no task is lost, and it counts as no failure. None: never.
-        env: the workers' whole environment, None: this process's. On other hosts it is added to that of a login,
-            None: the variables that jobs commonly need.
+        env: variables that are added to the workers' environment; None: none.
+        inherit_env: workers have this process's environment, too; on other hosts the variables of it that jobs
+            commonly need, over those of a login there.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
         log_level: logging records of at least this level go to the loggers of this process, with `rank` and `host`;
@@ -119,6 +121,7 @@ class Crew(Generic[T, R]):
         max_events: int = 10_000,
         max_tasks_per_child: int | None = None,
         env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         log_level: int | None = None,
@@ -143,9 +146,10 @@ class Crew(Generic[T, R]):
             target=pack_target(target, args, kwargs or {}),
         )
         if spawner is None:
-            given: dict[str, Any] = {"env": env, "cwd": cwd, "grace": grace, "log_dir": log_dir}
-            given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             names = read_hosts(hosts)
+            environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
+            given: dict[str, Any] = {"env": environ, "cwd": cwd, "grace": grace, "log_dir": log_dir}
+            given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
             spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
         self._tasks = count()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from infini_run.crews.exec_spawner import ExecSpawner
@@ -28,10 +27,7 @@ def make_spawner(
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
     if hosts:
         from infini_run.crews.remote_spawner import RemoteSpawner
-        from infini_run.crews.worker_environ import COPIED, make_environ
 
-        if given["env"] is None:
-            given["env"] = make_environ(os.environ, COPIED, None, None)
         return RemoteSpawner(hosts, nproc=count, preload=preload, **given)
     assert isinstance(count, (int, str))
     if not preload:

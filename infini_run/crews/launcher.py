@@ -21,7 +21,7 @@ from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
-from infini_run.crews.worker_environ import COPIED, make_environ
+from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
@@ -66,9 +66,10 @@ class Launcher:
             it and there are several workers; (): none, every worker is a fresh interpreter.
         backend: "gloo" or "nccl": the function runs within torch.distributed's process group; None: no torch is
             imported.
-        env: variables that are set.
-        copy_env: patterns of the variables that are taken from this process; None: all of them on this machine, those
-            that jobs commonly need on other hosts.
+        env: variables that are added to the workers' environment; None: none.
+        inherit_env: workers have this process's environment, too.
+        copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that jobs
+            commonly need on other hosts.
         env_file: a file of variables, NAME=value on each line; None: none.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output, which is shown here too; None: none.
@@ -96,6 +97,7 @@ class Launcher:
         preload: Sequence[str] | None = None,
         backend: str | None = None,
         env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
         copy_env: Sequence[str] | None = None,
         env_file: str | os.PathLike[str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
@@ -122,9 +124,9 @@ class Launcher:
         self.progress = progress
         self._logging = logging
         _level(logging)  # told now if it makes no sense
-        remote = COPIED if self.hosts and copy_env is None else copy_env
+        patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
         self._failure_options = read_failure_options(flags)
-        self._environ = (remote, env_file, check_environment(env))
+        self._environ = (patterns, env_file, check_environment(env))
         self._given: dict[str, Any] = {**flags, "cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
 
     def __repr__(self) -> str:

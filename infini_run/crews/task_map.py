@@ -69,7 +69,8 @@ def task_map(
         with changed:
             if done.has_failed:
                 failed.append(done)
-            ended.append(done)
+            if not options.ordered:  # else nobody takes them, and every result would stay
+                ended.append(done)
             changed.notify()
 
     def fill() -> None:

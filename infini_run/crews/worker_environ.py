@@ -21,6 +21,14 @@ COPIED = (
 )
 
 
+def patterns_of(inherit_env: bool, hosts: Sequence[str]) -> Sequence[str] | None:
+    """Return the patterns of the variables that workers have of this process's, unless the caller names them; None:
+    all of them. hosts: where they are; none: on this machine."""
+    if not inherit_env:
+        return ()
+    return COPIED if hosts else None
+
+
 def make_environ(
     ours: Mapping[str, str],
     copy_env: Sequence[str] | None,

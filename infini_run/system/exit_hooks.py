@@ -65,7 +65,8 @@ def _finish(owner: Closable) -> None:
         if finish is not None:
             finish()
     except InfiniRunError as error:
-        print(f"infini-run: {error}", file=sys.stderr)
+        if sys.stderr is not None:  # None: print would take stdout
+            print(f"infini-run: {error}", file=sys.stderr)
 
 
 def _close_all() -> None:

@@ -520,11 +520,12 @@ def test_a_worker_s_stdin_is_empty_and_its_argv_ours(crew):
         assert crew.ask(0).result() == ("", sys.argv)
 
 
-def test_env_is_the_whole_environment(monkeypatch):
+@pytest.mark.parametrize("inherits", [True, False])
+def test_env_is_added_to_the_environment_or_is_all_of_it(monkeypatch, inherits):
     monkeypatch.setenv("OURS", "1")
-    with ir.Crew(obey, env={"THEIRS": "2"}) as crew:
+    with ir.Crew(obey, env={"THEIRS": "2"}, inherit_env=inherits) as crew:
         assert crew.ask(("env", "THEIRS")).result() == "2"
-        assert crew.ask(("env", "OURS")).result() is None
+        assert crew.ask(("env", "OURS")).result() == ("1" if inherits else None)
         assert crew.ask(("env", "RANK")).result() == "0"
 
 

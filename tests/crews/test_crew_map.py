@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -92,3 +93,13 @@ def test_arguments_that_make_no_sense_are_refused_at_once(sleepers, given):
 def test_what_does_not_pickle_in_a_chunk_is_named(sleepers):
     with pytest.raises(ir.UnpicklableError, match=r"task\.items\[1\]"):
         list(sleepers.map([0, threading.Lock()], chunksize=2))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_results_that_were_read_are_kept_nowhere(ordered):
+    """A map may have any number of items."""
+    with ir.Crew(lambda ctx, n: bytes(1000), nproc_per_node=1) as crew:
+        for number, _ in enumerate(crew.map(range(1000), ordered=ordered)):
+            if number == 900:
+                gc.collect()
+                assert sum(type(thing) is ir.Ask for thing in gc.get_objects()) < 200
