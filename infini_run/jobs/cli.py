@@ -137,7 +137,8 @@ def _print_json(content: object) -> int:
 
 
 def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str]) -> int:
-    from infini_run.jobs.job import Job, could_run, prepare
+    from infini_run.jobs.job import Job
+    from infini_run.jobs.prepare import could_run, prepare
     from infini_run.jobs.submit import submit
 
     if not args:

@@ -20,10 +20,11 @@ from starlette.responses import Response
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.array import indices
 from infini_run.jobs.detect_scheduler import facts_of, find_schedulers, scheduler_of
-from infini_run.jobs.job import Job, could_run, find_jobs, forget, prepare, read_flags
+from infini_run.jobs.job import Job, find_jobs, forget
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.job_store import find_folder
 from infini_run.jobs.logs import check, narrow
+from infini_run.jobs.prepare import could_run, prepare, read_flags
 from infini_run.jobs.serve import model
 from infini_run.jobs.serve.csrf import HEADER
 from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem, problem_of

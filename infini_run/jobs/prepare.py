@@ -1,0 +1,184 @@
+"""From the flags of `submit` to a plan and the scheduler that gets it. Nothing is written or submitted here."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from infini_run.errors import UsageError
+from infini_run.jobs.container import RUNTIMES, Image
+from infini_run.jobs.detect_scheduler import choose
+from infini_run.jobs.errors import SubmitError
+from infini_run.jobs.job_store import home, new_name
+from infini_run.jobs.options.table import PREFIXES, TABLES, defaults
+from infini_run.jobs.request import JobRequest
+from infini_run.jobs.submit import check, plan
+from infini_run.options.from_python import check_command, check_words
+from infini_run.system.shell import joined
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from infini_run.jobs.schedulers.scheduler import Scheduler
+    from infini_run.jobs.submit import SubmissionPlan
+
+
+def read_flags(flags: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Read Python's names and values by the command's own grammar.
+
+    Args:
+        flags: By name; True and False are `--name` and `--noname`, a list is one word for each item (of `array` one
+            index), None is left out.
+        environ: Where `INFINI_JOB_NAME` stands for the flag NAME.
+
+    Returns:
+        The value of every flag of submit.
+
+    Raises:
+        UsageError: A name or a value is wrong.
+    """
+    from infini_run.options.grammar import parse
+
+    words = []
+    for name, value in flags.items():
+        if value is True or value is False:
+            words.append(f"--{'' if value else 'no'}{name}")
+        elif isinstance(value, (list, tuple, range)):
+            words.append(f"--{name}={','.join(map(str, value)) if name == 'array' else joined(map(str, value))}")
+        elif value is not None:
+            words.append(f"--{name}={value}")
+    parsed = parse(check_words("flags", words), environ, TABLES["submit"], PREFIXES)
+    if parsed.question or parsed.program:
+        raise UsageError(f"{', '.join(flags)}: --{parsed.question or parsed.program[0]} is no flag of a job")
+    return defaults("submit") | {name: setting.value for name, setting in parsed.settings.items()}
+
+
+def prepare(
+    command: Sequence[str],
+    values: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    print_line: Callable[[str], None],
+) -> tuple[SubmissionPlan, Scheduler]:
+    """Make a plan of flags; nothing is written yet.
+
+    Args:
+        command: What each rank runs.
+        values: The value of every flag of submit.
+        environ: The caller's.
+        print_line: Gets the words of a scheduler that does not answer and is passed over.
+
+    Returns:
+        The plan, and the scheduler to submit it to.
+
+    Raises:
+        UsageError: All that is wrong with the request, one line each.
+        QueryError: The scheduler does not answer.
+    """
+    words = check_command(command)
+    above = home(values["dir"], environ)
+    scheduler, facts = choose(values["scheduler"], above, environ, print_line=print_line)
+    return plan(make_request(words, values, above), scheduler, facts), scheduler
+
+
+def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) -> JobRequest:
+    """Freeze what the flags ask for.
+
+    Args:
+        command: What each rank runs.
+        values: The value of every flag of submit.
+        above: The directory of all jobs.
+
+    Raises:
+        UsageError: The working directory is not there, `--warn` comes before the start, no container runtime is, or
+            `--run_options` are not infini-run's, or the job's own.
+    """
+    try:
+        cwd = os.path.abspath(values["cwd"] or ".")
+    except FileNotFoundError:
+        raise UsageError("the current directory was removed: --cwd=/DIR says where the ranks start") from None
+    if not os.path.isdir(cwd):
+        raise UsageError(f"--cwd={cwd} is not a directory")
+    _check_run_options(values["run_options"])
+    warn_signal, warn_s = values["warn"]
+    if warn_s and values["time"] and warn_s >= values["time"]:
+        raise UsageError(f"--warn: {warn_s} s before a limit of {values['time']} s is before the start")
+    name = new_name()
+    same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
+            "round_up", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
+            "array", "restarts")  # fmt: skip
+    return JobRequest(
+        name=name,
+        folder=os.path.join(above, name),
+        command=tuple(command),
+        cwd=cwd,
+        python=values["python"] or sys.executable,
+        time_s=values["time"],
+        mem_mb_per_slot=values["mem_per_slot"],
+        container=_image(values),
+        warn_s=warn_s,
+        warn_signal=warn_signal,
+        **{field: values[field] for field in same},
+    )
+
+
+_SLOTS = "--slots and --slots_per_node say how many ranks and nodes"
+_NODES = "the nodes are those that the scheduler gives; --scheduler and --pool say where"
+_ANSWERS = "--print shows the script, --check asks the scheduler"
+_OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what is meant
+    **dict.fromkeys(("nproc_per_node", "nnodes", "standalone"), _SLOTS),
+    **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
+    **dict.fromkeys(("dry_run", "plot", "completion"), _ANSWERS),
+    "isolate": "a job is a process of its own",
+    "stdin": "a job has none",
+    "live": "infini-job logs -f and infini-job status show it",
+}
+
+
+def _check_run_options(words: Sequence[str]) -> None:
+    """Raises UsageError: there is no such flag of infini-run, its value is wrong, or it is the job's own."""
+    from infini_run.options.grammar import parse, quote
+    from infini_run.options.table import TABLE
+
+    try:
+        parsed = parse([*words, "--"], {}, TABLE)
+    except UsageError as error:
+        raise UsageError(f"--run_options: {error}") from None
+    if parsed.question:
+        raise UsageError(f"--run_options: --{parsed.question} starts no ranks: infini-run --{parsed.question}")
+    if parsed.program or "--" in words:  # the job's own flags come after these words
+        word = parsed.program[0] if parsed.program else "--"
+        raise UsageError(f"--run_options: {quote(word)} is no flag of infini-run")
+    problems = [
+        f"--run_options: {setting.origin}: {_OF_THE_JOB[name]}"
+        for name, setting in parsed.settings.items()
+        if name in _OF_THE_JOB
+    ]
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _image(values: Mapping[str, Any]) -> Image | None:
+    if not values["container"]:
+        return None
+    import shutil
+
+    found = values["runtime"] or next((name for name in RUNTIMES if shutil.which(name)), "")
+    if not found:
+        raise UsageError(f"--container: none of {', '.join(RUNTIMES)} is on PATH; --runtime names the nodes' own")
+    return Image(
+        name=values["container"],
+        runtime=found,
+        binds=values["bind"],
+        options=values["container_options"],
+        python=values["container_python"],
+    )
+
+
+def could_run(planned: SubmissionPlan, scheduler: Scheduler) -> None:
+    """Check a plan with its scheduler. Raises SubmitError: as it is, the job could never run; QueryError."""
+    why = check(planned, scheduler)
+    if why:
+        raise SubmitError("refused", f"it could never run: {why}")
