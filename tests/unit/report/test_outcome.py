@@ -163,12 +163,12 @@ def test_ctrl_c_in_a_lone_ranks_terminal_is_not_told_to_the_one_who_typed_it(how
 
 def test_last_words_belong_to_the_first_failure():
     outcome = outcome_of("--nproc_per_node=2")
-    outcome.set_last_output("nobody", ("asked",))
+    outcome.set_last_output("nobody", ("asked",), ("for it",))
     assert [e.error_message for e in outcome.exits()] == ["", ""]
     outcome.record_event(event("exited", 1, code=1))
-    outcome.set_last_output("it broke", ("a", "b"))
+    outcome.set_last_output("it broke", ("a", "b"), ("main",))
     first = outcome.report().first_failure
-    assert (first.error_message, first.last_lines) == ("it broke", ("a", "b"))
+    assert (first.error_message, first.last_lines, first.python_stack) == ("it broke", ("a", "b"), ("main",))
     assert outcome.exits()[1] == first
 
 
