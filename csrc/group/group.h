@@ -42,7 +42,7 @@ struct ir_group {
     int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
     int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
-    bool hurry;                 /* a second stop came: no further grace */
+    bool immediate;             /* a second stop came: no further grace */
     bool signalled;             /* a signal from outside stopped us */
     struct signalfd_siginfo stopped_by; /* that signal */
     int64_t signalled_ns;       /* when it came */

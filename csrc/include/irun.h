@@ -15,7 +15,7 @@
 
 /* [cffi] */
 
-/* What the process looked like when it was started; ir_entry_take fills it. */
+/* What the process looked like when it was started; ir_entry_take_over fills it. */
 struct ir_entry {
     uint64_t ignored;     /* signals that were ignored */
     uint64_t nofile_soft; /* RLIMIT_NOFILE, given back to workers */
@@ -39,7 +39,7 @@ struct ir_config {
     const char *mark;         /* "NAME=value", in every worker's environment: how strays are known; "": none,
                                * and a library looks for nothing that left its workers' process groups */
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
-    struct ir_entry entry;    /* own process: from ir_entry_take */
+    struct ir_entry entry;    /* own process: from ir_entry_take_over */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
     int64_t signal_grace_ms;  /* the same for a stop that a signal from outside began */
     int32_t stop_signal;
@@ -158,12 +158,12 @@ struct ir_group;
  * are closed become /dev/null, SIGCHLD becomes default, the soft descriptor limit is raised to the
  * hard one, and orphans come to us (PR_SET_CHILD_SUBREAPER, Linux 3.4). The caller has blocked all
  * signals already. Returns 0; -errno where /dev/null cannot be opened. */
-int ir_entry_take(struct ir_entry *ret_entry);
+int ir_entry_take_over(struct ir_entry *ret_entry);
 
 /* Own process: after the spawn, sits in / and closes what the user's shell left open above 2 (our
  * own descriptors are all close-on-exec), so that nothing is pinned by a mere supervisor.
  * Returns how many descriptors were closed. */
-int ir_entry_settle(void);
+int ir_entry_release_descriptors(void);
 
 /* Makes a group for `n` workers. -EINVAL: a config that makes no sense; -EMFILE, -ENOMEM. */
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group);
