@@ -158,8 +158,8 @@ class RemoteWorkerProcess:
         os.close(fd)
 
     def after_fork_in_child(self) -> None:
-        self.tasks.forget()
-        self.events.forget()
+        self.tasks.close_copy()
+        self.events.close_copy()
         self.ended = True
         if self._wakeup_fd >= 0:
             self._close_wakeup_fd()
