@@ -205,7 +205,7 @@ class ZygoteLaunch:
                 return events
             new: list[Event] = []
             self._connection.flush()
-            messages: Any = self._connection.take()
+            messages: Any = self._connection.receive()
             for kind, value in messages:
                 if kind == "refused":
                     self._ended = True

@@ -34,7 +34,7 @@ class MessageSocket:
         self.has_ended = False
 
     def fileno(self) -> int:
-        """Readable when there is something to `take`."""
+        """Readable when there is something to `receive`."""
         return self._socket.fileno()
 
     @property
@@ -63,7 +63,7 @@ class MessageSocket:
             else:
                 self._out[0] = self._out[0][sent:]
 
-    def take(self) -> list[object]:
+    def receive(self) -> list[object]:
         """What has come."""
         while not self.has_ended:
             try:

@@ -315,9 +315,9 @@ class Head:
         state = self._state
         if host and self._losses.is_engine_ending:
             return
-        blame = "" if not host or state.stop_signal else state.engine.find_blame(self._processes.stderr())
-        if blame:
-            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {blame}"))
+        first_failure = "" if not host or state.stop_signal else state.engine.first_failure_line(self._processes.stderr())
+        if first_failure:
+            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {first_failure}"))
             return
         is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
         is_by_user = number in (SIGINT, SIGQUIT)

@@ -130,7 +130,7 @@ class HeadLink:
         self._poller.poll(timeout_s)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
-            self._lose(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
+            self._on_link_lost(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
@@ -167,10 +167,10 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self._lose(str(error))
+            self._on_link_lost(str(error))
             return
         if self.connection.has_ended:
-            self._lose()
+            self._on_link_lost()
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:
@@ -182,7 +182,7 @@ class HeadLink:
                 self._frames.append((kind, payload))
             self._on_frame(kind, payload)
 
-    def _lose(self, reason: str = "") -> None:
+    def _on_link_lost(self, reason: str = "") -> None:
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)

@@ -30,8 +30,6 @@ RETIRED = frozenset(
 # Not as the whole name of a function or method, where they have said many things: on_event, run_due, run_once, ...
 RETIRED_FUNCTIONS = frozenset({"act", "follow", "forget", "happen", "look", "lose", "settle", "step", "take"})
 
-# Packages, and modules beside them, whose names are still to be changed: the list only gets shorter.
-TO_DO = frozenset({"channel", "cli", "crews", "jobs", "multinode"})
 # Words of the user's, or of another program's: `infini-job forget`, a step of Slurm.
 KEPT = frozenset({("jobs", "forget"), ("environments", "step")})
 
@@ -74,13 +72,13 @@ def retired_in(paths: Iterable[Path], package: str = "") -> set[str]:
 PACKAGES = sorted(path.name for path in (ROOT / "infini_run").iterdir() if (path / "__init__.py").exists())
 
 
-@pytest.mark.parametrize("package", [name for name in PACKAGES if name not in TO_DO])
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_name_of_a_package_has_a_retired_word(package):
     assert not retired_in((ROOT / "infini_run" / package).rglob("*.py"), package)
 
 
 def test_no_name_of_a_module_beside_the_packages_has_a_retired_word():
-    assert not retired_in(path for path in (ROOT / "infini_run").glob("*.py") if path.stem not in TO_DO)
+    assert not retired_in((ROOT / "infini_run").glob("*.py"))
 
 
 def test_no_file_of_the_core_has_a_retired_word():

@@ -284,7 +284,7 @@ def advised(said: CommandResult) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def complaint(what: str, said: CommandResult, is_garbage: bool = False) -> str:
+def failure_text(what: str, said: CommandResult, is_garbage: bool = False) -> str:
     """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the server may be down or busy"

@@ -144,7 +144,7 @@ def advised(said: CommandResult) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def complaint(what: str, said: CommandResult) -> str:
+def failure_text(what: str, said: CommandResult) -> str:
     """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the controller may be down or busy"
