@@ -30,7 +30,6 @@ LAUNCHERS = frozenset(
     ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: after a stop from outside, how long for who does not read
 
 
 def main() -> None:
@@ -155,14 +154,19 @@ def _joins_by_hand(options: Options, site: ClusterEnvironment | None, environ: d
     return options.nnodes > 1 and not options.dry_run and not is_task and has_token
 
 
-def _prepare_environment(site: ClusterEnvironment | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
-    """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
+def _prepare_environment(
+    site: ClusterEnvironment | None, options: Options, environ: dict[str, str]
+) -> dict[str, str]:
+    """Print what was found, if that is asked for or guessed. Return the environment without the variables that belong
+    to one process alone."""
     from infini_run.environments.launcher_variables import strip_launcher_environment
     from infini_run.options.from_environment import NOTHING, describe
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.warning))
     if not is_quiet:
-        _print_line("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
+        _print_line(
+            "infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site))))
+        )
     return strip_launcher_environment(environ, options.export) if site and not site.is_task else environ
 
 
@@ -245,7 +249,7 @@ def _launch(
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
-        _write_line(text, wait_s=_READER_S if report.received_signal else None)
+        _write_line(text, is_bounded=bool(report.received_signal))
     return report.exit_code
 
 
@@ -257,13 +261,17 @@ def _start(
     if options.max_restarts:
         from infini_run.node.restarting_launch import RestartingLaunch
 
-        run = RestartingLaunch(plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers)
+        run = RestartingLaunch(
+            plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers
+        )
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
     from infini_run.node.launch import NodeLaunch
 
-    run = NodeLaunch(plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers, is_last=True)
+    run = NodeLaunch(
+        plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers, is_last=True
+    )
     run.start()
     release_caller_descriptors()
     return run
@@ -359,18 +367,23 @@ def _unblock(mask_at_entry: set[int] | None) -> None:
 
 
 def _print_line(text: str) -> None:
-    _write_line(text, wait_s=_READER_S)
+    _write_line(text, is_bounded=True)
 
 
-def _write_line(text: str, *, wait_s: float | None = None) -> None:
-    """A line for the user. wait_s: how long a reader that does not read may hold us; None: until a signal comes,
-    which nobody else takes any more. Before the core is there, a signal does what it does to any program."""
+def _write_line(text: str, *, is_bounded: bool = False) -> None:
+    """Write a line for the user to stderr.
+
+    Args:
+        text: the line.
+        is_bounded: wait for a reader that does not read one second at most. Else until a signal comes: the launch is
+            over, so nothing else acts on signals. Before the core is loaded, a signal ends this process as any.
+    """
     if "infini_run._irun" not in sys.modules:
         _print(2, text)
         return
-    from infini_run.core.nonblocking_writer import write_all
+    from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(2, os.fsencode(text + "\n"), wait_s, _stop_fd if wait_s is None else None)
+    write_all(2, os.fsencode(text + "\n"), CONSOLE_WAIT_S if is_bounded else None, None if is_bounded else _stop_fd)
 
 
 def _stop_fd() -> int:

@@ -25,7 +25,6 @@
 #include "sys/sys.h"
 #include "teardown/teardown.h"
 
-#define CONSOLE_WAIT_MS 1000 /* after a stop, how long for a reader that does not read */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
 #define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
 

@@ -20,7 +20,7 @@ static enum state stay(struct ir_group *g) {
 static enum state finish_output(struct ir_group *g) {
     pump_close(g);
     sink_flush_all(g);
-    timer_set(g, g->signalled ? CONSOLE_WAIT_MS : GIVE_UP_MS);
+    timer_set(g, g->signalled ? IR_CONSOLE_WAIT_MS : GIVE_UP_MS);
     return DRAINING;
 }
 
@@ -174,7 +174,7 @@ static enum state console_late(struct ir_group *g) {
 
 /* A signal came while only the output was left: from now on its reader has a bound. */
 static enum state bound_wait(struct ir_group *g) {
-    if (g->signalled) timer_set(g, CONSOLE_WAIT_MS);
+    if (g->signalled) timer_set(g, IR_CONSOLE_WAIT_MS);
     return g->state;
 }
 

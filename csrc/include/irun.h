@@ -33,6 +33,8 @@ enum { /* ir_config.flags */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
+enum { IR_CONSOLE_WAIT_MS = 1000 }; /* after a stop by signal: the longest wait for a reader that does not read */
+
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
 
 struct ir_config {

@@ -81,7 +81,7 @@ class Endpoint:
         return self._limit
 
     def close_copy(self) -> None:
-        """Close this process's copy of the socket, and send no END: another process has the endpoint now. Safe twice."""
+        """Close this process's copy of the socket without END: another process has the endpoint now. Safe twice."""
         if self._begin_to_close():
             self._is_finished = True
             self._drop()

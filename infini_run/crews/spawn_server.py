@@ -13,12 +13,15 @@ import socket
 import sys
 import time
 
+from infini_run.core.write_buffer import write_pending
 from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
+from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_numbers import SIGINT, SIGQUIT
 from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
@@ -28,10 +31,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.worker_group import ExecProcess
-
-_HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
-_PIECE = 1 << 18
-_PING_S = 0.1  # signs of worker (WATCHDOG=1) that come faster are reported once
 
 
 def main() -> None:
@@ -97,14 +96,14 @@ class SpawnServer:
             self._poller.watch(fd, READ, _nothing)
         self._watched = wanted
         self._poller.watch(self._stream.fileno(), READ | (WRITE if self._out else 0), self._on_stream)
-        self._streams.set_room(len(self._out) < _HELD)
+        self._streams.set_room(len(self._out) < BACKLOG_LIMIT)
 
     # ---- the stream
 
     def _on_stream(self) -> None:
         self._flush()
         try:
-            data = self._stream.recv(_PIECE)
+            data = self._stream.recv(LARGE_CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -119,15 +118,8 @@ class SpawnServer:
         self._flush()
 
     def _flush(self) -> None:
-        while self._out and not self._has_lost:
-            try:
-                sent = self._stream.send(memoryview(self._out)[:_PIECE], socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._has_lost = True
-                return
-            del self._out[:sent]
+        if not self._has_lost and not write_pending(self._stream.fileno(), self._out):
+            self._has_lost = True
 
     def _send_control(self, kind: str, /, **value: object) -> None:
         self._streams.send_control({kind: value})
@@ -216,7 +208,7 @@ class SpawnServer:
         for worker in list(self._workers.values()):
             process = worker.process
             last_ping_s = process.last_ping_s()
-            if last_ping_s - worker.last_ping_s >= _PING_S:
+            if last_ping_s - worker.last_ping_s >= PING_INTERVAL_S:
                 worker.last_ping_s = last_ping_s
                 self._send_control("pinged", worker=worker.number)
             if process.exit is not None and not worker.has_exit:

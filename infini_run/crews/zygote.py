@@ -20,6 +20,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
 from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.process_watch import ProcessWatch
+from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NPROC_PER_NODE", "NOTIFY_SOCKET")
-_PING_S = 0.1  # signs of a worker (WATCHDOG=1) that come faster are reported once
 _BLAS = "OPENBLAS_NUM_THREADS"
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
@@ -184,7 +184,7 @@ class _Run:
 
     def _pass_on_pings(self) -> None:
         pings = {worker.rank: self._run.pinged_s(worker.rank) for worker in self._run.plan.workers}
-        new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= _PING_S}
+        new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= PING_INTERVAL_S}
         if new:
             self._pings |= new
             self._connection.send(("pinged", new))
@@ -212,7 +212,9 @@ class _Run:
             self.poll()
 
     def _await_room(self) -> None:
-        self._poller.watch(self._connection.fileno(), READ | WRITE if self._connection.is_full else READ, self._read_messages)
+        self._poller.watch(
+            self._connection.fileno(), READ | WRITE if self._connection.is_full else READ, self._read_messages
+        )
 
     def close(self) -> None:
         """Kill what is left; the end of the connection says that nothing is."""

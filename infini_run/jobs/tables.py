@@ -77,7 +77,9 @@ def scheduler_lines(status: Status) -> list[str]:
     status = next((task for task in status.tasks if task.task == status.task), status)
     if not status.is_final or status.rank >= 0 or status.state in ("COMPLETED", "CANCELLED", "LOST"):
         return []
-    lines = [line for line in dict.fromkeys(script_and_scheduler_lines(JobDir(status.folder))) if line not in status.reason]
+    lines = [
+        line for line in dict.fromkeys(script_and_scheduler_lines(JobDir(status.folder))) if line not in status.reason
+    ]
     return [f"{status.scheduler}: {line}" for line in lines[-_OUTSIDE:]]
 
 

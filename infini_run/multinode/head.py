@@ -315,9 +315,10 @@ class Head:
         state = self._state
         if host and self._losses.is_engine_ending:
             return
-        first_failure = "" if not host or state.stop_signal else state.engine.first_failure_line(self._processes.stderr())
-        if first_failure:
-            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {first_failure}"))
+        is_new = host and not state.stop_signal
+        line = state.engine.first_failure_line(self._processes.stderr()) if is_new else ""
+        if line:
+            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {line}"))
             return
         is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
         is_by_user = number in (SIGINT, SIGQUIT)

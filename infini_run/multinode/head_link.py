@@ -8,7 +8,7 @@ import time
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_answer
-from infini_run.multinode.protocol import pack_json
+from infini_run.multinode.protocol import HANDSHAKE_S, pack_json
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.handshake import Handshake
     from infini_run.system.poller import Poller
 
-_PROVE_S = 10.0  # for a handshake
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
 _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
 _HEAD_GONE = "the head has gone"
@@ -76,7 +75,7 @@ class HeadLink:
         handshake = self._handshake = Handshake(self.connection, token, is_head=False)
         start_s, notice = time.monotonic(), ""
         while not handshake.is_done:
-            end_s = start_s + (limit_s if notice else min(_PROVE_S, limit_s))
+            end_s = start_s + (limit_s if notice else min(HANDSHAKE_S, limit_s))
             self.poll(max(0.0, end_s - time.monotonic()))
             if self.is_lost:
                 error_class = LinkError if handshake.has_received else Unheard

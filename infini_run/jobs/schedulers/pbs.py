@@ -15,7 +15,6 @@ from infini_run.jobs.array import split
 from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.scheduler_command import MISSING, run_command
 from infini_run.jobs.schedulers.pbs_output import (
-    PRESENT,
     SEPARATOR,
     advised,
     failure_text,
@@ -31,6 +30,7 @@ from infini_run.jobs.schedulers.pbs_output import (
     task_ids,
 )
 from infini_run.jobs.schedulers.scheduler import (
+    PRESENT,
     REFUSED,
     TIMED_OUT,
     UNREACHABLE,

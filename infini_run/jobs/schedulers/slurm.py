@@ -15,6 +15,7 @@ from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    PRESENT,
     QUEUED,
     REFUSED,
     RUNNING,
@@ -30,7 +31,6 @@ from infini_run.jobs.schedulers.scheduler import (
 )
 from infini_run.jobs.schedulers.slurm_output import (
     GONE,
-    PRESENT,
     advised,
     failure_text,
     hold_of,

@@ -37,7 +37,6 @@ _STATES = {
     "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAIL, "BOOT_FAIL": NODE_FAIL, "OUT_OF_MEMORY": OOM,
     "PREEMPTED": PREEMPTED,
 }  # fmt: skip
-PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)
 
 # what no waiting helps against, and what to do about it
 _HOPELESS = {
