@@ -387,7 +387,7 @@ def _write_line(text: str, *, is_bounded: bool = False) -> None:
 
 
 def _stop_fd() -> int:
-    from infini_run.system.signal_pipe import SignalPipe
+    from infini_run.core.signal_pipe import SignalPipe
 
     return SignalPipe().fd
 

@@ -37,6 +37,19 @@ enum { IR_CONSOLE_WAIT_MS = 1000 }; /* after a stop by signal: the longest wait 
 
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
 
+/* What a signal to an own process means. One list for the core and for a head of many nodes, which is a Python
+ * process. Signals that were ignored at entry are dropped, whatever they mean. */
+enum {
+    IR_SIGNAL_FORWARD,          /* to each worker's leader: a trainer asked for it, its helpers would die of it */
+    IR_SIGNAL_FORWARD_TO_GROUP, /* what a terminal sends to a whole job */
+    IR_SIGNAL_STOPS,            /* ends the job: a request, or a fault signal from outside */
+    IR_SIGNAL_SUSPENDS,
+    IR_SIGNAL_REAPS,
+    IR_SIGNAL_DROPPED, /* the kernel's answer to something that the launcher did */
+};
+
+int ir_signal_meaning(int sig);
+
 struct ir_config {
     const char *mark;         /* "NAME=value", in every worker's environment: how strays are known; "": none,
                                * and a library looks for nothing that left its workers' process groups */

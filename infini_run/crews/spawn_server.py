@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 
+from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.spawner import PING_INTERVAL_S
@@ -24,7 +25,6 @@ from infini_run.plan.model import RankRange
 from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_numbers import SIGINT, SIGQUIT
-from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from infini_run.multinode.protocol import HANDSHAKE_S, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.system.poller import READ, Poller
-from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
+from infini_run.system.signal_numbers import SIGSTOP, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.signal_pipe import CtrlZ
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
     from infini_run.node.launch import NodeLaunch
     from infini_run.options.options import Options
-    from infini_run.system.signal_pipe import CtrlZ
 
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
 
@@ -270,7 +270,7 @@ class Agent:
 
     def _watch_ctrl_z(self) -> None:
         """Act on Ctrl-Z until the ranks' group takes the signals over: a silent agent would be given up."""
-        from infini_run.system.signal_pipe import CtrlZ, stop_self
+        from infini_run.core.signal_pipe import CtrlZ, stop_self
 
         ctrl_z = self._ctrl_z = CtrlZ()
 
@@ -288,9 +288,13 @@ class Agent:
 
 
 def _forward_signal(run: NodeLaunch, number: int) -> None:
-    """Suspend or continue whole process groups; any other signal is for the ranks themselves."""
-    if number in (SIGTSTP, SIGCONT):
-        run.signal_groups(SIGSTOP if number == SIGTSTP else SIGCONT)
+    """Pass a signal of the head's on as the launcher of one node does (csrc/group/signals.c)."""
+    from infini_run.core.signal_pipe import GROUP_SIGNALS
+
+    if number == SIGTSTP:
+        run.signal_groups(SIGSTOP)
+    elif number in GROUP_SIGNALS:
+        run.signal_groups(number)
     else:
         run.signal(number)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
+from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError, printable
 from infini_run.multinode.agent_options import options_of_agents
@@ -12,7 +13,6 @@ from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.record import replace
-from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
