@@ -16,7 +16,7 @@ from tests.support.command import play
 from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, state_of
 from tests.support.waiting import until
-from tests.unit.environments.test_site import SRUN
+from tests.unit.environments.test_environments import SRUN
 
 TOKEN = "a-secret-that-nobody-guesses"
 
