@@ -70,7 +70,7 @@ static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
 }
 
-static void signal_act(struct ir_group *g, const struct signalfd_siginfo *info) {
+static void signal_handle(struct ir_group *g, const struct signalfd_siginfo *info) {
     const int sig = (int)info->ssi_signo;
     if (was_ignored_at_entry(g, sig)) return;
     switch (ir_signal_meaning(sig)) {
@@ -101,6 +101,6 @@ void signal_ready(struct ir_group *g) {
     for (;;) {
         ssize_t n = read(g->signal_fd, info, sizeof info);
         if (n <= 0) return;
-        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_act(g, &info[i]);
+        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_handle(g, &info[i]);
     }
 }
