@@ -63,7 +63,7 @@ class Pair:
         self.process = subprocess.Popen([sys.executable, __file__, "answer", how, str(fd)], pass_fds=[fd])
         if how == "channel":
             for half in theirs:
-                half.forget()
+                half.close_copy()
         else:
             other.close()
 

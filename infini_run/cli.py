@@ -30,7 +30,6 @@ LAUNCHERS = frozenset(
     ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
      "mpiexec", "accelerate", "deepspeed")
 )  # fmt: skip
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: after a stop from outside, how long for who does not read
 
 
 def main() -> None:
@@ -39,11 +38,11 @@ def main() -> None:
     Until something is started a signal does what it does to any program. As process 1 that is nothing: the
     kernel drops what is neither blocked nor handled, so there they are blocked from the first line on.
     """
-    before = _block() if os.getpid() == 1 else None
+    mask_at_entry = _block() if os.getpid() == 1 else None
     try:
-        code = _run(sys.argv[1:], before)
+        code = _run(sys.argv[1:], mask_at_entry)
     except InfiniRunError as error:
-        _tell(f"infini-run: {printable(str(error))}")
+        _write_line(f"infini-run: {printable(str(error))}")
         code = error.exit_code
     except MemoryError:
         _print(2, f"infini-run: no memory is left; {NO_MEMORY}")
@@ -55,13 +54,13 @@ def _block() -> set[int]:
     return set(_signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals()))
 
 
-def _run(argv: list[str], before: set[int] | None) -> int:
+def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
     from infini_run.options.options import resolve
 
     environ = os.own_environ()
     request = resolve(argv, environ)
     if request.options is None:
-        return _answer(request.question, request.arguments, before)
+        return _print_information(request.question, request.arguments, mask_at_entry)
     options = request.options
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
@@ -70,50 +69,50 @@ def _run(argv: list[str], before: set[int] | None) -> int:
 
         if options.dry_run:
             return _print(1, render_plan(options, request.node_list))
-        return run_on_hosts(options, request.node_list, environ, print_line=_say)
+        return run_on_hosts(options, request.node_list, environ, print_line=_print_line)
     if _joins_by_hand(options, request.cluster, environ):
         from infini_run.multinode.command import run_as_peer
 
         if options.engine == "auto":
-            environ = _settle_in(request.cluster, options, environ)
-        return run_as_peer(options, environ, print_line=_say)
+            environ = _prepare_environment(request.cluster, options, environ)
+        return run_as_peer(options, environ, print_line=_print_line)
     inside = environ.pop(ISOLATED, "").split()
     is_inside = len(inside) == 3 and inside[0].isdecimal() and inside[2].isdecimal() and os.getpid() == 1
     launch_id, suspend_write_fd = "", -1
     if is_inside:
-        before = {number for number in range(1, 65) if int(inside[0]) >> (number - 1) & 1}
+        mask_at_entry = {number for number in range(1, 65) if int(inside[0]) >> (number - 1) & 1}
         launch_id, suspend_write_fd = inside[1], int(inside[2])
         os.set_inheritable(suspend_write_fd, False)
     if options.isolate and not options.dry_run and not is_inside:
-        return _run_isolated(options, environ, before)
+        return _run_isolated(options, environ, mask_at_entry)
     if options.engine == "auto":
-        environ = _settle_in(request.cluster, options, environ)
-    seeing: Observers | None = None
+        environ = _prepare_environment(request.cluster, options, environ)
+    observers: Observers | None = None
     is_seen = options.trace or options.live == "on" or (options.live == "auto" and os.isatty(2))
     if is_seen and not options.dry_run:
         from infini_run.display.observers import open_observers
 
-        seeing, options = open_observers(options, environ, print_line=_say)
+        observers, options = open_observers(options, environ, print_line=_print_line)
     plan = _make_plan(options, environ, launch_id, request.cluster)
     for notice in plan.nodes[0].notices:
-        _say(f"infini-run: {notice}")
+        _print_line(f"infini-run: {notice}")
     if options.dry_run:
-        return _show(plan, options, before, request.cluster)
+        return _show(plan, options, mask_at_entry, request.cluster)
     if options.nnodes > 1 and not (request.cluster and request.cluster.rank > 0):
         _warn_of_address(options)
         _warn_of_restarts(options)
     if request.cluster is not None and request.cluster.is_task:
         from infini_run.node.exec_rank import exec_rank
 
-        _unblock(before)
+        _unblock(mask_at_entry)
         exec_rank(plan, environ)
-    return _launch(plan, options, environ, before, suspend_write_fd, seeing)
+    return _launch(plan, options, environ, mask_at_entry, suspend_write_fd, observers)
 
 
 def _warn_of_words(request: Request, argv: list[str], options: Options) -> None:
     """Of what was given, and does nothing."""
     if request.without_effect and not options.dry_run:
-        _say(f"infini-run: {printable(request.without_effect)}")
+        _print_line(f"infini-run: {printable(request.without_effect)}")
     _warn_of_late_flag(argv, options.program)
 
 
@@ -136,13 +135,13 @@ def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
         return
     from infini_run.options.hints import of_late_flag
 
-    _say(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
+    _print_line(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
 
 
-def _take_entry(before: set[int] | None) -> ProcessAtEntry:
+def _take_over_process(mask_at_entry: set[int] | None) -> ProcessAtEntry:
     from infini_run.core.group import take_over_process
 
-    blocked = _block() if before is None else before
+    blocked = _block() if mask_at_entry is None else mask_at_entry
     return take_over_process(sum(1 << (number - 1) for number in blocked))
 
 
@@ -155,21 +154,26 @@ def _joins_by_hand(options: Options, site: ClusterEnvironment | None, environ: d
     return options.nnodes > 1 and not options.dry_run and not is_task and has_token
 
 
-def _settle_in(site: ClusterEnvironment | None, options: Options, environ: dict[str, str]) -> dict[str, str]:
-    """Say what was found, where that is asked for or guessed; the environment less what is for one process alone."""
+def _prepare_environment(
+    site: ClusterEnvironment | None, options: Options, environ: dict[str, str]
+) -> dict[str, str]:
+    """Print what was found, if that is asked for or guessed. Return the environment without the variables that belong
+    to one process alone."""
     from infini_run.environments.launcher_variables import strip_launcher_environment
     from infini_run.options.from_environment import NOTHING, describe
 
     is_quiet = options.dry_run or not (options.verbose or (site and site.warning))
     if not is_quiet:
-        _say("infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site)))))
+        _print_line(
+            "infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site))))
+        )
     return strip_launcher_environment(environ, options.export) if site and not site.is_task else environ
 
 
 def _warn_of_restarts(options: Options) -> None:
     """Once: each of the launchers is as alone as we are."""
     if options.max_restarts and options.node_rank == 0:
-        _say(
+        _print_line(
             "infini-run: --max_restarts on several nodes: each of them restarts for itself, out of step with the "
             "others; with INFINI_RUN_TOKEN=... the same on every node they are one job"
         )
@@ -177,13 +181,13 @@ def _warn_of_restarts(options: Options) -> None:
 
 def _warn_of_address(options: Options) -> None:
     if not options.rdzv_explicit:
-        _say("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
+        _print_line("infini-run: other nodes cannot reach 127.0.0.1: give --rdzv_endpoint=HOST:PORT of node 0")
         return
     from infini_run.system.addresses import read_hosts, unreachable_reason
 
     why = unreachable_reason(options.master_addr, read_hosts())
     if why:
-        _say(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
+        _print_line(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: ClusterEnvironment | None) -> Plan:
@@ -221,23 +225,23 @@ def _launch(
     plan: Plan,
     options: Options,
     environ: dict[str, str],
-    before: set[int] | None,
+    mask_at_entry: set[int] | None,
     suspend_write_fd: int,
-    seeing: Observers | None,
+    observers: Observers | None,
 ) -> int:
     from infini_run.plan.program import absolute
     from infini_run.record import replace
 
-    entry = replace(_take_entry(before), suspend_write_fd=suspend_write_fd)
+    entry = replace(_take_over_process(mask_at_entry), suspend_write_fd=suspend_write_fd)
     report_path = absolute("report", options.report) if options.report else ""
     try:
-        run = _start(plan, options, environ, entry, seeing)
+        run = _start(plan, options, environ, entry, observers)
         while not run.ended:
             run.poll()
         run.close()
     finally:
-        if seeing is not None:
-            _say_problem(seeing.close())
+        if observers is not None:
+            _print_problem(observers.close())
     if run.went_well and not report_path:
         return 0
     report = run.report()
@@ -245,33 +249,37 @@ def _launch(
         _write_report(report_path, report.to_json())
     text = report.text()
     if text:
-        _tell(text, wait_s=_READER_S if report.received_signal else None)
+        _write_line(text, is_bounded=bool(report.received_signal))
     return report.exit_code
 
 
 def _start(
-    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, seeing: Observers | None
+    plan: Plan, options: Options, environ: dict[str, str], entry: ProcessAtEntry, observers: Observers | None
 ) -> NodeLaunch | RestartingLaunch:
     """What may start its ranks again stays in their directory, and keeps the descriptors that they are to have."""
     run: NodeLaunch | RestartingLaunch
     if options.max_restarts:
         from infini_run.node.restarting_launch import RestartingLaunch
 
-        run = RestartingLaunch(plan, options, environ=environ, entry=entry, print_line=_say, observers=seeing)
+        run = RestartingLaunch(
+            plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers
+        )
         run.start()
         return run
     from infini_run.core.group import release_caller_descriptors
     from infini_run.node.launch import NodeLaunch
 
-    run = NodeLaunch(plan, options, environ=environ, entry=entry, print_line=_say, observers=seeing, is_last=True)
+    run = NodeLaunch(
+        plan, options, environ=environ, entry=entry, print_line=_print_line, observers=observers, is_last=True
+    )
     run.start()
     release_caller_descriptors()
     return run
 
 
-def _say_problem(problem: str) -> None:
+def _print_problem(problem: str) -> None:
     if problem:
-        _say(f"infini-run: {printable(problem)}")
+        _print_line(f"infini-run: {printable(problem)}")
 
 
 def _write_report(path: str, content: dict[str, object]) -> None:
@@ -280,10 +288,10 @@ def _write_report(path: str, content: dict[str, object]) -> None:
     try:
         write_report(path, content)
     except OSError as error:
-        _say(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
+        _print_line(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
-def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | None) -> int:
+def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
     """Run this same command as process 1 of a new PID namespace: when it ends, the kernel ends all in it.
 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
@@ -291,7 +299,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
     from infini_run.node.pid_namespace import open_asking, run_isolated
     from infini_run.plan.program import error_folder, new_launch_id
 
-    entry = _take_entry(before)
+    entry = _take_over_process(mask_at_entry)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
     suspend_read_fd, suspend_write_fd = open_asking()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {suspend_write_fd}"
@@ -305,7 +313,7 @@ def _run_isolated(options: Options, environ: dict[str, str], before: set[int] | 
             grace_s=options.signal_grace_s,
             suspend_read_fd=suspend_read_fd,
             folder=folder,
-            print_line=_say,
+            print_line=_print_line,
         )
     finally:
         if folder:
@@ -325,8 +333,8 @@ def _same_command() -> list[str]:
     return [python, *words[:-2], *start, *sys.argv[1:]]
 
 
-def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> int:
-    _unblock(before)
+def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set[int] | None) -> int:
+    _unblock(mask_at_entry)
     if question == "plot":
         from infini_run.display.plot import plot
 
@@ -345,36 +353,41 @@ def _answer(question: str, words: tuple[str, ...], before: set[int] | None) -> i
     return _print(1, help_text(full=question == "helpfull"))
 
 
-def _show(plan: Plan, options: Options, before: set[int] | None, site: ClusterEnvironment | None) -> int:
+def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, site: ClusterEnvironment | None) -> int:
     from infini_run.plan.dry_run import render_json, render_text
 
-    _unblock(before)
+    _unblock(mask_at_entry)
     return _print(1, render_json(plan, site) if options.dry_run == "json" else render_text(plan, site))
 
 
-def _unblock(before: set[int] | None) -> None:
+def _unblock(mask_at_entry: set[int] | None) -> None:
     """For an answer: a pager may have gone, or nobody may read."""
-    if before is not None:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    if mask_at_entry is not None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask_at_entry)
 
 
-def _say(text: str) -> None:
-    _tell(text, wait_s=_READER_S)
+def _print_line(text: str) -> None:
+    _write_line(text, is_bounded=True)
 
 
-def _tell(text: str, *, wait_s: float | None = None) -> None:
-    """A line for the user. wait_s: how long a reader that does not read may hold us; None: until a signal comes,
-    which nobody else takes any more. Before the core is there, a signal does what it does to any program."""
+def _write_line(text: str, *, is_bounded: bool = False) -> None:
+    """Write a line for the user to stderr.
+
+    Args:
+        text: the line.
+        is_bounded: wait for a reader that does not read one second at most. Else until a signal comes: the launch is
+            over, so nothing else acts on signals. Before the core is loaded, a signal ends this process as any.
+    """
     if "infini_run._irun" not in sys.modules:
         _print(2, text)
         return
-    from infini_run.core.nonblocking_writer import write_all
+    from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(2, os.fsencode(text + "\n"), wait_s, _stop_fd if wait_s is None else None)
+    write_all(2, os.fsencode(text + "\n"), CONSOLE_WAIT_S if is_bounded else None, None if is_bounded else _stop_fd)
 
 
 def _stop_fd() -> int:
-    from infini_run.system.signal_pipe import SignalPipe
+    from infini_run.core.signal_pipe import SignalPipe
 
     return SignalPipe().fd
 

@@ -43,7 +43,7 @@ struct worker {
 struct guard {
     char *program, *folder; /* NULL: none */
     char parent[16], session[16], since[24]; /* its arguments, as words */
-    const char *argv[GUARD_WORDS + 1];
+    const char *argv[GUARD_ARGC + 1];
     pid_t pid;              /* 0: none runs */
     int pidfd;
     int folder_fd;          /* locked while we live: a folder that nobody holds may be removed */
@@ -81,7 +81,7 @@ void tty_check_stopped(struct ir_group *g);
 int guard_open(struct ir_group *g);
 const char *const *guard_argv(struct ir_group *g);
 void guard_start(struct ir_group *g);
-void guard_tell(const struct ir_group *g, pid_t worker);
+void guard_add_worker(const struct ir_group *g, pid_t worker);
 void guard_note(struct ir_group *g);
 void guard_gone(struct ir_group *g);
 void guard_reaped(struct ir_group *g);

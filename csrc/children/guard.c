@@ -83,7 +83,7 @@ void guard_start(struct ir_group *g) {
 
 /* It finds our workers' process groups by these, should we die. A full pipe has 16384 of them; the
  * mark in their environment still tells of the others. */
-void guard_tell(const struct ir_group *g, pid_t worker) {
+void guard_add_worker(const struct ir_group *g, pid_t worker) {
     if (g->guard.pid == 0) return;
     ssize_t written = write(g->guard.pipe[1], &worker, sizeof worker);
     (void)written;
@@ -96,7 +96,7 @@ void guard_note(struct ir_group *g) {
     g->guard.error = g->slots[g->n].error;
 }
 
-static void guard_forget(struct ir_group *g) {
+static void guard_clear(struct ir_group *g) {
     g->guard.pid = 0;
     g->guard.pidfd = fd_release(g, g->guard.pidfd);
 }
@@ -105,7 +105,7 @@ static void guard_forget(struct ir_group *g) {
 void guard_reaped(struct ir_group *g) {
     guard_note(g);
     if (!g->guard.dismissed) guard_lost(g, g->guard.step, g->guard.error);
-    guard_forget(g);
+    guard_clear(g);
 }
 
 void guard_gone(struct ir_group *g) {
@@ -133,7 +133,7 @@ void guard_stop(struct ir_group *g) {
     siginfo_t info;
     (void)child_reap(g, guard->pid, guard->pidfd, &info,
                      WEXITED | (guard->pidfd >= 0 ? WNOHANG : 0), NULL);
-    guard_forget(g);
+    guard_clear(g);
 }
 
 void guard_close(struct ir_group *g) {

@@ -16,19 +16,19 @@
 #include <unistd.h>
 
 /* Once: what is refused to one is refused to all. */
-static void worker_tell_unplaced(struct ir_group *g, uint32_t index) {
+static void worker_report_unplaced(struct ir_group *g, uint32_t index) {
     int error = g->slots[index].memory_error;
     if (error == 0 || g->unplaced_reported) return;
     g->unplaced_reported = true;
     event_push(g, IR_UNPLACED, (int)index, g->workers[index].pid)->signal = error;
 }
 
-static void worker_tell_start_failure(struct ir_group *g, uint32_t index) {
+static void worker_report_start_failure(struct ir_group *g, uint32_t index) {
     struct worker *w = &g->workers[index];
     if (g->slots != NULL) {
         w->failed_step = g->slots[index].step;
         w->failed_errno = g->slots[index].error;
-        worker_tell_unplaced(g, index);
+        worker_report_unplaced(g, index);
     }
     if (w->failed_step == 0) return;
     struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
@@ -46,7 +46,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
     if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);
     pump_drain(g, index);
     notify_drain(g, index);
-    worker_tell_start_failure(g, index);
+    worker_report_start_failure(g, index);
     struct ir_event *event = event_push(g, IR_EXITED, (int)index, w->pid);
     event->time_ns = now;
     if (w->stop_sent) event->flags |= IR_AFTER_STOP;
@@ -105,7 +105,7 @@ void wait_any(struct ir_group *g) {
         uint32_t index = worker_of(g, info.si_pid);
         if (index != UINT32_MAX) worker_finish(g, index, &info, &usage);
         else if (info.si_pid == g->guard.pid) guard_reaped(g);
-        else stray_forget(g, info.si_pid);
+        else foreign_remove(g, info.si_pid);
     }
 }
 
@@ -128,7 +128,7 @@ void wait_execs(struct ir_group *g) {
     for (uint32_t i = 0; i < g->started; i++) {
         g->workers[i].failed_step = g->slots[i].step;
         g->workers[i].failed_errno = g->slots[i].error;
-        worker_tell_unplaced(g, i);
+        worker_report_unplaced(g, i);
     }
     guard_note(g);
     arena_free(g);

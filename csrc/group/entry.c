@@ -31,7 +31,7 @@ static uint64_t entry_ignored_signals(void) {
     return ignored;
 }
 
-int ir_entry_take(struct ir_entry *ret_entry) {
+int ir_entry_take_over(struct ir_entry *ret_entry) {
     *ret_entry = (struct ir_entry){0};
     int r = entry_fill_stdio();
     if (r < 0) return r;
@@ -50,7 +50,7 @@ int ir_entry_take(struct ir_entry *ret_entry) {
     return 0;
 }
 
-int ir_entry_settle(void) {
+int ir_entry_release_descriptors(void) {
     if (chdir("/") < 0) { /* we stay where we are: nothing is lost but a mount that is pinned */
     }
     DIR *dir = opendir("/proc/self/fd");

@@ -112,7 +112,7 @@ int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t 
         state_check(g);
         if (count <= 0 || g->event_count > 0) break;
     }
-    return events_take(g, ret_events, n);
+    return events_pop(g, ret_events, n);
 }
 
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */
@@ -131,7 +131,7 @@ void ir_group_end(struct ir_group *g) {
 
 /* In a child that the host program forked we are a picture: nobody in it is that child's, and what the
  * epoll sets watch is shared with the true one. */
-static void group_forget(struct ir_group *g) {
+static void group_leave_to_parent(struct ir_group *g) {
     g->epoll_fd = fd_close(g->epoll_fd);
     g->exits_fd = fd_close(g->exits_fd);
     g->guard.pid = 0;
@@ -142,7 +142,7 @@ static void group_forget(struct ir_group *g) {
 struct ir_group *ir_group_free(struct ir_group *g) {
     if (g == NULL) return NULL;
     const bool forked = getpid() != g->self;
-    if (forked) group_forget(g);
+    if (forked) group_leave_to_parent(g);
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     guard_close(g);

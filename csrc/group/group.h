@@ -25,7 +25,6 @@
 #include "sys/sys.h"
 #include "teardown/teardown.h"
 
-#define CONSOLE_WAIT_MS 1000 /* after a stop, how long for a reader that does not read */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
 #define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
 
@@ -42,7 +41,7 @@ struct ir_group {
     int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
     int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
     enum state state;
-    bool hurry;                 /* a second stop came: no further grace */
+    bool immediate;             /* a second stop came: no further grace */
     bool signalled;             /* a signal from outside stopped us */
     struct signalfd_siginfo stopped_by; /* that signal */
     int64_t signalled_ns;       /* when it came */

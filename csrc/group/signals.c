@@ -7,19 +7,9 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-enum policy {
-    PASS, /* to each worker's leader: a trainer asked for it, its helpers would die of it */
-    PASS_TO_GROUP, /* what a terminal sends to a whole job */
-    STOPS,         /* ends the job: a request, or a fault signal from outside */
-    SUSPENDS,
-    REAPS,
-    DROPPED, /* the kernel's answer to something that we did */
-};
-
-static enum policy policy_of(const struct ir_group *g, int sig) {
-    if (sig == SIGCHLD) return REAPS;
-    if (sig <= 64 && (g->config.entry.ignored & SIGNAL_BIT(sig))) return DROPPED;
+int ir_signal_meaning(int sig) {
     switch (sig) {
+    case SIGCHLD: return IR_SIGNAL_REAPS;
     case SIGTERM:
     case SIGINT:
     case SIGQUIT:
@@ -29,16 +19,21 @@ static enum policy policy_of(const struct ir_group *g, int sig) {
     case SIGBUS:
     case SIGFPE:
     case SIGSEGV:
-    case SIGSYS: return STOPS;
-    case SIGTSTP: return SUSPENDS;
+    case SIGSYS: return IR_SIGNAL_STOPS;
+    case SIGTSTP: return IR_SIGNAL_SUSPENDS;
     case SIGPIPE:
+    case SIGXFSZ: /* a log beyond RLIMIT_FSIZE */
     case SIGTTIN:
-    case SIGTTOU: return DROPPED;
+    case SIGTTOU: return IR_SIGNAL_DROPPED;
     case SIGHUP:
     case SIGWINCH:
-    case SIGCONT: return PASS_TO_GROUP;
-    default: return PASS;
+    case SIGCONT: return IR_SIGNAL_FORWARD_TO_GROUP;
+    default: return IR_SIGNAL_FORWARD;
     }
+}
+
+static bool was_ignored_at_entry(const struct ir_group *g, int sig) {
+    return sig != SIGCHLD && sig <= 64 && (g->config.entry.ignored & SIGNAL_BIT(sig)) != 0;
 }
 
 int signal_open(struct ir_group *g) {
@@ -75,27 +70,28 @@ static void signal_stops(struct ir_group *g, const struct signalfd_siginfo *info
     else ir_group_stop(g, sig == SIGINT || sig == SIGQUIT ? sig : 0, true);
 }
 
-static void signal_take(struct ir_group *g, const struct signalfd_siginfo *info) {
+static void signal_handle(struct ir_group *g, const struct signalfd_siginfo *info) {
     const int sig = (int)info->ssi_signo;
-    switch (policy_of(g, sig)) {
-    case REAPS:
+    if (was_ignored_at_entry(g, sig)) return;
+    switch (ir_signal_meaning(sig)) {
+    case IR_SIGNAL_REAPS:
         wait_any(g);
         tty_check_stopped(g);
         return;
-    case STOPS: signal_stops(g, info); return;
-    case SUSPENDS:
+    case IR_SIGNAL_STOPS: signal_stops(g, info); return;
+    case IR_SIGNAL_SUSPENDS:
         if (g->config.flags & IR_REPORT_TSTP && event_room(g))
             (void)event_push(g, IR_SUSPEND, -1, 0);
         else if (g->config.suspend_read_fd < 0) tty_suspend(g);
         else (void)group_signal_leaders(g, sig); /* it knows whom to stop first, and asks back */
         return;
-    case PASS: (void)group_signal_leaders(g, sig); break;
-    case PASS_TO_GROUP:
+    case IR_SIGNAL_FORWARD: (void)group_signal_leaders(g, sig); break;
+    case IR_SIGNAL_FORWARD_TO_GROUP:
         if (sig == SIGCONT) tty_hand_over(g);
         group_signal_groups(g, sig);
         if (sig == SIGCONT) input_resume(g);
         break;
-    case DROPPED: return;
+    case IR_SIGNAL_DROPPED: return;
     }
     if (event_room(g)) event_push(g, IR_FORWARDED, -1, 0)->signal = sig;
 }
@@ -105,6 +101,6 @@ void signal_ready(struct ir_group *g) {
     for (;;) {
         ssize_t n = read(g->signal_fd, info, sizeof info);
         if (n <= 0) return;
-        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_take(g, &info[i]);
+        for (size_t i = 0; i < (size_t)n / sizeof *info; i++) signal_handle(g, &info[i]);
     }
 }

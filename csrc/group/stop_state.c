@@ -1,10 +1,10 @@
 /* group/stop_state.c: the stop's timetable: what happens in each state for each cause, with no blank cell.
  *
  *   RUNNING   the workers live                      STOP: the end is wanted, gracefully
- *   LEADING   leaders were told (mixed scope)       KILL: it is wanted at once
- *   STOPPING  groups were told                      TIMEOUT: the state's time is up
+ *   LEADING   leaders have the stop signal (mixed)  KILL: it is wanted at once
+ *   STOPPING  groups have the stop signal           TIMEOUT: the state's time is up
  *   KILLING   groups were killed                    GONE: no worker is left
- *   SWEEPING  strays were told                      CLEAR: no stray is left
+ *   SWEEPING  strays have the stop signal           CLEAR: no stray is left
  *   PURGING   strays were killed                    FLUSHED: the last output has left us
  *   DRAINING  nothing lives; output leaves
  *   ENDED */
@@ -20,7 +20,7 @@ static enum state stay(struct ir_group *g) {
 static enum state finish_output(struct ir_group *g) {
     pump_close(g);
     sink_flush_all(g);
-    timer_set(g, g->signalled ? CONSOLE_WAIT_MS : GIVE_UP_MS);
+    timer_set(g, g->signalled ? IR_CONSOLE_WAIT_MS : GIVE_UP_MS);
     return DRAINING;
 }
 
@@ -41,9 +41,9 @@ static bool is_the_end(const struct ir_group *g) {
 
 /* As stray_signal. At the very end of a process 1, after the cgroup and the search of /proc, kill(-1) reaches even
  * those that fork as fast as we kill, and those that we cannot look for. */
-static uint32_t signal_strays(struct ir_group *g, int sig, bool tell) {
+static uint32_t signal_strays(struct ir_group *g, int sig, bool report) {
     const bool end = is_the_end(g);
-    uint32_t n = stray_signal(g, sig, tell, !end);
+    uint32_t n = stray_signal(g, sig, report, !end);
     if (!end || !(g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) return n;
     (void)kill(-1, sig);
     return n + 1;
@@ -52,12 +52,12 @@ static uint32_t signal_strays(struct ir_group *g, int sig, bool tell) {
 static enum state kill_workers(struct ir_group *g) {
     mark_stop_sent(g);
     group_signal_groups(g, SIGKILL);
-    if (g->hurry) (void)signal_strays(g, SIGKILL, true);
+    if (g->immediate) (void)signal_strays(g, SIGKILL, true);
     timer_set(g, GIVE_UP_MS);
     return KILLING;
 }
 
-static enum state tell_groups(struct ir_group *g) {
+static enum state stop_groups(struct ir_group *g) {
     group_signal_groups(g, g->stop_with);
     group_signal_groups(g, SIGCONT);
     int64_t grace_ms = g->grace_ms;
@@ -66,7 +66,7 @@ static enum state tell_groups(struct ir_group *g) {
     return STOPPING;
 }
 
-static enum state tell_leaders(struct ir_group *g) {
+static enum state stop_leaders(struct ir_group *g) {
     (void)group_signal_leaders(g, g->stop_with);
     (void)group_signal_leaders(g, SIGCONT);
     bool mixed = g->config.stop_scope == IR_SCOPE_MIXED;
@@ -74,14 +74,14 @@ static enum state tell_leaders(struct ir_group *g) {
     return mixed ? LEADING : STOPPING;
 }
 
-static enum state tell_workers(struct ir_group *g) {
+static enum state stop_workers(struct ir_group *g) {
     mark_stop_sent(g);
     if (g->grace_ms == 0) return kill_workers(g);
-    return g->config.stop_scope == IR_SCOPE_GROUP ? tell_groups(g) : tell_leaders(g);
+    return g->config.stop_scope == IR_SCOPE_GROUP ? stop_groups(g) : stop_leaders(g);
 }
 
 static enum state kill_now(struct ir_group *g) {
-    g->hurry = true;
+    g->immediate = true;
     return kill_workers(g);
 }
 
@@ -91,7 +91,7 @@ static enum state purge(struct ir_group *g) {
 }
 
 static enum state purge_now(struct ir_group *g) {
-    g->hurry = true;
+    g->immediate = true;
     return purge(g);
 }
 
@@ -119,7 +119,7 @@ static int strays_signal(const struct ir_group *g) {
 /* The workers are gone; so must be everything that they left. */
 static enum state sweep(struct ir_group *g) {
     if (is_clear(g)) return finish_output(g);
-    if (g->hurry || g->grace_ms == 0) return purge(g);
+    if (g->immediate || g->grace_ms == 0) return purge(g);
     timer_set(g, strays_grace_ms(g));
     if (signal_strays(g, strays_signal(g), true) == 0) return finish_output(g);
     (void)signal_strays(g, SIGCONT, false);
@@ -140,7 +140,7 @@ static enum state abandon_workers(struct ir_group *g) {
         g->abandoned++;
     }
     g->alive = 0;
-    g->hurry = true;
+    g->immediate = true;
     return sweep(g);
 }
 
@@ -173,8 +173,8 @@ static enum state console_late(struct ir_group *g) {
 }
 
 /* A signal came while only the output was left: from now on its reader has a bound. */
-static enum state hasten(struct ir_group *g) {
-    if (g->signalled) timer_set(g, CONSOLE_WAIT_MS);
+static enum state bound_wait(struct ir_group *g) {
+    if (g->signalled) timer_set(g, IR_CONSOLE_WAIT_MS);
     return g->state;
 }
 
@@ -184,13 +184,13 @@ typedef enum state (*action)(struct ir_group *);
 static const action table[ENDED + 1][CAUSES] = {
     /*             STOP          KILL         TIMEOUT          GONE        CLEAR          FLUSHED */
     [IDLE]     = { stay,         stay,        impossible,      impossible, impossible,    impossible },
-    [RUNNING]  = { tell_workers, kill_now,    impossible,      sweep,      impossible,    impossible },
-    [LEADING]  = { stay,         kill_now,    tell_groups,     sweep,      impossible,    impossible },
+    [RUNNING]  = { stop_workers, kill_now,    impossible,      sweep,      impossible,    impossible },
+    [LEADING]  = { stay,         kill_now,    stop_groups,     sweep,      impossible,    impossible },
     [STOPPING] = { stay,         kill_now,    kill_workers,    sweep,      impossible,    impossible },
     [KILLING]  = { stay,         kill_now,    abandon_workers, sweep,      impossible,    impossible },
     [SWEEPING] = { stay,         purge_now,   purge,           impossible, finish_output, impossible },
     [PURGING]  = { stay,         purge_now,   abandon_strays,  impossible, finish_output, impossible },
-    [DRAINING] = { hasten,       drop_output, console_late,    impossible, impossible,    end        },
+    [DRAINING] = { bound_wait,   drop_output, console_late,    impossible, impossible,    end        },
     [ENDED]    = { stay,         stay,        impossible,      impossible, impossible,    impossible },
 };
 /* clang-format on */

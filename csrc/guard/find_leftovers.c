@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define EMPTY_LOOKS 3
+#define EMPTY_SCANS 3
 #define GENERATIONS 16 /* that fork and have not exited yet */
 
 static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
@@ -51,7 +51,7 @@ static void kill_one(struct launch *launch, const struct process *p) {
 /* Killed as soon as it is seen: it may go on forking. The orphans of a launch have come to where we have; a process that has the mark and a parent elsewhere is somebody's
  * who looks at the launch. The environment is not read of what is killed already: a process that hangs
  * in the kernel may hold its memory's lock. */
-static void judge(struct process *p, void *with) {
+static void classify(struct process *p, void *with) {
     struct launch *launch = with;
     bool never = p->start_ticks < launch->since || p->pid == getpid();
     p->ours = !never && is_killed(launch, p);
@@ -83,12 +83,12 @@ static bool descends_from_ours(const struct launch *launch, struct process p) {
     return false;
 }
 
-static enum chased judge_young(pid_t pid, void *with) {
+static enum chased classify_young(pid_t pid, void *with) {
     struct launch *launch = with;
     struct process p;
     if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
     launch->found = false;
-    judge(&p, launch);
+    classify(&p, launch);
     if (!p.decided) {
         enum mark found = process_mark(pid, launch->mark);
         if (found == MARK_UNKNOWN) return CHASED_GONE;
@@ -98,17 +98,17 @@ static enum chased judge_young(pid_t pid, void *with) {
 }
 
 /* Whether there was anything that is new to us, or that we could not see. */
-static bool look(struct launch *launch) {
+static bool scan_and_kill(struct launch *launch) {
     struct processes all;
     const pid_t last = chase_begin();
     launch->found = false;
-    if (processes_scan(&all, judge, launch) < 0) launch->found = true;
+    if (processes_scan(&all, classify, launch) < 0) launch->found = true;
     processes_spread(&all);
     for (size_t i = 0; i < all.n; i++)
         if (all.at[i].ours) kill_one(launch, &all.at[i]);
     free(all.at);
     const bool found = launch->found;
-    return (!launch->groups_only && chase(last, judge_young, launch)) || found;
+    return (!launch->groups_only && chase(last, classify_young, launch)) || found;
 }
 
 /* First those that are known without reading what may hang; then all, until several looks in a row find
@@ -116,8 +116,8 @@ static bool look(struct launch *launch) {
 void end_launch(struct launch *launch) {
     const int64_t end_ns = clock_ns() + GIVE_UP_MS * NS_PER_MS;
     launch->groups_only = true;
-    (void)look(launch);
+    (void)scan_and_kill(launch);
     launch->groups_only = false;
-    for (int empty = 0; empty < EMPTY_LOOKS && clock_ns() <= end_ns;)
-        empty = look(launch) ? 0 : empty + 1;
+    for (int empty = 0; empty < EMPTY_SCANS && clock_ns() <= end_ns;)
+        empty = scan_and_kill(launch) ? 0 : empty + 1;
 }

@@ -53,7 +53,7 @@ static int number_of(const char *word) {
 
 /* argc, then argv, as every Linux program finds them (System V ABI, process initialization). */
 void guard_await(const uintptr_t *stack) {
-    if (stack[0] != GUARD_WORDS) return;
+    if (stack[0] != GUARD_ARGC) return;
     const char *const *argv = (const char *const *)(stack + 1);
     int parent = number_of(argv[GUARD_PARENT]);
     uint64_t death = UINT64_C(1) << (SIGUSR1 - 1);

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 /* The launcher's terminal, mounts and descriptors are none of ours. */
-static int settle(void) {
+static int detach_from_launcher(void) {
     sigset_t all;
     (void)sigfillset(&all);
     (void)sigprocmask(SIG_SETMASK, &all, NULL);
@@ -90,14 +90,14 @@ static void remove_cgroup(const char *path) {
 
 int main(int argc, char **argv) {
     static struct launch launch;
-    if (argc != GUARD_WORDS) {
+    if (argc != GUARD_ARGC) {
         (void)fprintf(stderr, "%s: started by infini-run, for infini-run\n", argv[GUARD_SELF]);
         return 2;
     }
     launch.mark = argv[GUARD_MARK];
     launch.session = atoi(argv[GUARD_SESSION]);
     launch.since = strtoull(argv[GUARD_SINCE], NULL, 10);
-    if (settle() < 0 || await_death(atoi(argv[GUARD_PARENT])) < 0) return 1;
+    if (detach_from_launcher() < 0 || await_death(atoi(argv[GUARD_PARENT])) < 0) return 1;
     read_workers(&launch);
     if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
     if (process_sees_itself(getpid())) end_launch(&launch);

@@ -15,7 +15,7 @@
 
 /* [cffi] */
 
-/* What the process looked like when it was started; ir_entry_take fills it. */
+/* What the process looked like when it was started; ir_entry_take_over fills it. */
 struct ir_entry {
     uint64_t ignored;     /* signals that were ignored */
     uint64_t nofile_soft; /* RLIMIT_NOFILE, given back to workers */
@@ -33,13 +33,28 @@ enum { /* ir_config.flags */
     IR_OLD_PIDFD = 64,  /* pidfds as in Linux 5.3: no waiting by them (5.4), no signal to a process group (6.9) */
 };
 
+enum { IR_CONSOLE_WAIT_MS = 1000 }; /* after a stop by signal: the longest wait for a reader that does not read */
+
 enum { IR_SCOPE_GROUP = 0, IR_SCOPE_LEADER = 1, IR_SCOPE_MIXED = 2 }; /* ir_config.stop_scope */
+
+/* What a signal to an own process means. One list for the core and for a head of many nodes, which is a Python
+ * process. Signals that were ignored at entry are dropped, whatever they mean. */
+enum {
+    IR_SIGNAL_FORWARD,          /* to each worker's leader: a trainer asked for it, its helpers would die of it */
+    IR_SIGNAL_FORWARD_TO_GROUP, /* what a terminal sends to a whole job */
+    IR_SIGNAL_STOPS,            /* ends the job: a request, or a fault signal from outside */
+    IR_SIGNAL_SUSPENDS,
+    IR_SIGNAL_REAPS,
+    IR_SIGNAL_DROPPED, /* the kernel's answer to something that the launcher did */
+};
+
+int ir_signal_meaning(int sig);
 
 struct ir_config {
     const char *mark;         /* "NAME=value", in every worker's environment: how strays are known; "": none,
                                * and a library looks for nothing that left its workers' process groups */
     uint64_t blocked;         /* IR_OWN_PROCESS, IR_GIVEN_MASK: the signal mask that workers get */
-    struct ir_entry entry;    /* own process: from ir_entry_take */
+    struct ir_entry entry;    /* own process: from ir_entry_take_over */
     int64_t grace_ms;         /* from the stop signal to SIGKILL; 0: SIGKILL at once */
     int64_t signal_grace_ms;  /* the same for a stop that a signal from outside began */
     int32_t stop_signal;
@@ -158,12 +173,12 @@ struct ir_group;
  * are closed become /dev/null, SIGCHLD becomes default, the soft descriptor limit is raised to the
  * hard one, and orphans come to us (PR_SET_CHILD_SUBREAPER, Linux 3.4). The caller has blocked all
  * signals already. Returns 0; -errno where /dev/null cannot be opened. */
-int ir_entry_take(struct ir_entry *ret_entry);
+int ir_entry_take_over(struct ir_entry *ret_entry);
 
 /* Own process: after the spawn, sits in / and closes what the user's shell left open above 2 (our
  * own descriptors are all close-on-exec), so that nothing is pinned by a mere supervisor.
  * Returns how many descriptors were closed. */
-int ir_entry_settle(void);
+int ir_entry_release_descriptors(void);
 
 /* Makes a group for `n` workers. -EINVAL: a config that makes no sense; -EMFILE, -ENOMEM. */
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group);

@@ -59,7 +59,7 @@ static bool line_is(const char *line, size_t size, const char *text) {
     return size == strlen(text) && memcmp(line, text, size) == 0;
 }
 
-static void take_line(struct ir_group *g, uint32_t index, const char *line, size_t size) {
+static void handle_line(struct ir_group *g, uint32_t index, const char *line, size_t size) {
     struct worker *w = &g->workers[index];
     const size_t status = sizeof "STATUS=" - 1;
     if (line_is(line, size, "READY=1")) {
@@ -78,12 +78,12 @@ static void take_line(struct ir_group *g, uint32_t index, const char *line, size
     }
 }
 
-static void take_message(struct ir_group *g, uint32_t index, const char *bytes, size_t size) {
+static void handle_message(struct ir_group *g, uint32_t index, const char *bytes, size_t size) {
     g->workers[index].active_ns = clock_ns();
     for (const char *end = bytes + size; bytes < end;) {
         const char *newline = memchr(bytes, '\n', (size_t)(end - bytes));
         size_t length = (size_t)((newline != NULL ? newline : end) - bytes);
-        take_line(g, index, bytes, length);
+        handle_line(g, index, bytes, length);
         bytes += length + 1;
     }
 }
@@ -96,7 +96,7 @@ static bool is_trusted(const struct ucred *sender) {
 
 /* Descriptors that come along (BARRIER=1, FDSTORE=1) are closed: that is all a barrier waits for.
  * Those that find no room here the kernel closes itself. */
-static bool take_control(struct msghdr *header) {
+static bool close_descriptors(struct msghdr *header) {
     bool may_read = false;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c != NULL; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET) continue;
@@ -130,8 +130,8 @@ static bool notify_read(struct ir_group *g, uint32_t index) {
                             .msg_controllen = sizeof control};
     ssize_t n = recvmsg(g->workers[index].notify_fd, &header, MSG_CMSG_CLOEXEC);
     if (n < 0) return errno == EINTR;
-    if (take_control(&header) && !(header.msg_flags & MSG_TRUNC))
-        take_message(g, index, bytes, (size_t)n);
+    if (close_descriptors(&header) && !(header.msg_flags & MSG_TRUNC))
+        handle_message(g, index, bytes, (size_t)n);
     return true;
 }
 

@@ -41,7 +41,7 @@ static bool is_delegated(const char *folder, bool is_top) {
 }
 
 /* The line of v2 comes after those of v1's controllers (cgroups(7)), which can be long. */
-static void own_take(const char *line, void *with) {
+static void own_line(const char *line, void *with) {
     char *path = with;
     if (strncmp(line, "0::/", 4) == 0) (void)snprintf(path, LINE_SIZE, "%s", line + 3);
 }
@@ -49,7 +49,7 @@ static void own_take(const char *line, void *with) {
 /* The folder of our own cgroup, at one of the two places where v2 is mounted by everybody. */
 static bool own_folder(char ret_folder[OWN_FOLDER_SIZE]) {
     char path[LINE_SIZE] = "";
-    if (!process_lines("/proc/self/cgroup", own_take, path)) return false;
+    if (!process_lines("/proc/self/cgroup", own_line, path)) return false;
     if (path[0] == '\0' || strlen(path) + 4 >= LINE_SIZE) return false; /* none, or cut short */
     const char *const mounts[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
     for (size_t i = 0; i < 2; i++) {

@@ -15,7 +15,7 @@
 #include "sys/raw.h"
 
 #define TAIL ".py"
-#define SAY(text) (void)raw(SYS_write, 2, (long)(text), sizeof(text) - 1, 0, 0)
+#define PRINT(text) (void)raw(SYS_write, 2, (long)(text), sizeof(text) - 1, 0, 0)
 
 void start_program(uintptr_t *stack);
 
@@ -107,7 +107,7 @@ void start_program(uintptr_t *stack) {
     uintptr_t *words = stack - 1, *argv = stack + 1, *variables = argv + stack[0] + 1;
     const size_t size = find_script(script, variables);
     if (stack[0] == 0 || size == 0) {
-        SAY("infini-run: its own path is too long\n");
+        PRINT("infini-run: its own path is too long\n");
         (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
     }
     size_t length = read_interpreter(script, line, sizeof line);
@@ -122,6 +122,6 @@ void start_program(uintptr_t *stack) {
     }
     (void)raw(SYS_execve, (long)script, (long)argv, (long)variables, 0, 0);
     (void)raw(SYS_write, 2, (long)script, (long)size, 0, 0);
-    SAY(" cannot be started: it, or the Python in its first line, is not there\n");
+    PRINT(" cannot be started: it, or the Python in its first line, is not there\n");
     (void)raw(SYS_exit_group, 127, 0, 0, 0, 0);
 }

@@ -34,7 +34,7 @@ bool event_room(const struct ir_group *g) {
     return g->event_count < SIGNAL_EVENTS;
 }
 
-int events_take(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
+int events_pop(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
     uint32_t taken = 0;
     for (; taken < n && g->event_count > 0; taken++) {
         ret_events[taken] = g->events[g->event_head];

@@ -18,7 +18,7 @@
 #define SYS_pidfd_send_signal 424
 #endif
 
-#define EXEC_LOOKS 500 /* at a process in an execve, 200 us apart: nothing tells of its end */
+#define EXEC_READS 500 /* at a process in an execve, 200 us apart: nothing tells of its end */
 #define STAT_SIZE 1280 /* of a line: 52 numbers of at most 20 digits, and a name */
 #define STAT_VSIZE 23  /* fields of proc_pid_stat(5) */
 #define STAT_START_CODE 26
@@ -62,7 +62,7 @@ static int stat_parse(char *stat, pid_t pid, struct process *ret) {
 
 /* One that is there and cannot be read is looked at twice: its parent may be killed for being ours, and
  * nothing tells of it any more once it is an orphan without the mark. */
-static int process_look(pid_t pid, struct process *ret) {
+static int process_read_stat(pid_t pid, struct process *ret) {
     char path[32], stat[STAT_SIZE];
     (void)snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     ssize_t size = process_file(path, stat, sizeof stat);
@@ -71,7 +71,7 @@ static int process_look(pid_t pid, struct process *ret) {
 }
 
 bool process_read(pid_t pid, struct process *ret) {
-    return process_look(pid, ret) == 0;
+    return process_read_stat(pid, ret) == 0;
 }
 
 void process_describe(pid_t pid, char *ret_state, char ret_name[16]) {
@@ -105,7 +105,7 @@ struct process *process_find(const struct processes *all, pid_t pid) {
     return bsearch(&wanted, all->at, all->n, sizeof *all->at, by_pid);
 }
 
-static bool is_shortage(int error) {
+static bool is_limit(int error) {
     return error == -EMFILE || error == -ENFILE || error == -ENOMEM;
 }
 
@@ -120,10 +120,10 @@ int processes_scan(struct processes *all, void (*seen)(struct process *, void *)
     for (struct dirent *entry; errno = 0, (entry = readdir(dir)) != NULL;) {
         struct process process;
         pid_t pid = atoi(entry->d_name);
-        int look = pid > 0 ? process_look(pid, &process) : -ESRCH;
-        if (look == 0 && seen != NULL) seen(&process, with);
-        if (look == 0 && !processes_add(all, &process)) look = -ENOMEM;
-        if (is_shortage(look)) r = look;
+        int error = pid > 0 ? process_read_stat(pid, &process) : -ESRCH;
+        if (error == 0 && seen != NULL) seen(&process, with);
+        if (error == 0 && !processes_add(all, &process)) error = -ENOMEM;
+        if (is_limit(error)) r = error;
     }
     if (errno != 0) r = -errno;
     (void)closedir(dir);
@@ -180,7 +180,7 @@ bool process_sees_itself(pid_t self) {
 
 /* Each line of a file, however long the file is: its first LINE_SIZE - 1 bytes, ended by a NUL and without the
  * newline. False: it cannot be read. */
-bool process_lines(const char *path, void (*take)(const char *line, void *with), void *with) {
+bool process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with) {
     char piece[1024], line[LINE_SIZE];
     size_t size = 0;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -193,7 +193,7 @@ bool process_lines(const char *path, void (*take)(const char *line, void *with),
                 continue;
             }
             line[size] = '\0';
-            take(line, with);
+            on_line(line, with);
             size = 0;
         }
     }
@@ -207,7 +207,7 @@ struct status {
     bool has_memory;
 };
 
-static void status_take(const char *line, void *with) {
+static void status_line(const char *line, void *with) {
     struct status *status = with;
     const char *colon = strchr(line, ':');
     if (colon == NULL) return;
@@ -226,7 +226,7 @@ bool process_is_ending(pid_t pid, int sig) {
     char path[32];
     struct status status = {0};
     (void)snprintf(path, sizeof path, "/proc/%d/status", (int)pid);
-    if (!process_lines(path, status_take, &status)) return true;
+    if (!process_lines(path, status_line, &status)) return true;
     return (status.pending & (SIGNAL_BIT(SIGKILL) | (SIGNAL_BIT(sig) & ~status.held))) != 0 ||
            !status.has_memory; /* an exiting process has given its memory back */
 }
@@ -284,7 +284,7 @@ enum mark process_mark(pid_t pid, const char *mark) {
 enum mark process_mark_after_exec(pid_t pid, const char *mark) {
     const struct timespec pause = {.tv_nsec = 200000};
     enum mark found = process_mark(pid, mark);
-    for (int i = 0; found == MARK_UNKNOWN && i < EXEC_LOOKS; i++) {
+    for (int i = 0; found == MARK_UNKNOWN && i < EXEC_READS; i++) {
         (void)nanosleep(&pause, NULL);
         found = process_mark(pid, mark);
     }

@@ -44,7 +44,7 @@ void timer_set(const struct ir_group *g, int64_t delay_ms);
 
 /* events.c */
 int events_open(struct ir_group *g, uint32_t n);
-int events_take(struct ir_group *g, struct ir_event *ret_events, uint32_t n);
+int events_pop(struct ir_group *g, struct ir_event *ret_events, uint32_t n);
 struct ir_event *event_push(struct ir_group *g, int kind, int worker, int pid);
 bool event_room(const struct ir_group *g);
 
@@ -73,7 +73,7 @@ struct processes {   /* by pid */
 };
 
 ssize_t process_file(const char *path, char *buffer, size_t size);
-bool process_lines(const char *path, void (*take)(const char *line, void *with), void *with);
+bool process_lines(const char *path, void (*on_line)(const char *line, void *with), void *with);
 bool process_read(pid_t pid, struct process *ret);
 bool processes_add(struct processes *all, const struct process *process);
 int processes_scan(struct processes *all, void (*seen)(struct process *, void *), void *with);

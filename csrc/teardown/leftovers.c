@@ -168,7 +168,7 @@ static bool stray_is_new(struct ir_group *g, pid_t pid, uint32_t known) {
     return true;
 }
 
-static void stray_tell(struct ir_group *g, const struct process *stray, int kind) {
+static void stray_report(struct ir_group *g, const struct process *stray, int kind) {
     struct ir_event *event = event_push(g, kind, -1, stray->pid);
     memcpy(event->name, stray->name, sizeof event->name);
     event->code = (unsigned char)stray->state;
@@ -182,7 +182,7 @@ static void strays_note(struct ir_group *g, const struct processes *all, int sig
         if (!all->at[i].ours || strcmp(all->at[i].name, GUARD_NAME) == 0) continue;
         if (process_is_ending(all->at[i].pid, sig)) continue;
         if (!stray_is_new(g, all->at[i].pid, known)) continue;
-        if (g->strays_seen++ < STRAYS_NAMED) stray_tell(g, &all->at[i], IR_LEFTOVER);
+        if (g->strays_seen++ < STRAYS_NAMED) stray_report(g, &all->at[i], IR_LEFTOVER);
     }
     if (g->strays_known > known)
         qsort(g->strays_by_pid, g->strays_known, sizeof *g->strays_by_pid, by_number);
@@ -210,13 +210,13 @@ static enum chased stray_kill_young(pid_t pid, void *with) {
     return CHASED_KILLED;
 }
 
-/* Sends to every stray there is now; returns how many there are, as stray_count does. hunts: SIGKILL goes on
- * to those that are forked meanwhile. */
-uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts) {
+/* Sends to every stray there is now; returns how many there are, as stray_count does. report: name the
+ * first ones in events. hunts: SIGKILL goes on to those that are forked meanwhile. */
+uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
     struct processes all;
     const pid_t last = sig == SIGKILL ? chase_begin() : 0;
     bool whole = strays_find(g, &all);
-    if (tell) strays_note(g, &all, sig);
+    if (report) strays_note(g, &all, sig);
     if (sig == SIGKILL) cgroup_kill(g);
     uint32_t n = 0;
     for (size_t i = 0; i < all.n; i++) {
@@ -254,7 +254,7 @@ void stray_name_stuck(struct ir_group *g) {
     for (size_t i = 0; i < all.n; i++) {
         if (!all.at[i].ours) continue;
         stray_send(g, &all.at[i], SIGKILL);
-        if (named++ < STRAYS_NAMED) stray_tell(g, &all.at[i], IR_STUCK);
+        if (named++ < STRAYS_NAMED) stray_report(g, &all.at[i], IR_STUCK);
     }
     free(all.at);
 }
@@ -279,7 +279,7 @@ int stray_foreign(struct ir_group *g) {
 }
 
 /* Its number may be another's soon, and that one may be a stray. */
-void stray_forget(struct ir_group *g, pid_t pid) {
+void foreign_remove(struct ir_group *g, pid_t pid) {
     for (uint32_t i = 0; i < g->foreign_count; i++)
         if (g->foreign[i] == pid) {
             g->foreign[i] = g->foreign[--g->foreign_count];
@@ -288,7 +288,7 @@ void stray_forget(struct ir_group *g, pid_t pid) {
 }
 
 int ir_group_spare(struct ir_group *g, int pid, int spared) {
-    stray_forget(g, pid);
+    foreign_remove(g, pid);
     if (!spared) return 0;
     pid_t *grown = realloc(g->foreign, (g->foreign_count + 1) * sizeof *grown);
     if (grown == NULL) return -ENOMEM;

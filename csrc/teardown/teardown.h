@@ -24,11 +24,11 @@ bool chase(pid_t last, enum chased (*kill_ours)(pid_t, void *), void *with);
 
 /* leftovers.c */
 int stray_foreign(struct ir_group *g);
-void stray_forget(struct ir_group *g, pid_t pid);
+void foreign_remove(struct ir_group *g, pid_t pid);
 void stray_gone(struct ir_group *g, int fd);
 void stray_close(struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
-uint32_t stray_signal(struct ir_group *g, int sig, bool tell, bool hunts);
+uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts);
 void stray_signal_groups(struct ir_group *g, int sig);
 void stray_name_stuck(struct ir_group *g);
 

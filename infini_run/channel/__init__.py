@@ -23,7 +23,7 @@ __all__ = ["LIMIT", "LINGER_S", "Receiver", "Sender", "connect", "pair"]
 def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Receiver]]:
     """Two connected sides, each a Sender and a Receiver. `limit`: bytes of one message.
 
-    Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `forget()` that side here."""
+    Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `close_copy()` that side here."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     return _side(here, limit), _side(there, limit)
 

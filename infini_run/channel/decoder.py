@@ -39,7 +39,7 @@ _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own me
 
 
 class FrameDecoder:
-    """Messages of a stream: `pull()` bytes, then `take()` what has become whole."""
+    """Messages of a stream: `read()` bytes, then `next_message()` what has become whole."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -47,15 +47,15 @@ class FrameDecoder:
         self._view = memoryview(self._memory)
         # what is in memory: start and stop; the large frame and how much of it is there; what came since
         self._state: _State = (0, 0, None, 0, [])
-        self.is_drained = True  # nothing has come since the last message: there is nothing to take
+        self.is_drained = True  # nothing has come since the last message: no message is here
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing stands in mid-frame."""
-        start, stop, large, _, _ = self._settle()
+        start, stop, large, _, _ = self._apply_counts()
         return start == stop and large is None
 
-    def pull(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
+    def read(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
         """One read, to where its bytes belong; how many came. What `recv_into` raises is raised, and nothing came."""
         self.is_drained = False
         _, stop, large, _, counts = self._state
@@ -73,7 +73,7 @@ class FrameDecoder:
 
     def _room(self) -> tuple[memoryview, bool]:
         """Where the next bytes belong, and whether all of it is of one large frame."""
-        start, stop, large, filled, counts = self._settle()
+        start, stop, large, filled, counts = self._apply_counts()
         if large is not None and filled < large.size:
             return large.room(filled), True
         if start == stop:
@@ -84,7 +84,7 @@ class FrameDecoder:
             self._state = start, stop, large, filled, counts = 0, stop - start, large, filled, counts
         return self._view[stop:], False
 
-    def take(self) -> Message | None:
+    def next_message(self) -> Message | None:
         """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
         while True:
             start, stop, large, _, counts = self._state
@@ -122,7 +122,7 @@ class FrameDecoder:
             else:
                 return None
 
-    def _settle(self) -> _State:
+    def _apply_counts(self) -> _State:
         start, stop, large, filled, counts = self._state
         if counts:
             if large is not None and filled < large.size:
@@ -134,7 +134,7 @@ class FrameDecoder:
 
     def _begin(self, large: _LargeFrame) -> None:
         """A large frame: what of it is in memory goes to its own."""
-        start, stop, _, _, counts = self._settle()
+        start, stop, _, _, counts = self._apply_counts()
         start += _HEAD_SIZE
         filled = 0
         while start < stop and filled < large.size:
@@ -146,7 +146,7 @@ class FrameDecoder:
 
     def _end_large(self, large: _LargeFrame) -> bool | None:
         """Whether the large frame counts, which then is done with; None: it has not come whole."""
-        start, stop, _, filled, counts = self._settle()
+        start, stop, _, filled, counts = self._apply_counts()
         if filled < large.size or start == stop:
             return None
         self._state = start + 1, stop, None, 0, counts

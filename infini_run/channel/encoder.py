@@ -20,8 +20,8 @@ _ZEROS = memoryview(bytes(1 << 16))
 class OutgoingFrame:
     """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written."""
 
-    is_live = False  # somebody waits for it: it is to be finished and not given up
-    is_filler = False
+    is_awaited = False  # somebody waits for it: it is to be finished and not given up
+    is_void = False
 
     def __init__(self, pieces: Sequence[Buffer], size: int) -> None:
         self.pieces = pieces
@@ -53,28 +53,28 @@ class OutgoingFrame:
                 break
         return rest
 
-    def filler(self) -> OutgoingFrame | None:
+    def void_remainder(self) -> OutgoingFrame | None:
         """What makes this frame a void one, if a part of it has been written: its head and table as they are, nothing
         for its payload, and the word that it does not count."""
         written = self.written
         left = self.size - written
-        if self.is_filler:
+        if self.is_void:
             return self if left else None
         if not written or not left:
             return None
         first = bytes(self.pieces[0])
         if len(self.pieces) == 1:
-            return _filler([first[written:-1] + VOID], left)
+            return _void([first[written:-1] + VOID], left)
         pieces: list[Buffer] = [first[written:]] if written < len(first) else []
         blank = self.size - 1 - max(written, len(first))
         pieces += [_ZEROS] * (blank // len(_ZEROS))
         pieces += [_ZEROS[: blank % len(_ZEROS)], VOID]
-        return _filler(pieces, left)
+        return _void(pieces, left)
 
 
-def _filler(pieces: Sequence[Buffer], size: int) -> OutgoingFrame:
+def _void(pieces: Sequence[Buffer], size: int) -> OutgoingFrame:
     out = OutgoingFrame(pieces, size)
-    out.is_filler = True
+    out.is_void = True
     return out
 
 

@@ -30,7 +30,7 @@ LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
 
 
 class SharedSocket:
-    """A socket that two halves share; it is closed when both have let go of it."""
+    """A socket that two endpoints share; it is closed when both have let go of it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -62,17 +62,17 @@ class Endpoint:
         self._closed = False
         self._is_finished = False  # and what was under way then has ended, too
         self._afterwards: set[Callable[[], object]] = set()  # to call whenever the lock is let go of
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         line.hold()
-        _halves.add(self)
+        _endpoints.add(self)
 
     def fileno(self) -> int:
-        """The socket, to wait on; the other half of this side has the same one. -1 when closed."""
+        """The socket, to wait on; the other endpoint of this side has the same one. -1 when closed."""
         return -1 if self._closed else self._fd
 
     @property
     def closed(self) -> bool:
-        """Whether we have closed it, or forgotten it."""
+        """Whether this process has closed it (`close`, `close_copy`)."""
         return self._closed
 
     @property
@@ -80,8 +80,8 @@ class Endpoint:
         """The most bytes that one message may have."""
         return self._limit
 
-    def forget(self) -> None:
-        """Let go of our copy of the socket without a word to the other side: another process has it. Safe twice."""
+    def close_copy(self) -> None:
+        """Close this process's copy of the socket without END: another process has the endpoint now. Safe twice."""
         if self._begin_to_close():
             self._is_finished = True
             self._drop()
@@ -111,7 +111,7 @@ class Endpoint:
     def _closed_error(self) -> ChannelClosed:
         return ChannelClosed(f"this {type(self).__name__} has been closed")
 
-    def _abandon(self) -> None:
+    def _after_fork(self) -> None:
         """In a forked child, where locks may be held by threads that are not there."""
         self._closed = True
         self._lock = threading.Lock()
@@ -150,45 +150,45 @@ class Endpoint:
                 self._leave()
 
     def _leave(self) -> None:
-        """Let go of the lock, and tell coroutines."""
+        """Let go of the lock, and wake coroutines."""
         self._owner = 0
         self._lock.release()
         if self._afterwards:
             self._call_afterwards()
 
-    def _wait(self, events: int, end_s: float | None, bell: int = -1) -> None:
-        """Wait for the socket, or for the bell. Raises TimeoutError; at once, if `end_s` is 0."""
+    def _wait(self, events: int, end_s: float | None, wakeup_fd: int = -1) -> None:
+        """Wait for the socket, or for the descriptor `wakeup_fd`. Raises TimeoutError; at once, if `end_s` is 0."""
         left_s = None if end_s is None else end_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise TimeoutError(self._too_late)
         poller = select.poll()
         poller.register(self._fd, events)
-        if bell >= 0:
-            poller.register(bell, select.POLLIN)
+        if wakeup_fd >= 0:
+            poller.register(wakeup_fd, select.POLLIN)
         while not poller.poll(None if left_s is None else min(left_s * 1000, _MOST_MS)):
             if end_s is None or (left_s := end_s - time.monotonic()) <= 0:
                 raise TimeoutError(self._too_late)
 
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
+    def _queue_for(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
         """Whose turn it is among the coroutines of a loop: first come, first served."""
         import asyncio
 
-        if self._turns is None:
-            self._turns = weakref.WeakKeyDictionary()
-        return self._turns.setdefault(loop, asyncio.Lock())
+        if self._queues is None:
+            self._queues = weakref.WeakKeyDictionary()
+        return self._queues.setdefault(loop, asyncio.Lock())
 
     async def _until_free(self, loop: asyncio.AbstractEventLoop) -> None:
         """Take the lock, which somebody in a thread may hold."""
         while not self._lock.acquire(False):
             future = loop.create_future()
-            tell = partial(_tell, loop, future)
-            self._afterwards.add(tell)
+            wake = partial(_wake_from_thread, loop, future)
+            self._afterwards.add(wake)
             try:
                 if self._lock.acquire(False):  # it was let go of before we were among those who are told
                     break
                 await future
             finally:
-                self._afterwards.discard(tell)
+                self._afterwards.discard(wake)
         self._owner = get_ident()
 
     async def _until_ready(
@@ -199,15 +199,15 @@ class Endpoint:
     ) -> None:
         """Wait for the socket, or for whoever lets go of the lock, or closes."""
         future = loop.create_future()
-        tell = partial(_tell, loop, future)
+        wake = partial(_wake_from_thread, loop, future)
         self._line.hold()  # the number is not to be another descriptor's before it is unwatched
-        self._afterwards.add(tell)
+        self._afterwards.add(wake)
         try:
             if not self._is_finished:
-                watch(self._fd, _ring, future)
+                watch(self._fd, _wake, future)
                 await future
         finally:
-            self._afterwards.discard(tell)
+            self._afterwards.discard(wake)
             unwatch(self._fd)
             self._line.let_go()
 
@@ -219,24 +219,24 @@ class Endpoint:
         return f"<{type(self).__name__} {'closed' if self._closed else f'fd {self._fd}'}>"
 
 
-def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+def _wake_from_thread(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(_ring, future)
+        loop.call_soon_threadsafe(_wake, future)
 
 
-def _ring(future: asyncio.Future[None]) -> None:
+def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
-_halves: weakref.WeakSet[Endpoint] = weakref.WeakSet()
+_endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
-def _abandon_all() -> None:
+def _after_fork_in_child() -> None:
     """A forked child owns no end: the parent does. With a copy of the socket in every child of a worker's, its other
     side would not see the worker die."""
-    for half in list(_halves):
-        half._abandon()
+    for endpoint in list(_endpoints):
+        endpoint._after_fork()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

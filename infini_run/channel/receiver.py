@@ -28,7 +28,7 @@ class Receiver(Endpoint):
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
         self._recv_into = line.sock.recv_into
-        self._inbox = FrameDecoder(limit)
+        self._decoder = FrameDecoder(limit)
         self._kept: Message | None = None  # a message that was seen and not taken
         self._over: tuple[type[ChannelError], str] | None = None
         self.is_torn = False  # something came that is no message, and what follows it cannot be told apart
@@ -62,7 +62,7 @@ class Receiver(Endpoint):
         """Whether recv() has an answer without reading: nothing more may come then that makes `fileno()` readable."""
         if self._kept is None and not self._closed and self._over is None and self._lock.acquire(False):
             try:
-                self._kept = self._inbox.take()
+                self._kept = self._decoder.next_message()
             except ChannelBroken as error:
                 self._tear(error)
             finally:
@@ -73,7 +73,7 @@ class Receiver(Endpoint):
         import asyncio
 
         loop = asyncio.get_running_loop()
-        async with self._turn(loop):
+        async with self._queue_for(loop):
             while True:
                 await self._until_free(loop)
                 try:
@@ -86,10 +86,10 @@ class Receiver(Endpoint):
 
     def _next(self, must_be: int, end_s: float | None) -> Message:
         """The next message. The lock is ours."""
-        inbox = self._inbox
+        decoder = self._decoder
         while not self._closed:
             try:
-                message = self._kept or (None if inbox.is_drained else inbox.take())
+                message = self._kept or (None if decoder.is_drained else decoder.next_message())
             except ChannelBroken as error:
                 self._tear(error)
                 raise
@@ -98,9 +98,9 @@ class Receiver(Endpoint):
                     raise self._over[0](self._over[1])
                 try:
                     if end_s is None:
-                        count = inbox.pull(self._recv_into, 0, _ALL)
+                        count = decoder.read(self._recv_into, 0, _ALL)
                     else:
-                        count = inbox.pull(self._recv_into, _NOW, _NOW)
+                        count = decoder.read(self._recv_into, _NOW, _NOW)
                 except BlockingIOError:
                     self._wait(select.POLLIN, end_s)
                     continue
@@ -110,7 +110,7 @@ class Receiver(Endpoint):
                 except ConnectionResetError:  # it has gone with messages of ours unread
                     count = 0
                 if not count:
-                    where = "" if inbox.is_empty else " in the middle of a message"
+                    where = "" if decoder.is_empty else " in the middle of a message"
                     self._over = ChannelBroken, f"the other side has died{where}: its stream ends without END"
             elif message[0] == END:
                 self._kept = None
@@ -125,7 +125,7 @@ class Receiver(Endpoint):
 
     def _tear(self, error: ChannelBroken) -> None:
         self._over, self.is_torn = (ChannelBroken, str(error)), True
-        self._inbox.is_drained = True
+        self._decoder.is_drained = True
 
     def close(self) -> None:
         """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""

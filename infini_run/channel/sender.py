@@ -44,13 +44,13 @@ class Sender(Endpoint):
         self._broken = ""
         self._last: OutgoingFrame | None = None  # END, once we close
         self._is_widened = False
-        self._bell = -1  # wakes who waits for room when we close; there from the first such wait on
+        self._wakeup_fd = -1  # wakes who waits for room when we close; there from the first such wait on
 
     def __del__(self) -> None:
         """The socket is closed by its own; this one is a bare number."""
-        bell, self._bell = self.__dict__.get("_bell", -1), -1
-        if bell >= 0:
-            os.close(bell)
+        wakeup_fd, self._wakeup_fd = self.__dict__.get("_wakeup_fd", -1), -1
+        if wakeup_fd >= 0:
+            os.close(wakeup_fd)
 
     def send(self, thing: object, timeout_s: float | None = None) -> None:
         """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
@@ -93,7 +93,7 @@ class Sender(Endpoint):
     def _post(self, out: OutgoingFrame) -> bool:
         if self._closed or self._ends:
             raise self._closed_error()
-        out.is_live = True
+        out.is_awaited = True
         self._posted.append(out)
         return self.flush()
 
@@ -102,7 +102,7 @@ class Sender(Endpoint):
             raise self._closed_error()
         if self._broken:
             raise ChannelBroken(self._broken)
-        self._settle(end_s)
+        self._finish_pending(end_s)
         if self._ends:
             self._line.sock.shutdown(socket.SHUT_WR)
 
@@ -121,13 +121,13 @@ class Sender(Endpoint):
         import asyncio
 
         loop = asyncio.get_running_loop()
-        out.is_live = True
+        out.is_awaited = True
         try:
-            async with self._turn(loop):
+            async with self._queue_for(loop):
                 while not await self._try(loop, out):
                     await self._until_ready(loop, loop.add_writer, loop.remove_writer)
         except BaseException:
-            out.is_live = False
+            out.is_awaited = False
             raise
 
     async def _try(self, loop: AbstractEventLoop, out: OutgoingFrame) -> bool:
@@ -154,22 +154,22 @@ class Sender(Endpoint):
         if self._broken:
             raise ChannelBroken(self._broken)
         if self._out is not None or self._posted:
-            self._settle(end_s)
+            self._finish_pending(end_s)
         self._out = out
         if end_s is None and len(out.pieces) == 1:  # as _push does, for the many that go at once
             try:
                 out.counts.extend(map(self._sock_send, out.pieces, _QUIET_ONCE))
             except (BrokenPipeError, ConnectionResetError):
-                raise self._gone() from None
+                raise self._peer_closed_error() from None
             if out.counts[0] == out.size:
                 self._out = None
                 return
         self._push(out, end_s)
 
-    def _settle(self, end_s: float | None) -> None:
+    def _finish_pending(self, end_s: float | None) -> None:
         """Finish what somebody waits for; make void what was given up."""
-        if self._out is not None and not self._out.is_live:
-            self._out = self._out.filler()
+        if self._out is not None and not self._out.is_awaited:
+            self._out = self._out.void_remainder()
         while self._out is not None or self._posted:
             if self._out is None:
                 self._out = self._posted.popleft()
@@ -189,7 +189,7 @@ class Sender(Endpoint):
             except BlockingIOError:
                 self._wait_for_room(out, end_s)
             except (BrokenPipeError, ConnectionResetError):
-                raise self._gone() from None
+                raise self._peer_closed_error() from None
         self._out = None
 
     def _wait_for_room(self, out: OutgoingFrame, end_s: float | None) -> None:
@@ -198,16 +198,16 @@ class Sender(Endpoint):
             sock = self._line.sock
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
             return
-        if end_s and self._bell < 0:
-            self._bell = os.eventfd(0)
+        if end_s and self._wakeup_fd < 0:
+            self._wakeup_fd = os.eventfd(0)
         try:
-            self._wait(select.POLLOUT, end_s, self._bell)
+            self._wait(select.POLLOUT, end_s, self._wakeup_fd)
         except TimeoutError:
-            if not out.is_live:
-                self._out = out.filler()
+            if not out.is_awaited:
+                self._out = out.void_remainder()
             raise
 
-    def _gone(self) -> ChannelError:
+    def _peer_closed_error(self) -> ChannelError:
         self._out = None
         if self._closed:
             return self._closed_error()
@@ -253,21 +253,21 @@ class Sender(Endpoint):
     def _finish(self) -> None:
         self._is_finished = True
         self._line.sock.shutdown(socket.SHUT_WR)  # wakes who is sending
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+        if self._wakeup_fd >= 0:
+            os.eventfd_write(self._wakeup_fd, 1)
         super()._finish()
 
     def _drop(self) -> None:
         super()._drop()
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+        if self._wakeup_fd >= 0:
+            os.close(self._wakeup_fd)
+            self._wakeup_fd = -1
 
-    def _abandon(self) -> None:
-        super()._abandon()
-        if self._bell >= 0:
-            os.close(self._bell)
-            self._bell = -1
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        if self._wakeup_fd >= 0:
+            os.close(self._wakeup_fd)
+            self._wakeup_fd = -1
 
     def __enter__(self) -> Sender:
         return self

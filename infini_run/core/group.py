@@ -192,9 +192,9 @@ class SpawnSpec:
 
 
 def take_over_process(blocked: int) -> ProcessAtEntry:
-    """Take the whole process over (ir_entry_take); the caller has blocked all signals, `blocked` were before."""
+    """Take the whole process over (ir_entry_take_over); the caller has blocked all signals, `blocked` were before."""
     entry = ffi.new("struct ir_entry *")
-    error = lib.ir_entry_take(entry)
+    error = lib.ir_entry_take_over(entry)
     if error < 0:
         raise StartError(f"/dev/null cannot be opened: {os.strerror(-error)}", "opening /dev/null", -error)
     return ProcessAtEntry(
@@ -203,8 +203,8 @@ def take_over_process(blocked: int) -> ProcessAtEntry:
 
 
 def release_caller_descriptors() -> None:
-    """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_settle)."""
-    lib.ir_entry_settle()
+    """Sit in / and close the user's descriptors, once the workers have theirs (ir_entry_release_descriptors)."""
+    lib.ir_entry_release_descriptors()
 
 
 def debug_flags(environ: Any) -> int:

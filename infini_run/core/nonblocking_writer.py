@@ -10,13 +10,15 @@ import os
 import time
 
 from infini_run._irun import ffi, lib
+from infini_run.core.write_buffer import flush
+from infini_run.system.io_sizes import LARGE_CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _EAGAIN, _EINTR = 11, 4  # not from `errno`: making its 130 names takes long
-WRITE_CHUNK = 1 << 20
+CONSOLE_WAIT_S = lib.IR_CONSOLE_WAIT_MS / 1000  # after a stop, how long for a reader that does not read
 
 
 class NonblockingWriter:
@@ -51,19 +53,19 @@ class NonblockingWriter:
 
     def flush(self) -> None:
         """Write what is kept, as far as there is room."""
-        while self._pending and self._handle:
-            with ffi.from_buffer(self._pending) as piece:  # let go of, so that it may shrink
-                sent = int(lib.ir_writer_write(self._handle, piece, min(len(self._pending), WRITE_CHUNK)))
-            if sent == -_EAGAIN:
-                return
-            if sent >= 0:
-                del self._pending[:sent]
-            elif sent != -_EINTR:
-                self._break(OSError(-sent, os.strerror(-sent)))
+        problem = flush(self._pending, self._write_some) if self._handle else None
+        if problem is not None:
+            self.problem, self.is_lossy = problem, True
 
-    def _break(self, problem: OSError) -> None:
-        self.problem, self.is_lossy = problem, True
-        self._pending.clear()
+    def _write_some(self, data: bytearray) -> int:
+        """Write from the start of `data`; return the number of bytes. Raises OSError."""
+        sent = -_EINTR
+        while sent == -_EINTR:
+            with ffi.from_buffer(data) as view:  # released here, so that `data` may shrink
+                sent = int(lib.ir_writer_write(self._handle, view, min(len(data), LARGE_CHUNK)))
+        if sent < 0:
+            raise OSError(-sent, os.strerror(-sent))
+        return sent
 
     def finish(self) -> bool:
         """No more is written: whether the reader's side has all of it."""
@@ -75,7 +77,7 @@ class NonblockingWriter:
         self._has_finished = True
         error = int(lib.ir_writer_finish(self._handle))
         if error < 0 and error != -_EAGAIN:
-            self._break(OSError(-error, os.strerror(-error)))
+            self.problem, self.is_lossy = OSError(-error, os.strerror(-error)), True
         return error != -_EAGAIN
 
     def give_up(self) -> bool:

@@ -49,18 +49,25 @@ class TaskInbox:
         self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
         self.has_ended = False
 
-    def look(self, timeout_s: float | None = 0.0) -> None:
-        """Take in everything that is there, waiting at most so long for the first. Raises Broken."""
+    def read(self, timeout_s: float | None = 0.0) -> None:
+        """Handle every message that is there.
+
+        Args:
+            timeout_s: how long to wait for the first, in seconds; None: no limit.
+
+        Raises:
+            ChannelBroken: the supervisor has died.
+        """
         while not self.has_ended:
             try:
-                self._take(decode(self._receiver.recv_bytes(timeout_s)))
+                self._handle(decode(self._receiver.recv_bytes(timeout_s)))
             except TimeoutError:
                 return
             except ChannelEnd:
                 self.has_ended = True
             timeout_s = 0.0
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, Task):
             self.tasks.append(message)
         elif isinstance(message, Cancel):
@@ -138,13 +145,13 @@ class Context:
     @property
     def cancelled(self) -> bool:
         """Whether the current task was cancelled."""
-        self._look()
+        self._read_inbox()
         return self._inbox.current in self._inbox.cancelled
 
     @property
     def stopping(self) -> bool:
         """Whether the crew is being closed: what was accepted before is still to be done."""
-        self._look()
+        self._read_inbox()
         return self._inbox.deadline_s is not None or self._inbox.has_ended
 
     def checkpoint(self) -> None:
@@ -152,8 +159,8 @@ class Context:
         if self.cancelled:
             raise Cancelled
 
-    def _look(self) -> None:
-        self._inbox.look()
+    def _read_inbox(self) -> None:
+        self._inbox.read()
         if time.monotonic() - self._signed_s >= self._sign_s:
             self.ping()
 

@@ -143,7 +143,7 @@ class CrewSupervisor(Supervisor):
 
     def _fail_task(self, job: PendingTask, worker: SupervisedWorker | None, error: BaseException) -> None:
         if job.ask is not None:
-            job.ask.settle(error)
+            job.ask.set_answer(error)
         elif worker is not None and isinstance(error, WorkerDied):
             self.on_event("failed", worker, task=job.task, problem=error)
 
@@ -156,7 +156,7 @@ class CrewSupervisor(Supervisor):
             job.ask.cancel()
         else:
             assert worker.process is not None
-            job.ask.settle((message, worker.rank, worker.process.host))
+            job.ask.set_answer((message, worker.rank, worker.process.host))
 
     @property
     def waiting(self) -> int:
@@ -304,7 +304,7 @@ class CrewSupervisor(Supervisor):
             return True
         return event.wait(None if limit_s == float("inf") else limit_s)
 
-    def _tell_idle(self) -> None:
+    def _wake_idle_waiters(self) -> None:
         waiting, self._idle = self._idle, []
         for event in waiting:
             event.set()
@@ -340,7 +340,7 @@ class CrewSupervisor(Supervisor):
     def _advance(self) -> None:
         self._restart_due()
         if self._idle and not self.tasks_left:
-            self._tell_idle()
+            self._wake_idle_waiters()
         if self.phase == "DRAINING":
             self._drain_workers()
             if all(worker.is_settled for worker in self.workers) and not self._restarts:
@@ -387,7 +387,7 @@ class CrewSupervisor(Supervisor):
 
     def _on_closed(self) -> None:
         closed(self._exit_number)
-        self._tell_idle()
+        self._wake_idle_waiters()
         self.events.end()
 
 

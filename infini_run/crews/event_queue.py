@@ -146,7 +146,7 @@ class EventQueue:
                 if left_s is not None and left_s <= 0:
                     break
                 self._changed.wait(left_s)
-            return self._take(len(self._events))
+            return self._pop(len(self._events))
 
     async def get_one(self) -> CrewEvent | None:
         """The next one; None: there are no more."""
@@ -154,7 +154,7 @@ class EventQueue:
         while True:
             with self._changed:
                 if self._events:
-                    return self._take(1)[0]
+                    return self._pop(1)[0]
                 if self.is_over:
                     return None
                 future = self._waiters.add()
@@ -170,8 +170,8 @@ class EventQueue:
                 future = self._waiters.add()
             await future
 
-    def _take(self, most: int) -> list[CrewEvent]:
-        taken = []
+    def _pop(self, most: int) -> list[CrewEvent]:
+        popped = []
         for _ in range(most):
             _, event = self._events.popitem(last=False)
             if event.kind in _COUNTED:
@@ -179,9 +179,9 @@ class EventQueue:
             elif event.kind == "dropped":
                 del self._gaps[event.rank]
                 event = replace(event, count=self._unread_drops.pop(event.rank))
-            taken.append(event)
+            popped.append(event)
         has_room = {rank for rank in self._full if len(self._counted[rank]) <= self._limit // 2}
         if has_room:
             self._full -= has_room
             self._on_room()
-        return taken
+        return popped

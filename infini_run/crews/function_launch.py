@@ -169,7 +169,7 @@ class LaunchSupervisor(Supervisor):
             return
         rank.has_result = True
         self._display.progress(worker.rank, 1, 1)
-        rank.ask.settle((message, worker.rank, process.host))
+        rank.ask.set_answer((message, worker.rank, process.host))
         with self._changed:
             self._arrived.append((worker.rank, rank.ask))
             self._wake()

@@ -139,7 +139,7 @@ class Ask(Future[R]):
         """For the supervisor: a worker has begun with the task."""
         self._has_begun = True
 
-    def settle(self, answer: Answer | BaseException) -> None:
+    def set_answer(self, answer: Answer | BaseException) -> None:
         """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
         self._owner = None
         try:

@@ -105,7 +105,7 @@ class LaunchHandle(Generic[R]):
         assert result is not None
         return result
 
-    def follow(self) -> LaunchResult[R]:
+    def result_or_stop(self) -> LaunchResult[R]:
         """As `result`; an exception that interrupts the wait stops the launch (a second one: at once), and is raised
         when nothing is left."""
         try:

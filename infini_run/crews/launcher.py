@@ -161,7 +161,7 @@ class Launcher:
             RemoteError: an exception or a result cannot be made again here.
             LaunchTimeout: agent_timeout_s or timeout_s has passed.
         """
-        return LaunchHandle(self._begin(function, args, kwargs)).follow()
+        return LaunchHandle(self._begin(function, args, kwargs)).result_or_stop()
 
     def start(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> LaunchHandle[R]:
         """As `run`, but return a handle as soon as the workers are started. What `run` raises after that is raised by
@@ -256,7 +256,7 @@ class Launcher:
         except UsageError:
             raise
         except TypeError:
-            _blame(function, args, kwargs)
+            _check_parts(function, args, kwargs)
             raise
 
     def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
@@ -396,8 +396,8 @@ def _stop_started(starting: asyncio.Task[LaunchHandle[Any]]) -> None:
         starting.result().stop()
 
 
-def _blame(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raises UnpicklableError for the part that is at fault."""
+def _check_parts(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise UnpicklableError if the function or an argument does not pickle alone: the error names it."""
     dump(function, f"the function {getattr(function, '__qualname__', function)!r}")
     for index, value in enumerate(args):
         dump(value, f"argument {index}")

@@ -11,6 +11,7 @@ from collections import deque
 from struct import Struct
 
 from infini_run.errors import LinkError
+from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 
 WINDOW = 4 << 20  # bytes of one direction that are on their way
-PIECE = 1 << 18  # bytes of one frame
 COUNT = Struct(">I")
 DATA, END, CUT, CREDIT, USE = b"d", b"e", b"x", b"c", b"u"
 
@@ -61,7 +61,7 @@ class MuxStream:
     def _read(self) -> None:
         while self._can_read and self._mux.has_room and self._sent < WINDOW:
             try:
-                data = self._sock.recv(min(PIECE, WINDOW - self._sent))
+                data = self._sock.recv(min(LARGE_CHUNK, WINDOW - self._sent))
             except BlockingIOError:
                 self._has_read()
                 return

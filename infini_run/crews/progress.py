@@ -37,7 +37,7 @@ class Bar(ProgressDisplay):
         self._bar.show(sum(self._parts) / len(self._parts))
 
     def status(self, rank: int, text: str) -> None:
-        self._bar.say(f"rank {rank}: {text}")
+        self._bar.show_text(f"rank {rank}: {text}")
 
     def close(self) -> None:
         self._bar.close()
@@ -52,7 +52,7 @@ class _Tqdm:
     def show(self, part: float) -> None:
         self._bar.update(100 * part - self._bar.n)
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         self._bar.set_postfix_str(text)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class _Rich:
         self._progress.update(self._task, completed=part)
         self._progress.refresh()
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         self._progress.update(self._task, description=f"{self._name} ({text})")
         self._progress.refresh()
 

@@ -13,6 +13,7 @@ import time
 from _functools import partial
 
 from infini_run.channel import connect
+from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.report.exit import Exit
 
 TYPE_CHECKING = False
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
     from infini_run.crews.node_link import NodeLink, RemoteNode
     from infini_run.errors import InfiniRunError
-
-_END_S = 15.0  # that a node may take to end a worker by SIGKILL; the core gives up after 5
 
 
 class RemoteWorkerProcess:
@@ -146,7 +145,7 @@ class RemoteWorkerProcess:
         self.events.close()
         if not self._has_ended_there:
             self._request("close")
-            if not self._link.wait(lambda: self._has_ended_there, _END_S) and not self._link.is_over:
+            if not self._link.wait(lambda: self._has_ended_there, KILL_ANSWER_S) and not self._link.is_over:
                 self._link.kill()  # the node does not obey
                 self._link.join()
         self._link.call(partial(self.node.streams.drop, self.number))
@@ -158,8 +157,8 @@ class RemoteWorkerProcess:
         os.close(fd)
 
     def after_fork_in_child(self) -> None:
-        self.tasks.forget()
-        self.events.forget()
+        self.tasks.close_copy()
+        self.events.close_copy()
         self.ended = True
         if self._wakeup_fd >= 0:
             self._close_wakeup_fd()

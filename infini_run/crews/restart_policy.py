@@ -7,6 +7,7 @@ how long are too many; then the crew itself fails.
 from __future__ import annotations
 
 from infini_run.errors import UsageError
+from infini_run.plan.restart_policy import delay_of
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Literal
 
 STRATEGIES = ("one_for_one", "one_for_all", "rest_for_one")
-_DOUBLINGS = 60  # more are beyond any delay
 
 
 @record
@@ -69,7 +69,7 @@ class Budget:
         if len(self._spent) >= restart.max_restarts:
             return None
         self._spent.append(now_s)
-        return min(restart.delay_s * 2.0 ** min(len(self._spent) - 1, _DOUBLINGS), restart.max_delay_s)
+        return delay_of(restart.delay_s, len(self._spent), restart.max_delay_s)
 
 
 def ranks_to_restart(strategy: str, rank: int, world_size: int) -> range:

@@ -13,25 +13,24 @@ import socket
 import sys
 import time
 
+from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
+from infini_run.core.write_buffer import write_pending
 from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.node.ports import free_port
 from infini_run.plan.model import RankRange
+from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_numbers import SIGINT, SIGQUIT
-from infini_run.system.signal_pipe import STOP_SIGNALS, SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.worker_group import ExecProcess
-
-_HELD = 1 << 20  # bytes that our agent has not taken: then our workers wait
-_PIECE = 1 << 18
-_PING_S = 0.1  # signs of worker (WATCHDOG=1) that come faster are reported once
 
 
 def main() -> None:
@@ -97,14 +96,14 @@ class SpawnServer:
             self._poller.watch(fd, READ, _nothing)
         self._watched = wanted
         self._poller.watch(self._stream.fileno(), READ | (WRITE if self._out else 0), self._on_stream)
-        self._streams.set_room(len(self._out) < _HELD)
+        self._streams.set_room(len(self._out) < BACKLOG_LIMIT)
 
     # ---- the stream
 
     def _on_stream(self) -> None:
         self._flush()
         try:
-            data = self._stream.recv(_PIECE)
+            data = self._stream.recv(LARGE_CHUNK)
         except BlockingIOError:
             return
         except OSError:
@@ -119,23 +118,16 @@ class SpawnServer:
         self._flush()
 
     def _flush(self) -> None:
-        while self._out and not self._has_lost:
-            try:
-                sent = self._stream.send(memoryview(self._out)[:_PIECE], socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._has_lost = True
-                return
-            del self._out[:sent]
+        if not self._has_lost and not write_pending(self._stream.fileno(), self._out):
+            self._has_lost = True
 
-    def _say(self, kind: str, /, **value: object) -> None:
+    def _send_control(self, kind: str, /, **value: object) -> None:
         self._streams.send_control({kind: value})
 
-    # ---- what the other side says
+    # ---- control messages of the NodeLink
 
-    def _on_control(self, word: dict[str, Any]) -> None:
-        kind, value = word.popitem()
+    def _on_control(self, message: dict[str, Any]) -> None:
+        kind, value = message.popitem()
         worker = self._workers.get(value["worker"]) if "worker" in value else None
         if kind == "setup":
             self._set_up(value)
@@ -149,7 +141,7 @@ class SpawnServer:
             worker.process.group.kill()
         elif worker is not None and kind == "close":
             self._close(worker.number)
-            self._say("ended", worker=worker.number)
+            self._send_control("ended", worker=worker.number)
 
     def _set_up(self, asked: dict[str, Any]) -> None:
         environ = {**os.environ, **asked["env"]}
@@ -171,12 +163,12 @@ class SpawnServer:
                 self._spawner = fork
                 fork.open()
         except InfiniRunError as error:
-            self._say("refused", **_words_of(error))
+            self._send_control("refused", **_error_fields(error))
             return
         self._spawner = spawner
         self._signals = SignalPipe()
         self._poller.watch(self._signals.fd, READ, self._on_signals)
-        self._say("up", nproc=spawner.world_size, port=free_port(), notices=list(spawner.notices))
+        self._send_control("up", nproc=spawner.world_size, port=free_port(), notices=list(spawner.notices))
 
     def _start(self, asked: dict[str, Any]) -> None:
         """Some of our ranks, each with the number that it is known by on the other side."""
@@ -191,20 +183,20 @@ class SpawnServer:
             self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, meeting)
             processes = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
         except InfiniRunError as error:
-            answer = _words_of(error)
+            answer = _error_fields(error)
         else:
             for process in processes:
                 self._adopt(numbers[process.rank], process)
         for number in numbers.values():
             if number in self._workers:
-                self._say("pid", worker=number, value=self._workers[number].process.pid)
-        self._say("answer", id=asked["id"], port=free_port(), **answer)
+                self._send_control("pid", worker=number, value=self._workers[number].process.pid)
+        self._send_control("answer", id=asked["id"], port=free_port(), **answer)
 
     def _adopt(self, number: int, process: ExecProcess) -> None:
         """Its channel's bytes are passed on as they are: its own ends of it have nothing to do."""
         sock = socket.socket(fileno=os.dup(process.tasks.fileno()))
-        process.tasks.forget()
-        process.events.forget()
+        process.tasks.close_copy()
+        process.events.close_copy()
         self._workers[number] = HostedWorker(number, process)
         self._streams.add(number, sock)
 
@@ -216,9 +208,9 @@ class SpawnServer:
         for worker in list(self._workers.values()):
             process = worker.process
             last_ping_s = process.last_ping_s()
-            if last_ping_s - worker.last_ping_s >= _PING_S:
+            if last_ping_s - worker.last_ping_s >= PING_INTERVAL_S:
                 worker.last_ping_s = last_ping_s
-                self._say("pinged", worker=worker.number)
+                self._send_control("pinged", worker=worker.number)
             if process.exit is not None and not worker.has_exit:
                 worker.has_exit = True
                 self._when_read(worker, "exit", to_jsonable(process.exit))
@@ -227,17 +219,17 @@ class SpawnServer:
                 self._when_read(worker, "ended", None)
 
     def _when_read(self, worker: HostedWorker, kind: str, value: object) -> None:
-        """Tell of its end after what it has said before."""
+        """Report its end behind the bytes that it has sent before."""
         stream = self._streams.find(worker.number)
         assert stream is not None
 
-        def tell() -> None:
+        def report() -> None:
             if worker.number in self._workers:
-                self._say(kind, worker=worker.number, value=value)
+                self._send_control(kind, worker=worker.number, value=value)
                 if kind == "ended":
                     self._close(worker.number)
 
-        stream.when_read(tell)
+        stream.when_read(report)
 
     def _close(self, number: int) -> None:
         """Nothing of it is left here. Safe twice."""
@@ -261,7 +253,7 @@ class SpawnServer:
             self._is_stopping = self._is_stopping or number in STOP_SIGNALS
 
 
-def _words_of(error: InfiniRunError) -> dict[str, object]:
+def _error_fields(error: InfiniRunError) -> dict[str, object]:
     is_usage = isinstance(error, UsageError)
     words: dict[str, object] = {"kind": "usage" if is_usage else "start", "text": str(error)}
     return words | {

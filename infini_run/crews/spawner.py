@@ -7,6 +7,9 @@ Nothing here knows what a message means.
 
 from __future__ import annotations
 
+PING_INTERVAL_S = 0.1  # a worker's signs of life (WATCHDOG=1) within it are passed on once
+KILL_ANSWER_S = 15.0  # the wait for what a zygote or node kills for us; the core there gives up after 5
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import deque
 from struct import Struct
 
-from infini_run.crews.mux_stream import COUNT, CREDIT, DATA, PIECE, WINDOW, MuxStream, less, nonsense
+from infini_run.crews.mux_stream import COUNT, CREDIT, DATA, WINDOW, MuxStream, less, nonsense
+from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.json_codec import decode, encode
 
 TYPE_CHECKING = False
@@ -108,7 +109,7 @@ class Multiplexer:
         size = sum(map(len, views))
         self._to_send.append(lambda: self.send_control({"broadcast": number, "size": size}))
         for view in views:
-            self._to_send += [view[at : at + PIECE] for at in range(0, len(view), PIECE)]
+            self._to_send += [view[at : at + LARGE_CHUNK] for at in range(0, len(view), LARGE_CHUNK)]
         self._to_send.append(then)
         self._send_broadcasts()
 
@@ -148,7 +149,7 @@ class Multiplexer:
         at = 0
         while len(self._buffer) - at >= _HEAD.size:
             kind, number, size = _HEAD.unpack_from(self._buffer, at)
-            if size > (_LONGEST_CONTROL if kind == _CONTROL else PIECE):
+            if size > (_LONGEST_CONTROL if kind == _CONTROL else LARGE_CHUNK):
                 raise nonsense(f"a frame of {size} bytes")
             end = at + _HEAD.size + size
             if len(self._buffer) < end:

@@ -8,7 +8,7 @@ from infini_run.crews.exec_spawner import MEETING, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.from_python import one_of_two, read_flags
-from infini_run.options.nodes import ENGINES
+from infini_run.options.table import ENGINES
 from infini_run.record import replace
 from infini_run.system.interpreter import own_python
 from infini_run.value_types import proc_count

@@ -157,7 +157,7 @@ class ExecProcess:
 
     def after_fork_in_child(self) -> None:
         self.is_closed = True
-        self.tasks.forget()
-        self.events.forget()
+        self.tasks.close_copy()
+        self.events.close_copy()
         if self.group.run is not None:
             self.group.run.after_fork_in_child()

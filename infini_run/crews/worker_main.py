@@ -123,7 +123,7 @@ class Worker:
     def _work(self, part: TaskHandler) -> None:
         inbox = self._inbox
         while True:
-            inbox.look(0.0 if inbox.tasks else None)
+            inbox.read(0.0 if inbox.tasks else None)
             if inbox.tasks:
                 self._do(part, inbox.tasks.popleft())
             elif inbox.has_ended:

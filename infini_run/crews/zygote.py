@@ -20,6 +20,7 @@ from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
 from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.process_watch import ProcessWatch
+from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/davinci")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NPROC_PER_NODE", "NOTIFY_SOCKET")
-_PING_S = 0.1  # signs of a worker (WATCHDOG=1) that come faster are reported once
 _BLAS = "OPENBLAS_NUM_THREADS"
 _MADV_COLLAPSE, _HUGE = 25, 1 << 21
 
@@ -91,7 +91,7 @@ class Zygote:
         if stays:
             _use_huge_pages()
         send_with_fds(self._control, answer)
-        self._poller.watch(self._control.fileno(), READ, self._take)
+        self._poller.watch(self._control.fileno(), READ, self._on_request)
         while not self._has_ended:
             for run in self._runs:
                 run.watch()
@@ -102,16 +102,16 @@ class Zygote:
         for run in list(self._runs):
             run.close()
 
-    def _take(self) -> None:
-        parcel: Any = receive_with_fds(self._control)
-        if parcel is None:
+    def _on_request(self) -> None:
+        request: Any = receive_with_fds(self._control)
+        if request is None:
             self._has_ended = True
             return
-        (plan, options, environ, cwd), fds = parcel
-        wire, stdout, stderr, *channels = fds
+        (plan, options, environ, cwd), fds = request
+        connection, stdout, stderr, *channels = fds
         stdins = {worker.rank: fd for worker, fd in zip(plan.workers, channels, strict=True)}
         fork_run = ForkLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=stdout, stderr=stderr)
-        run = _Run(self._poller, self._runs, MessageSocket(socket.socket(fileno=wire)), fork_run)
+        run = _Run(self._poller, self._runs, MessageSocket(socket.socket(fileno=connection)), fork_run)
         run.start()
 
     def after_fork_in_child(self) -> None:
@@ -123,12 +123,12 @@ class Zygote:
 
 
 class _Run:
-    """One launch: its workers, and the wire to whoever asked for it."""
+    """One launch: its workers, and the connection to whoever asked for it."""
 
-    def __init__(self, poller: Poller, runs: list[_Run], wire: MessageSocket, run: ForkLaunch) -> None:
+    def __init__(self, poller: Poller, runs: list[_Run], connection: MessageSocket, run: ForkLaunch) -> None:
         self._poller = poller
         self._runs = runs
-        self._wire = wire
+        self._connection = connection
         self._run = run
         self._watch = ProcessWatch(self, poller)
         self._pings: dict[int, float] = {}  # by rank, the last WATCHDOG=1 that was passed on
@@ -139,16 +139,16 @@ class _Run:
         refusal = find_refusal()
         try:
             if refusal:
-                self._wire.send(("refused", refusal))
+                self._connection.send(("refused", refusal))
             else:
                 self._run.start()
-                self._wire.send(("started", None))
+                self._connection.send(("started", None))
         except InfiniRunError as error:
-            self._wire.send(("failed", error))
+            self._connection.send(("failed", error))
         if self._run.ended:
             self.close()
             return
-        self._poller.watch(self._wire.fileno(), READ, self._hear)
+        self._poller.watch(self._connection.fileno(), READ, self._read_messages)
         self.poll()
 
     def poll(self) -> None:
@@ -158,7 +158,7 @@ class _Run:
         if any(event.kind in ("hung", "late") for event in events):
             self._pass_on_snapshots()
         if events:
-            self._wire.send(("events", (events, self._words(events))))
+            self._connection.send(("events", (events, self._words(events))))
         if self._run.ended:
             self.close()
             return
@@ -184,16 +184,16 @@ class _Run:
 
     def _pass_on_pings(self) -> None:
         pings = {worker.rank: self._run.pinged_s(worker.rank) for worker in self._run.plan.workers}
-        new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= _PING_S}
+        new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= PING_INTERVAL_S}
         if new:
             self._pings |= new
-            self._wire.send(("pinged", new))
+            self._connection.send(("pinged", new))
 
     def _pass_on_snapshots(self) -> None:
         """What ranks that hang were doing, and those that are stopped for it."""
         report = self._run.report()
         new, self._snapshots = report.snapshots[self._snapshots :], len(report.snapshots)
-        self._wire.send(("snapshots", (new, [e.rank for e in report.exits if e.watchdog_reason])))
+        self._connection.send(("snapshots", (new, [e.rank for e in report.exits if e.watchdog_reason])))
 
     def _words(self, events: Sequence[Event]) -> dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]]:
         """The last output of those that ended badly."""
@@ -201,32 +201,34 @@ class _Run:
         ended = [e.worker for e in events if e.kind == "exited" and not e.is_routine]
         return {workers[index].rank: last_output(group, index, workers[index]) for index in ended}
 
-    def _hear(self) -> None:
-        messages: Any = self._wire.take()
+    def _read_messages(self) -> None:
+        messages: Any = self._connection.receive()
         for kind, value in messages:
             getattr(self._run, kind)(*value)
-        self._wire.flush()
-        if self._wire.has_ended:
+        self._connection.flush()
+        if self._connection.has_ended:
             self.close()
         else:
             self.poll()
 
     def _await_room(self) -> None:
-        self._poller.watch(self._wire.fileno(), READ | WRITE if self._wire.is_full else READ, self._hear)
+        self._poller.watch(
+            self._connection.fileno(), READ | WRITE if self._connection.is_full else READ, self._read_messages
+        )
 
     def close(self) -> None:
-        """Kill what is left; the end of the wire says that nothing is."""
+        """Kill what is left; the end of the connection says that nothing is."""
         self._watch.close()
-        self._poller.unwatch(self._wire.fileno())
+        self._poller.unwatch(self._connection.fileno())
         self._runs.remove(self)
         self._run.close()
-        self._wire.close()
+        self._connection.close()
 
     def after_fork_in_child(self) -> None:
         """In a worker. What the epoll set watches is shared with the true one: it is only closed."""
         self._run.after_fork_in_child()
         self._watch.after_fork_in_child()
-        self._wire.close()
+        self._connection.close()
 
 
 def _import(names: Sequence[str]) -> str:

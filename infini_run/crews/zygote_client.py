@@ -15,6 +15,7 @@ from _thread import RLock
 
 from infini_run.core.group import Event
 from infini_run.crews.exec_spawner import python_command
+from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import InfiniRunError, StartError, UsageError
 from infini_run.node.launch import NodeLaunch
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from infini_run.report.report import Report
 
 _LONGEST_S = 2e6  # 23 days: a socket waits no longer (poll(2) counts milliseconds in an int)
-_END_S = 15.0  # how long a zygote may take to end a launch by SIGKILL; the core gives up after 5
 
 
 class CannotFork(InfiniRunError):
@@ -107,7 +107,7 @@ class ZygoteProcess:
         """Close its control socket, at which it ends, and wait for its end. Safe twice."""
         self._control.close()
         if self._run is not None:
-            deadline_s = time.monotonic() + _END_S
+            deadline_s = time.monotonic() + KILL_ANSWER_S
             while not self._run.ended and time.monotonic() < deadline_s:
                 self._run.poll(max(0.0, deadline_s - time.monotonic()))
             self._run.close()
@@ -205,7 +205,7 @@ class ZygoteLaunch:
                 return events
             new: list[Event] = []
             self._connection.flush()
-            messages: Any = self._connection.take()
+            messages: Any = self._connection.receive()
             for kind, value in messages:
                 if kind == "refused":
                     self._ended = True
@@ -288,7 +288,7 @@ class ZygoteLaunch:
     def close(self) -> None:
         """Kill what is left and wait until it is gone. Safe twice."""
         self.kill()
-        deadline_s = time.monotonic() + _END_S
+        deadline_s = time.monotonic() + KILL_ANSWER_S
         while not self.ended and self._connection is not None:
             if time.monotonic() >= deadline_s:
                 self._zygote.kill()  # it does not obey; its guard ends what it leaves

@@ -9,8 +9,10 @@ from __future__ import annotations
 import _pickle
 import array
 import socket
-from collections import deque
 from struct import Struct
+
+from infini_run.core.write_buffer import write_pending
+from infini_run.system.io_sizes import READ_CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,11 +32,11 @@ class MessageSocket:
         sock.setblocking(False)
         self._socket = sock
         self._in = bytearray()
-        self._out: deque[memoryview] = deque()
+        self._out = bytearray()
         self.has_ended = False
 
     def fileno(self) -> int:
-        """Readable when there is something to `take`."""
+        """Readable when there is something to `receive`."""
         return self._socket.fileno()
 
     @property
@@ -45,29 +47,20 @@ class MessageSocket:
     def send(self, message: object) -> None:
         """Send, or keep what finds no room now."""
         data = _pickle.dumps(message, 5)
-        self._out += (memoryview(_HEAD.pack(len(data), 0)), memoryview(data))
+        self._out += _HEAD.pack(len(data), 0)
+        self._out += data
         self.flush()
 
     def flush(self) -> None:
         """Send what was kept, as far as there is room."""
-        while self._out:
-            try:
-                sent = self._socket.send(self._out[0], _QUIET)
-            except BlockingIOError:
-                return
-            except OSError:  # EPIPE, ECONNRESET: nobody reads any more
-                self._out.clear()
-                return
-            if sent == len(self._out[0]):
-                self._out.popleft()
-            else:
-                self._out[0] = self._out[0][sent:]
+        if self._out:
+            write_pending(self._socket.fileno(), self._out)
 
-    def take(self) -> list[object]:
+    def receive(self) -> list[object]:
         """What has come."""
         while not self.has_ended:
             try:
-                data = self._socket.recv(1 << 16)
+                data = self._socket.recv(READ_CHUNK)
             except BlockingIOError:
                 break
             except ConnectionResetError:

@@ -13,7 +13,7 @@ import os
 import time
 
 from infini_run.display.rank_span import RankSpan
-from infini_run.display.trace_format import process_names, slice_event, trace_content, write_trace
+from infini_run.display.trace_format import COUNT_GAP_NS, process_names, slice_event, trace_content, write_trace
 from infini_run.errors import printable
 from infini_run.report.text import signal_name
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
             """Return the bytes of stdout and of stderr so far."""
 
 
-_GAP_NS = 100_000_000  # at least, between two counts of the output
 MAX_SAMPLES = 200_000  # kept of all ranks; past that every second one goes, and counts become half as frequent
 _MAX_INSTANTS = 10_000  # events without a bound on their number, such as signals that are forwarded
 
@@ -48,7 +47,7 @@ class ChromeTrace:
     """
 
     def __init__(
-        self, path: str, *, gap_ns: int = _GAP_NS, max_samples: int = MAX_SAMPLES, node: RemoteNode | None = None
+        self, path: str, *, gap_ns: int = COUNT_GAP_NS, max_samples: int = MAX_SAMPLES, node: RemoteNode | None = None
     ) -> None:
         self.path = path
         self._node = node
@@ -120,7 +119,7 @@ class ChromeTrace:
 
     def sample(self, now_ns: int) -> None:
         """Count the output, unless a long job's longer gap since the last count has not passed."""
-        if now_ns < self._next_ns - _GAP_NS:
+        if now_ns < self._next_ns - COUNT_GAP_NS:
             return
         self._next_ns = now_ns + self._gap_ns
         for span in self._live.values():

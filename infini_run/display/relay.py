@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 
+from infini_run.display.trace_format import COUNT_GAP_NS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from infini_run.display.resource_usage import Sampler
     from infini_run.plan.model import Plan
 
-_GAP_NS = 100_000_000  # at least, between two counts of what ranks have written
 _LINE = 1000  # bytes of a last line
 MOST_LINES = 500  # that one answer has
 
@@ -90,7 +91,7 @@ class ObserverRelay:
         now_ns = time.monotonic_ns()
         self._is_behind = self._counts and self._group is not None and now_ns < self._next_ns
         if self._counts and not self._is_behind and self._has_room():
-            self._next_ns = now_ns + _GAP_NS
+            self._next_ns = now_ns + COUNT_GAP_NS
             self._count(now_ns, self._live)
         self._flush()
 

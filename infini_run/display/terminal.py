@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.nonblocking_writer import NonblockingWriter, wait
+from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, NonblockingWriter, wait
+from infini_run.system.io_sizes import TERMINAL_BACKLOG_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
-
-BACKLOG_LIMIT = 1 << 16  # bytes, for a terminal that takes none
-_READER_S = 1.0  # as CONSOLE_WAIT_MS of csrc/group/group.h: the longest wait for a reader at the end
 
 
 class TerminalArea:
@@ -68,7 +66,7 @@ class TerminalArea:
 
     def print_above(self, text: str) -> None:
         """Print lines that stay, at the place of the drawn ones, which come below with the next frame."""
-        if self._writer.waiting < BACKLOG_LIMIT:
+        if self._writer.waiting < TERMINAL_BACKLOG_LIMIT:
             self._put(f"{self._above()}\x1b[J{text.rstrip()}\n".replace("\n", "\r\n"))
             self.leave_in_place()
 
@@ -79,7 +77,7 @@ class TerminalArea:
     def close(self) -> None:
         """Wait for a slow terminal, one second at most, and draw nothing more."""
         if not self._writer.finish():
-            wait(self._writer, _READER_S)
+            wait(self._writer, CONSOLE_WAIT_S)
         self._writer.close()
         self.is_gone = True
 

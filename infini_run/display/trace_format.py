@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+COUNT_GAP_NS = 100_000_000  # the least time between two counts of the output
+
 
 def slice_event(name: str, pid: int, start_us: int, end_us: int) -> Json:
     """Return a slice; one that would end before its start has no length."""

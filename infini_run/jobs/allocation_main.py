@@ -12,6 +12,7 @@ import os
 import sys
 import time
 
+from infini_run.core.signal_pipe import SignalPipe
 from infini_run.errors import InfiniRunError
 from infini_run.jobs.array import whole_id
 from infini_run.jobs.errors import QueryError
@@ -23,7 +24,6 @@ from infini_run.jobs.schedulers.scheduler import CANCELLED, NODE_FAIL, PREEMPTED
 from infini_run.jobs.task import Task, task_of
 from infini_run.jobs.time_limit import slurm_id
 from infini_run.record import replace
-from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def run(folder: JobDir, environ: Mapping[str, str]) -> int:
     """The job, once; here, where nobody queues, as often as it is to be run. Our exit code."""
     job = folder.read_submission()
-    signals = SignalPipe(hears_urgent=job.request.scheduler == "pbs")
+    signals = SignalPipe()
     _write_id(folder, slurm_id(environ) if job.request.scheduler == "slurm" else environ.get("PBS_JOBID", ""))
     while True:
         number = folder.begin()

@@ -8,6 +8,7 @@ import errno
 import os
 
 from infini_run.errors import InfiniRunError
+from infini_run.system.io_sizes import READ_CHUNK
 
 # nobody else writes there; of a kind that is not listed nobody knows
 _OWN = (
@@ -48,7 +49,7 @@ class Changes:
         was_something = False
         while True:
             try:
-                was_something = bool(os.read(self._fd, 1 << 16)) or was_something
+                was_something = bool(os.read(self._fd, READ_CHUNK)) or was_something
             except BlockingIOError:
                 return was_something
 

@@ -11,6 +11,7 @@ import _signal as signal
 import os
 import time
 
+from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
 from infini_run.errors import InfiniRunError, UsageError, printable
@@ -25,7 +26,6 @@ from infini_run.options.nodes import NodeList
 from infini_run.options.options import resolve
 from infini_run.record import replace
 from infini_run.report.text import signal_name
-from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class JobRun:
     def _forward_signal(self, head: Head, number: int) -> None:
         """URG is `infini-job cancel` on PBS (jobs/schedulers/pbs.py): its mark in the directory may not be seen here
         yet."""
-        if number == signal.SIGURG:
+        if number == signal.SIGURG and self._job.request.scheduler == "pbs":
             self._is_cancelled = True
             head.on_stop_signal(signal.SIGTERM)
         else:

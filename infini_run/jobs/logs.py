@@ -13,6 +13,7 @@ import select
 from infini_run.errors import UsageError
 from infini_run.jobs.task import task_of, tasks_of
 from infini_run.jobs.watch import JobWatcher
+from infini_run.system.io_sizes import READ_CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from infini_run.jobs.status import Status
     from infini_run.jobs.task import Task
 
-_PIECE = 1 << 16
 # of plan.py: one node's, or one of many; stderr has its own word
 _LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))(?: ERROR)?\] ")
 
@@ -83,7 +83,7 @@ class Reader:
             return
         with file:
             file.seek(self._offset)
-            while piece := file.read(_PIECE):
+            while piece := file.read(READ_CHUNK):
                 self._offset += len(piece)
                 *lines, self._rest = (self._rest + piece).split(b"\n")
                 for line in lines:
@@ -255,7 +255,7 @@ class _Log:
             if self._chosen.has(line):
                 held.append(line)
                 size += len(line)
-            if size >= _PIECE:
+            if size >= READ_CHUNK:
                 yield b"".join(held)
                 held, size = [], 0
         if held:

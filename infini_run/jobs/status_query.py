@@ -199,10 +199,10 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     """It has ended without a word of its own, or with one that the scheduler knows better."""
     if status.scheduler_ended_it:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
-        return _settle(folder, replace(status, state=state), now_s, replaces=True)
+        return _record_end(folder, replace(status, state=state), now_s, replaces=True)
     reason, said = answer.reason, _out_of_memory(folder)
     if said and answer.state in (FAILED, CANCELLED, OOM):
-        return _settle(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
+        return _record_end(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
     state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
     if state == CANCELLED and status.attempt < 0:
         reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
@@ -211,7 +211,7 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
         reason = f"{reason}: {why}" if reason else why
     elif status.attempt >= 0 and not reason:
         reason = f"it has not said why; infini-job logs {folder.name} may"
-    return _settle(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
+    return _record_end(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
 def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, has_accounting: bool) -> Status:
@@ -219,11 +219,11 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
     Slurm says nothing of a task that was cancelled while it waited, not even in its accounting, and forgets one that
     ended (MinJobAge), unless there is accounting."""
     if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
-        return _settle(folder, status, now_s, replaces=True)
+        return _record_end(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+        return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
     if is_left_out and has_accounting:
-        return _settle(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
+        return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
     if is_left_out:
         return replace(status, state=LOST, reason=_LEFT_OUT_OR_FORGOTTEN)
     has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
@@ -237,22 +237,22 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
         if isinstance(folder, Task) and not folder.id:
             said = said or _last_line(folder.array)
         reason = said or f"{who} has ended without a word (SIGKILL?)"
-        return _settle(folder, replace(status, state=LOST, reason=reason), now_s)
+        return _record_end(folder, replace(status, state=LOST, reason=reason), now_s)
     reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
     said = _last_line(folder)
     return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
 
 
 def _last_line(folder: JobDir) -> str:
-    return "".join(said_outside(folder)[-1:])
+    return "".join(script_and_scheduler_lines(folder)[-1:])
 
 
 def _out_of_memory(folder: JobDir) -> str:
     """What Slurm has said of its memory, "": nothing."""
-    return next(filter(is_out_of_memory, said_outside(folder)[-_LINES:]), "")
+    return next(filter(is_out_of_memory, script_and_scheduler_lines(folder)[-_LINES:]), "")
 
 
-def said_outside(folder: JobDir) -> list[str]:
+def script_and_scheduler_lines(folder: JobDir) -> list[str]:
     """Return the lines of the job's script and of its scheduler, the script's last."""
     found: list[str] = []
     for path in reversed(folder.scheduler_logs):  # what the script has said is the latest
@@ -261,7 +261,7 @@ def said_outside(folder: JobDir) -> list[str]:
     return found
 
 
-def _settle(folder: JobDir, status: Status, now_s: float, replaces: bool = False) -> Status:
+def _record_end(folder: JobDir, status: Status, now_s: float, replaces: bool = False) -> Status:
     """Write it down, for a scheduler forgets. Never over the job's own word, unless that asked for it."""
     ending = JobResult(
         state=status.state,

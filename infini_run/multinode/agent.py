@@ -13,11 +13,11 @@ from infini_run.errors import InfiniRunError, LinkError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
 from infini_run.multinode.head_link import HeadLink
-from infini_run.multinode.protocol import pack_json, unpack_json
+from infini_run.multinode.protocol import HANDSHAKE_S, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.system.poller import READ, Poller
-from infini_run.system.signal_numbers import SIGCONT, SIGSTOP, SIGTSTP
+from infini_run.system.signal_numbers import SIGSTOP, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,15 +25,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.core.group import Event, ProcessAtEntry
+    from infini_run.core.signal_pipe import CtrlZ
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
     from infini_run.node.launch import NodeLaunch
     from infini_run.options.options import Options
-    from infini_run.system.signal_pipe import CtrlZ
 
-_PROVE_S = 10.0  # for a handshake with a head that did not wait for this user
-_READER_S = 1.0  # for a reader of our stderr that does not read: CONSOLE_WAIT_MS of csrc/group/group.h
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
 
 
@@ -97,7 +95,7 @@ class Agent:
 
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
-            limit_s = _PROVE_S if self._own is None else self._own.join_timeout_s
+            limit_s = HANDSHAKE_S if self._own is None else self._own.join_timeout_s
             self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
         payload = self._link.next_frame(protocol.SPEC)[1]
         try:
@@ -272,7 +270,7 @@ class Agent:
 
     def _watch_ctrl_z(self) -> None:
         """Act on Ctrl-Z until the ranks' group takes the signals over: a silent agent would be given up."""
-        from infini_run.system.signal_pipe import CtrlZ, stop_self
+        from infini_run.core.signal_pipe import CtrlZ, stop_self
 
         ctrl_z = self._ctrl_z = CtrlZ()
 
@@ -290,9 +288,13 @@ class Agent:
 
 
 def _forward_signal(run: NodeLaunch, number: int) -> None:
-    """Suspend or continue whole process groups; any other signal is for the ranks themselves."""
-    if number in (SIGTSTP, SIGCONT):
-        run.signal_groups(SIGSTOP if number == SIGTSTP else SIGCONT)
+    """Pass a signal of the head's on as the launcher of one node does (csrc/group/signals.c)."""
+    from infini_run.core.signal_pipe import GROUP_SIGNALS
+
+    if number == SIGTSTP:
+        run.signal_groups(SIGSTOP)
+    elif number in GROUP_SIGNALS:
+        run.signal_groups(number)
     else:
         run.signal(number)
 
@@ -309,6 +311,6 @@ def _take_over_process() -> ProcessAtEntry:
 
 def print_line(text: str) -> None:
     """Print a line on our own stderr, and wait a second at most for its reader."""
-    from infini_run.core.nonblocking_writer import write_all
+    from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 
-    write_all(2, os.fsencode(text + "\n"), _READER_S)
+    write_all(2, os.fsencode(text + "\n"), CONSOLE_WAIT_S)

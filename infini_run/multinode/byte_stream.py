@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from _socket import SHUT_WR, socketpair  # the C module: `socket` costs 5 ms
 
+from infini_run.core.write_buffer import write_pending
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack
-from infini_run.multinode.write_buffer import write_pending
+from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
-
-_READ_CHUNK = 1 << 18
 
 
 class AgentStream:
@@ -72,7 +71,7 @@ class AgentStream:
         if self._is_closed:
             return False
         try:
-            data = self._socket.recv(_READ_CHUNK)
+            data = self._socket.recv(LARGE_CHUNK)
         except BlockingIOError:
             return False
         except OSError:

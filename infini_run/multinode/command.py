@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.nonblocking_writer import write_all
+from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
+from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.hostlist import Host
 from infini_run.errors import UsageError, printable
 from infini_run.multinode.agent_options import options_of_agents
@@ -12,7 +13,6 @@ from infini_run.multinode.connection import TOKEN, TOKEN_FILE
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
 from infini_run.record import replace
-from infini_run.system.signal_pipe import SignalPipe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.report.report import Report
 
-_READER_S = 1.0  # CONSOLE_WAIT_MS of csrc/group/group.h
 _SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
@@ -73,7 +72,7 @@ def run_on_hosts(
     text = report.text()
     if text:
         data = os.fsencode(f"{text}\n")
-        write_all(2, data, _READER_S if report.received_signal else None, lambda: signals.fd)
+        write_all(2, data, CONSOLE_WAIT_S if report.received_signal else None, lambda: signals.fd)
     return report.exit_code
 
 

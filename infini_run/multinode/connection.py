@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 
+from infini_run.core.write_buffer import write_pending
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LIMIT, Decoder, with_tags
-from infini_run.multinode.write_buffer import write_pending
+from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret that both sides know
 TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or with the path of a file that has it, for jobs started by hand
 MAGIC = b"\0infini-run link 1\n"
-_BACKLOG_LIMIT = 1 << 20  # bytes that the other side has not taken
 _PREAMBLE_LIMIT = 1 << 20  # bytes that a login script may print
-_LEAST_CHUNK, _MOST_CHUNK = 1 << 12, 1 << 18  # bytes of one read; a large buffer alone takes longer than a heartbeat
+_LEAST_CHUNK = 1 << 12  # bytes of one read, at first
 _UNAUTHENTICATED_LIMIT = 64  # bytes of a payload before the handshake is over
 _UNAUTHENTICATED_CHUNK = 1 << 9  # bytes of one read until then
 
@@ -43,7 +43,7 @@ class Connection:
         self._write_fd = write_fd
         self._decoder = Decoder(limit)
         self._sender: FrameAuthenticator | None = None  # makes the tags of our frames
-        self._read_chunk, self._most_chunk = _LEAST_CHUNK, _MOST_CHUNK
+        self._read_chunk, self._most_chunk = _LEAST_CHUNK, LARGE_CHUNK
         self._pending = bytearray()
         self._preamble: bytearray | None = bytearray() if awaits_magic else None
         self.has_ended = False  # the other side sends no more
@@ -65,7 +65,7 @@ class Connection:
     @property
     def has_room(self) -> bool:
         """Whether output or input may be sent now: its source waits while the other side is behind."""
-        return len(self._pending) < _BACKLOG_LIMIT
+        return len(self._pending) < BACKLOG_LIMIT
 
     @property
     def send_state(self) -> tuple[int, bytes]:
@@ -91,7 +91,7 @@ class Connection:
         """The handshake is over: tag our frames, check the tags of theirs, and accept frames of full length."""
         self._sender, self._decoder.authenticator = sender, receiver
         self._decoder.limit = LIMIT
-        self._read_chunk, self._most_chunk = _LEAST_CHUNK, _MOST_CHUNK
+        self._read_chunk, self._most_chunk = _LEAST_CHUNK, LARGE_CHUNK
 
     def send(self, frame: bytes) -> None:
         """Send one frame, or keep it until there is room. After the end it does nothing: the reader learns of it."""

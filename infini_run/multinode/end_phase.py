@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack_json
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
 
 _COMMANDS_END_S = 5.0  # for the engine's commands, after GOODBYE
-_READER_S = 1.0  # after a stop by signal, for a reader that does not read
 _NOTICE_S = 5.0  # until the user is told that we wait for the reader
 _NEVER = float("inf")
 
@@ -45,7 +45,7 @@ class EndPhase:
 
     def limit_reader(self) -> None:
         """Give a reader that does not read one more second: a stop was asked for."""
-        self._reader_end_s, self._is_reader_limited = time.monotonic() + _READER_S, True
+        self._reader_end_s, self._is_reader_limited = time.monotonic() + CONSOLE_WAIT_S, True
 
     def end_reader(self) -> None:
         """Wait for the reader no longer."""

@@ -14,6 +14,7 @@ import os
 import time
 from _signal import SIGCHLD, SIGCONT, SIGINT, SIGQUIT, SIGTSTP  # the C module: `signal` imports enum
 
+from infini_run.core.signal_pipe import STOP_SIGNALS
 from infini_run.errors import InfiniRunError, LinkError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_set import AgentSet
@@ -34,7 +35,6 @@ from infini_run.multinode.stdin_forwarder import StdinForwarder
 from infini_run.report.report import Report
 from infini_run.report.text import signal_name
 from infini_run.system.poller import READ, Poller
-from infini_run.system.signal_pipe import STOP_SIGNALS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 _ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to the process, and then to its group
+_MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state
     protocol.HELLO: ("connected", "ready", "running"),
     **dict.fromkeys((protocol.EVENT, protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
@@ -110,6 +111,7 @@ class Head:
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
         self._stop_signal_s = 0.0
         self._was_signalled_here = False  # not only an agent on its node
+        self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
         self._is_forgotten = False
 
     @property
@@ -206,7 +208,9 @@ class Head:
         self._join.run_due(now_s)
         are_ready = counts.count("ready") == counts.total
         if not state.is_stopping and (are_ready or now_s >= state.restarts.due_s):
+            state.forwarded_signals.clear()
             self._attempts.start_ranks()
+            self._send_early_signals()
         elif not self._losses.fail_if_due(now_s) and state.is_joining:
             self._join.wait(now_s)
         self._liveness.run_due(now_s)
@@ -315,9 +319,10 @@ class Head:
         state = self._state
         if host and self._losses.is_engine_ending:
             return
-        blame = "" if not host or state.stop_signal else state.engine.find_blame(self._processes.stderr())
-        if blame:
-            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {blame}"))
+        is_new = host and not state.stop_signal
+        line = state.engine.first_failure_line(self._processes.stderr()) if is_new else ""
+        if line:
+            state.fail(InfiniRunError(f"an agent has ended, and all others with it: {line}"))
             return
         is_echo = number == state.stop_signal and time.monotonic() - self._stop_signal_s < _ECHO_S
         is_by_user = number in (SIGINT, SIGQUIT)
@@ -339,17 +344,29 @@ class Head:
             self.kill()
 
     def forward_signal(self, number: int) -> None:
-        """Pass a signal on to every rank."""
+        """Pass a signal on to every rank. One that comes before the first ranks start reaches them at their start."""
+        if self._early_signals is None:
+            self._send_signal(number)
+        elif len(self._early_signals) < _MOST_EARLY_SIGNALS:
+            self._early_signals.append(number)
+
+    def _send_early_signals(self) -> None:
+        early, self._early_signals = self._early_signals or [], None
+        for number in early:
+            self._send_signal(number)
+
+    def _send_signal(self, number: int) -> None:
+        self._state.forwarded_signals.add(number)
         if self._observers is not None:
             self._observers.on_signal(number)
         self._agents.send_all(pack_json(protocol.SIGNAL, {"signal": number}), "running")
 
     def _suspend(self) -> None:
         """Ctrl-Z: suspend the ranks, and then ourselves until we are continued."""
-        self.forward_signal(SIGTSTP)
+        self._send_signal(SIGTSTP)
         self._postpone(self._liveness.suspend())
         self._stdin.resume()
-        self.forward_signal(SIGCONT)
+        self._send_signal(SIGCONT)
 
     def reap_orphans(self) -> None:
         """For process 1: reap the processes that lost their parents, and so became our children."""

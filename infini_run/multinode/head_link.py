@@ -8,7 +8,7 @@ import time
 from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageError
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_answer
-from infini_run.multinode.protocol import pack_json
+from infini_run.multinode.protocol import HANDSHAKE_S, pack_json
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.handshake import Handshake
     from infini_run.system.poller import Poller
 
-_PROVE_S = 10.0  # for a handshake
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
 _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait for `next_frame`
 _HEAD_GONE = "the head has gone"
@@ -76,7 +75,7 @@ class HeadLink:
         handshake = self._handshake = Handshake(self.connection, token, is_head=False)
         start_s, notice = time.monotonic(), ""
         while not handshake.is_done:
-            end_s = start_s + (limit_s if notice else min(_PROVE_S, limit_s))
+            end_s = start_s + (limit_s if notice else min(HANDSHAKE_S, limit_s))
             self.poll(max(0.0, end_s - time.monotonic()))
             if self.is_lost:
                 error_class = LinkError if handshake.has_received else Unheard
@@ -130,7 +129,7 @@ class HeadLink:
         self._poller.poll(timeout_s)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
-            self._lose(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
+            self._on_link_lost(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
@@ -167,10 +166,10 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self._lose(str(error))
+            self._on_link_lost(str(error))
             return
         if self.connection.has_ended:
-            self._lose()
+            self._on_link_lost()
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:
@@ -182,7 +181,7 @@ class HeadLink:
                 self._frames.append((kind, payload))
             self._on_frame(kind, payload)
 
-    def _lose(self, reason: str = "") -> None:
+    def _on_link_lost(self, reason: str = "") -> None:
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)

@@ -48,6 +48,7 @@ def attempt_report(state: HeadState) -> Report:
         start_s=state.start_s,
         end_s=time.time(),
         received_signal=state.stop_signal,
+        forwarded_signals=state.forwarded_signals,
         silent=len(state.agents.all) - len(reports),
         notices=(*state.notices, *([str(state.error)] if state.error is not None else [])),
         error=error,

@@ -66,6 +66,7 @@ class HeadState:
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end
+        self.forwarded_signals: set[int] = set()  # that were passed on to the ranks of this attempt
         self.is_stopping = False
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
 

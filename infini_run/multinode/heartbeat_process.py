@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack
+from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -67,7 +68,7 @@ class HeartbeatProcess:
         written next may end a connection."""
         os.close(self._end_fd)
         result = b""
-        while piece := os.read(self._result_fd, 1 << 20):
+        while piece := os.read(self._result_fd, READ_CHUNK):
             result += piece
         os.close(self._result_fd)
         with suppress(ChildProcessError):  # if SIGCHLD is ignored, the kernel reaps it

@@ -16,7 +16,7 @@ from infini_run.core.group import forking
 from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.handshake import Handshake
-from infini_run.multinode.protocol import unpack_json
+from infini_run.multinode.protocol import HANDSHAKE_S, unpack_json
 from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import LIMITS
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
 
-_PROVE_S = 10.0  # for a handshake
 _SPARE = 256  # unauthenticated connections beyond one for each node
 _AT_ONCE = 32  # connections that are accepted in one turn
 _PAUSE_S = 0.1  # between two such turns, after all nodes have joined
@@ -173,7 +172,7 @@ class AgentListener:
                 connection.restrict()
                 if len(self._waiting) >= self._limit:
                     self._make_room()
-                self._waiting[connection] = _Unauthenticated(address, time.monotonic() + _PROVE_S)
+                self._waiting[connection] = _Unauthenticated(address, time.monotonic() + HANDSHAKE_S)
                 self._silent.add(connection, address)
             self._poller.watch(connection.fileno(), READ, partial(self._read, connection))
             self._read(connection)  # an agent has sent its first frame by now

@@ -65,8 +65,8 @@ class Liveness:
         Returns:
             How long that was, in seconds; 0 if there could be no fork, so the nodes were without heartbeats.
         """
+        from infini_run.core.signal_pipe import stop_self
         from infini_run.multinode.heartbeat_process import HeartbeatProcess
-        from infini_run.system.signal_pipe import stop_self
 
         state, start_s = self._state, time.monotonic()
         connections = [agent.connection for agent in state.agents.all if agent.connection is not None]

@@ -12,13 +12,13 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGTTIN, SIGTTOU, pthread_sigmask
 
 from infini_run.core.nonblocking_writer import NonblockingWriter
 from infini_run.multinode import protocol
+from infini_run.system.io_sizes import CONSOLE_BACKLOG_LIMIT, READ_CHUNK
 from infini_run.system.poller import EDGE, READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
-_BACKLOG_LIMIT = 4 << 20  # bytes that our own reader has not taken: then the nodes wait
 _LONGEST_LINE = 1 << 18  # bytes; agents send pieces of 64 KiB and a label as lines, at most
 
 
@@ -68,7 +68,7 @@ class ConsoleWriters:
     @property
     def is_backlogged(self) -> bool:
         """Whether our own reader is far behind."""
-        return any(writer.waiting > _BACKLOG_LIMIT for writer in self._writers.values())
+        return any(writer.waiting > CONSOLE_BACKLOG_LIMIT for writer in self._writers.values())
 
     @property
     def is_done(self) -> bool:
@@ -170,7 +170,7 @@ class StdinReader:
         with unstopped():
             if not self.never_waits and self._own < 0 and not is_readable(self._fd):
                 raise BlockingIOError  # another process that shares the pipe was quicker
-            return os.read(self.fileno(), 1 << 16)
+            return os.read(self.fileno(), READ_CHUNK)
 
     def close(self) -> None:
         """Close what was opened here; the descriptor itself stays. Safe twice."""

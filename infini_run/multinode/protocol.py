@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIMIT = 64 << 20  # bytes of one payload; output comes in pieces far below it
 _HEAD = Struct(">cI")
 TAG = 16  # bytes of a tag
+HANDSHAKE_S = 10.0  # the longest time for a handshake, if nobody waits for this connection
 
 # head to agent
 SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"

@@ -10,17 +10,16 @@ import fcntl
 import os
 from _functools import partial  # the C module: `functools` costs 3 ms
 
+from infini_run.core.write_buffer import write_pending
 from infini_run.multinode import protocol
 from infini_run.multinode.protocol import pack
-from infini_run.multinode.write_buffer import write_pending
+from infini_run.system.io_sizes import READ_CHUNK
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from infini_run.multinode.connection import Connection
     from infini_run.system.poller import Poller
-
-_READ_CHUNK = 1 << 16
 
 
 class RankStdio:
@@ -103,7 +102,7 @@ class RankStdio:
     def _forward(self, fd: int, kind: bytes) -> bool:
         """Send one piece of what ranks have written; whether there was any."""
         try:
-            data = os.read(fd, _READ_CHUNK)
+            data = os.read(fd, READ_CHUNK)
         except BlockingIOError:
             return False
         if data:

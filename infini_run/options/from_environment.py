@@ -13,7 +13,7 @@ from infini_run.environments.environment import BATCH, ClusterEnvironment
 from infini_run.environments.hostlist import quoted
 from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import COMMAND_LINE, Setting
-from infini_run.options.table import DEFAULTS, PREFIXES
+from infini_run.options.table import ALLOCATION_ENGINES, DEFAULTS, ENVIRONMENT_LEVEL, PREFIXES
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE, address
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     Given = dict[str, Setting]
 
 NOTHING = "--engine=auto: no engine was found in the environment; this is a launch on one node"
-ENGINES = ("slurm", "pbs")  # whose allocations we reach from here
-_LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _VALUES = ("nnodes", "node_rank", "nproc", "gpus", "hosts", "master_addr", "master_port")
 _KNOWN_BOTH = ("nnodes", "node_rank")  # by flags and by the cluster environment
 _TITLES = {"pod_variables": "variables of a pod, with a launcher on each node"}  # the others are known by their names
@@ -95,7 +93,7 @@ def _is_allocation_owner(cluster: ClusterEnvironment, asked: str) -> bool:
         raise UsageError(f"{asked}: {where} has no host in its allocation")
     if cluster.nnodes == 1 and cluster.node_rank == 0:
         return False
-    if cluster.engine not in ENGINES:
+    if cluster.engine not in ALLOCATION_ENGINES:
         names = quoted(compress(host.name for host in cluster.hosts))
         raise UsageError(
             f"{asked}: {where} holds {names}, which cannot be reached by {cluster.engine} itself; "
@@ -195,7 +193,9 @@ def _offer_nproc(given: Given, cluster: ClusterEnvironment) -> None:
 
 def _set_default(given: Given, cluster: ClusterEnvironment, flag: str, value: object, name: str) -> None:
     if value not in (0, "") or flag == "node_rank":
-        given.setdefault(flag, Setting(value=value, origin=cluster.source(name) or f"--{flag}={value}", level=_LEVEL))
+        given.setdefault(
+            flag, Setting(value=value, origin=cluster.source(name) or f"--{flag}={value}", level=ENVIRONMENT_LEVEL)
+        )
 
 
 def _require_missing(given: Given, cluster: ClusterEnvironment, asked: str) -> None:

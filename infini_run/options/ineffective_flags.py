@@ -8,7 +8,7 @@ variable or a file of flags may be meant for other launches. A host program, whi
 from __future__ import annotations
 
 from infini_run.options.grammar import COMMAND_LINE
-from infini_run.options.table import DEFAULTS
+from infini_run.options.table import DEFAULTS, ENGINES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,24 +16,23 @@ if TYPE_CHECKING:
 
     from infini_run.options.grammar import Setting
 
-HERE, HAND = "here", "hand"  # one launcher for itself; one of several that a token joins
-_MANY = ("ssh", "slurm", "pbs", "mpi")
-_DIALLED = ("slurm", "pbs", "mpi", HAND)
+LOCAL, PEER = "local", "peer"  # one launcher for itself; one of several that a token joins
+_BY_TCP = ("slurm", "pbs", "mpi", PEER)
 _AT: dict[str, tuple[str, ...]] = {  # where a flag has an effect
     "ssh_config": ("ssh",),
-    "remote_python": _MANY,
-    "link_port": _DIALLED,
-    "link_address": _DIALLED,
-    "join_timeout": (*_MANY, HAND),
-    "node_timeout": (*_MANY, HAND),
-    "export": (*_MANY, HAND, "auto"),
-    "console": (HERE, "auto"),
+    "remote_python": ENGINES,
+    "link_port": _BY_TCP,
+    "link_address": _BY_TCP,
+    "join_timeout": (*ENGINES, PEER),
+    "node_timeout": (*ENGINES, PEER),
+    "export": (*ENGINES, PEER, "auto"),
+    "console": (LOCAL, "auto"),
 }
 NAMES = frozenset(_AT)
 
 
 def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_several: bool) -> str:
-    """A sentence about those that have no effect; empty: all have. place: HERE, HAND, auto or an engine.
+    """A sentence about those that have no effect; empty: all have. place: LOCAL, PEER, auto or an engine.
     is_one_of_several: there are other nodes, and no token."""
     idle = [
         given[name].origin
@@ -50,9 +49,9 @@ def _is_asked(name: str, given: Mapping[str, Setting]) -> bool:
 
 
 def _why(given: Mapping[str, Setting], place: str, is_one_of_several: bool) -> str:
-    if place == HERE and is_one_of_several:
+    if place == LOCAL and is_one_of_several:
         return "without INFINI_RUN_TOKEN each launcher is for itself"
-    if place == HERE:
+    if place == LOCAL:
         return "there is one node; --hosts=a,b names others"
     if place == "auto":
         return "each launcher takes its place in what started it"
@@ -60,6 +59,6 @@ def _why(given: Mapping[str, Setting], place: str, is_one_of_several: bool) -> s
         return "lines of several nodes come through us, marked [host:rank]"
     if place == "ssh":
         return "no port is opened, the link goes over ssh"
-    if place == HAND:
+    if place == PEER:
         return "nobody is reached from here"
     return f"nodes are reached by {place}"

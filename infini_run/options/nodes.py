@@ -9,8 +9,8 @@ from __future__ import annotations
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import parse_hosts, read_hostfile
 from infini_run.errors import UsageError
-from infini_run.options.grammar import COMMAND_LINE, Setting
-from infini_run.options.table import PREFIXES
+from infini_run.options.grammar import Setting
+from infini_run.options.table import ALLOCATION_ENGINES, ENGINES, ENVIRONMENT_LEVEL
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     Given = dict[str, Setting]
 
 MANUAL = "manual"  # no engine reaches other nodes: the same command on every node, with a token
-ENGINES = ("ssh", "slurm", "pbs", "mpi")
 HEADS_OWN = ("report", "trace", "live")  # of the same command on every node: what is written and shown at node 0
-_FROM_SITE = ("slurm", "pbs")  # engines that are an allocation's own
-_LEVEL = COMMAND_LINE + len(PREFIXES) + 1
 _ONE_NODE = {
     "node_rank": "node ranks follow the order of the hosts",
     "standalone": "it is for one node",
@@ -54,7 +51,7 @@ def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader) -> Nod
     hosts = _first(given, hosts, origin)
     is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
     counts = _settle_count(given, hosts, origin, is_limit=is_limit)
-    given["nnodes"] = Setting(value=len(hosts), origin=origin, level=_LEVEL)
+    given["nnodes"] = Setting(value=len(hosts), origin=origin, level=ENVIRONMENT_LEVEL)
     return NodeList(engine=engine, hosts=hosts, counts=counts)
 
 
@@ -78,7 +75,7 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
     from infini_run.environments.detect import detect
 
     site = detect(environ, read)
-    if site is None or (engine in _FROM_SITE and site.engine != engine):
+    if site is None or (engine in ALLOCATION_ENGINES and site.engine != engine):
         way = {"slurm": "salloc -N2 or sbatch makes one", "pbs": "qsub makes one"}.get(engine, "give --hosts=a,b")
         raise UsageError(f"{asked}: there is no allocation here; {way}")
     if site.form != BATCH:
@@ -115,5 +112,5 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
     if 0 in slots:
         unknown = next(host.name for host in hosts if not host.slots)
         raise UsageError(f"{origin} does not say how many processes {unknown} has room for: give --nproc_per_node")
-    given["nproc_per_node"] = Setting(value=max(slots), origin=origin, level=_LEVEL)
+    given["nproc_per_node"] = Setting(value=max(slots), origin=origin, level=ENVIRONMENT_LEVEL)
     return tuple(host.slots for host in hosts) if len(slots) > 1 else ()

@@ -176,10 +176,10 @@ def _flags_without_effect(
     given: Given, values: Values, node_list: NodeList | None, environ: Mapping[str, str]
 ) -> str:
     """What there is to say of flags that do nothing here."""
-    from infini_run.options.ineffective_flags import HAND, HERE, ineffective_flags
+    from infini_run.options.ineffective_flags import LOCAL, PEER, ineffective_flags
 
     is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
-    place = HAND if is_joined else "auto" if values["engine"] == "auto" else HERE
+    place = PEER if is_joined else "auto" if values["engine"] == "auto" else LOCAL
     return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=values["nnodes"] > 1)
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 import _signal
 
 from infini_run import value_types
-from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
+from infini_run.options.grammar import COMMAND_LINE, Flag, Prefix, boolean, index, plain, switch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUPS = ("job", "program", "where", "devices", "output", "ending", "seeing", "torchrun")
+ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
+ALLOCATION_ENGINES = ("slurm", "pbs")  # they reach the nodes of the allocation in which the launcher runs
 PREFIXES = (
     Prefix(text="INFINI_RUN_"),
     Prefix(text="PET_", is_binary=True),
     Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
+ENVIRONMENT_LEVEL = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
 GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 
@@ -169,7 +172,7 @@ FLAGS = (
     switch("distributed_args", "program",
            "add --distributed-rank=R --distributed-world-size=W to each process's arguments"),
 
-    _choice("where", "engine", ("local", "ssh", "slurm", "pbs", "mpi", "auto"),
+    _choice("where", "engine", ("local", *ENGINES, "auto"),
             "what reaches the other nodes; auto: what started us says how many there are, which one this is and "
             "where they meet: Slurm, PBS, LSF, Grid Engine, Flux, MPI launchers, Kubernetes, SageMaker"),
     _flag("where", "hosts", plain, "", "a,b:4,node[01-16]",

@@ -201,12 +201,16 @@ def spend(options: Options, count: RestartCount, healthy_s: float, random_fracti
     return Decision(again=True, count=RestartCount(spent=spent + 1, total=count.total + 1), delay_s=delay_s)
 
 
-def delay_of(first_s: float, number: int) -> float:
-    """Return the delay in seconds before restart `number` (from 1).
+def delay_of(first_s: float, number: int, most_s: float | None = None) -> float:
+    """Return the delay before a restart, in seconds: `first_s`, doubled for each further restart.
 
-    It is `first_s`, doubled for each further restart, up to 300 s or `first_s` if that is longer.
+    Args:
+        first_s: the delay before the first restart, in seconds.
+        number: the restart, from 1.
+        most_s: the longest delay; None: 300 s, or `first_s` if that is longer.
     """
-    return min(first_s * 2.0 ** min(number - 1, _DOUBLINGS), max(first_s, MOST_DELAY_S))
+    limit_s = max(first_s, MOST_DELAY_S) if most_s is None else most_s
+    return min(first_s * 2.0 ** min(number - 1, _DOUBLINGS), limit_s)
 
 
 def healthy_s(report: Report, options: Options) -> float:

@@ -7,7 +7,7 @@ from infini_run.report.report import Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from infini_run.errors import InfiniRunError
 
@@ -22,6 +22,7 @@ def merge_reports(
     start_s: float,
     end_s: float,
     received_signal: int,
+    forwarded_signals: Collection[int] = (),
     notices: Sequence[str],
     silent: int = 0,
     error: InfiniRunError | None = None,
@@ -39,6 +40,7 @@ def merge_reports(
         start_s: When the launch started, if no node has reported: seconds since the epoch.
         end_s: When it ended, if no node has reported.
         received_signal: The signal from outside that ended the launch; 0: none did.
+        forwarded_signals: The signals that the head has passed on to the ranks.
         notices: The head's own notices.
         silent: How many nodes have sent no report.
         error: Why the job ended, if no rank was the cause. None: a rank was, or nothing failed.
@@ -48,6 +50,7 @@ def merge_reports(
     failed = [
         (failed_s, at) for at, (report, failed_s) in enumerate(node_reports) if report.first_failure is not None
     ]
+    forwarded = {*forwarded_signals, *(number for report in reports for number in report.forwarded_signals)}
     first = reports[min(failed)[1]].first_failure if failed else None
     return Report(
         launch_id=launch_id,
@@ -59,6 +62,7 @@ def merge_reports(
         exits=tuple(exit_ for report in reports for exit_ in report.exits),
         first_failure=first,
         received_signal=received_signal,
+        forwarded_signals=tuple(sorted(forwarded)),
         silent=silent,
         leftover_processes=tuple(process for report in reports for process in report.leftover_processes),
         leftover_count=sum(report.leftover_count for report in reports),

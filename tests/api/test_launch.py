@@ -15,7 +15,7 @@ import infini_run as ir
 from tests.support.command import CHILDREN
 from tests.support.processes import marked, processes
 from tests.support.waiting import LIMIT_S, until
-from tests.unit.environments.test_site import SRUN
+from tests.unit.environments.test_environments import SRUN
 
 IDLE = 'echo "$RANK" > "$0"; exec sleep 600'  # rings, then stays
 

@@ -313,7 +313,7 @@ int main(int argc, char **words) {
     sigset_t all;
     (void)sigfillset(&all);
     (void)sigprocmask(SIG_SETMASK, &all, NULL);
-    CHECK(ir_entry_take(&entry) == 0);
+    CHECK(ir_entry_take_over(&entry) == 0);
     walk("own_process", own_process, deny_each);
     return 0;
 }

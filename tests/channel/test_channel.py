@@ -183,7 +183,7 @@ def test_a_side_that_is_let_go_of_without_a_word_is_broken(sides):
     (tx, rx), theirs = sides
     theirs[0].send("last words")
     for half in theirs:
-        half.forget()
+        half.close_copy()
     assert rx.recv() == "last words"
     for _ in range(2):
         with pytest.raises(ChannelBroken, match="has died"):
@@ -200,7 +200,7 @@ def test_what_the_dead_had_not_read_does_not_spoil_what_they_said(sides):
     theirs[0].send("last words")
     theirs[0].close()
     for half in theirs:
-        half.forget()
+        half.close_copy()
     assert list(rx) == ["last words"]
 
 
@@ -209,7 +209,7 @@ def test_half_a_message_is_told_as_such(sides):
     with pytest.raises(TimeoutError):
         theirs[0].send_bytes(bytes(FULL), timeout_s=0)
     for half in theirs:
-        half.forget()
+        half.close_copy()
     with pytest.raises(ChannelBroken, match="in the middle of a message"):
         rx.recv()
 
@@ -238,7 +238,7 @@ def test_closing_is_for_any_order_and_number_of_times(sides):
     halves = [*sides[0], *sides[1]]
     for half in (halves[2], halves[2], halves[1], halves[0], halves[3], halves[1]):
         half.close()
-        half.forget()
+        half.close_copy()
         assert half.closed
         assert half.fileno() == -1
         assert "closed" in repr(half)

@@ -27,7 +27,7 @@ def start():
         head = f"import sys; from infini_run import channel; tx, rx = channel.connect({fd})\n"
         process = subprocess.Popen([sys.executable, "-c", head + code, *map(str, words)], pass_fds=[fd])
         for half in theirs:
-            half.forget()
+            half.close_copy()
         started.append((tx, rx, process))
         return tx, rx, process
 

@@ -206,7 +206,7 @@ def test_messages_arrive_whole_in_order_and_before_the_end(wires):
     for message in messages:
         one.send(message)
     one.close()
-    assert other.take() == messages
+    assert other.receive() == messages
     assert other.has_ended
 
 
@@ -217,7 +217,7 @@ def test_what_finds_no_room_is_kept_and_sent_later(wires):
     assert one.is_full
     found = []
     while not found:
-        found = other.take()
+        found = other.receive()
         one.flush()
     assert found == [big]
     assert not one.is_full
@@ -229,7 +229,7 @@ def test_a_side_that_is_gone_takes_no_more_and_raises_nothing(wires):
     other.close()
     one.send("x" * 1_000_000)
     assert not one.is_full
-    assert one.take() == []
+    assert one.receive() == []
     assert one.has_ended
 
 

@@ -20,7 +20,7 @@ from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.schedulers.slurm_output import advised
 from infini_run.jobs.script import render_task
 from infini_run.jobs.task import tasks_of
-from tests.jobs.test_job_state import made
+from tests.jobs.test_job_status import made
 from tests.support.command import Command
 from tests.support.job_case import JOB
 from tests.support.waiting import until

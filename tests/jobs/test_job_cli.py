@@ -19,7 +19,7 @@ from infini_run.jobs.options.table import VERBS, _memory, _time, _variables, _wa
 from infini_run.jobs.records import JobResult
 from infini_run.jobs.result import restart_reason
 from infini_run.jobs.time_limit import NEVER, parse
-from tests.jobs.test_job_state import made
+from tests.jobs.test_job_status import made
 from tests.support.batch import COMMANDS
 from tests.support.job_case import JOB
 from tests.support.pty_window import Window

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import infini_run as ir
-from tests.jobs.test_job_state import made
+from tests.jobs.test_job_status import made
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from infini_run.jobs.schedulers.scheduler import strip_scheduler_environment
 from infini_run.jobs.schedulers.slurm import Slurm
 from infini_run.jobs.submit import hand_over
 from infini_run.record import replace
-from tests.jobs.test_job_state import made
+from tests.jobs.test_job_status import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.waiting import until

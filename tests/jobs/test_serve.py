@@ -12,7 +12,7 @@ import time
 import pytest
 
 from infini_run.jobs.task import tasks_of
-from tests.jobs.test_job_state import made
+from tests.jobs.test_job_status import made
 from tests.support.command import play
 from tests.support.job_case import Jobs
 from tests.support.processes import is_alive

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.command import COMMAND, play
 from tests.support.processes import is_alive
-from tests.unit.environments.test_site import HYDRA, SRUN
+from tests.unit.environments.test_environments import HYDRA, SRUN
 
 
 def step(counts=(2, 2), ranks=None):

@@ -26,7 +26,7 @@ from infini_run.multinode.tcp import connect
 from infini_run.options.options import resolve
 from infini_run.version import VERSION
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, node, port, told  # noqa: F401
-from tests.multinode.test_plain import JUNK
+from tests.multinode.test_record_codec import JUNK
 from tests.support.waiting import until
 
 HELLO = {

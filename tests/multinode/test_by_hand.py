@@ -16,7 +16,7 @@ from tests.support.command import play
 from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, state_of
 from tests.support.waiting import until
-from tests.unit.environments.test_site import SRUN
+from tests.unit.environments.test_environments import SRUN
 
 TOKEN = "a-secret-that-nobody-guesses"
 
@@ -105,6 +105,20 @@ def test_a_signal_that_comes_before_the_ranks_reaches_them(node, bell):
     codes = {command.wait() for command in (head, joiner, last)}
     assert len(codes) == 1
     assert codes <= {0, 128 + signal.SIGUSR1}  # that of a rank which it reached before its trap was set
+
+
+@pytest.mark.parametrize("name", ["HUP", "USR1"])
+def test_a_signal_to_the_head_that_waits_for_nodes_reaches_the_ranks_at_their_start(node, bell, name):
+    path, number = shlex.quote(bell.path), getattr(signal, f"SIG{name}")
+    script = f"trap 'echo got $RANK > {path}; exit 0' {name}; while :; do sleep 0.05; done"
+    words = ("--keep_going", "--max_restarts=1", "sh", "-c", script)  # after a signal that was passed on: no restart
+    head = node(0, *words, nproc=1)
+    until(lambda: takes_ctrl_z(head.pid))
+    head.signal(number)
+    other = node(1, *words, nproc=1)
+    codes = {head.wait(), other.wait()}
+    assert len(codes) == 1
+    assert codes <= {0, 128 + number}  # that of a rank which it reached before its trap was set
 
 
 def takes_ctrl_z(pid):

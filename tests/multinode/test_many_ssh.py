@@ -507,13 +507,27 @@ def test_ctrl_z_stops_every_rank_and_fg_goes_on(many, bell):
     assert command.wait() == 143
 
 
-def test_other_signals_are_passed_on(many):
-    command = many(*play("tell=USR1", "say=here", "wait"), hosts="host1,host2")
+@pytest.mark.parametrize("name", ["USR1", "HUP", "XCPU", "URG"])  # as on one node: test_faults_run.py, PASSED
+def test_other_signals_are_passed_on(many, name):
+    command = many(*play(f"tell={name}", "say=here", "wait"), hosts="host1,host2")
     command.read_lines(b"[host", 4)
-    command.signal(signal.SIGUSR1)
-    until(lambda: (command.read_more(), command.out.count(b"got USR1") == 4)[1])
+    command.signal(getattr(signal, f"SIG{name}"))
+    until(lambda: (command.read_more(), command.out.count(f"got {name}".encode()) == 4)[1])
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
+
+
+def test_a_hangup_of_the_head_goes_to_the_process_groups_and_usr1_to_the_leaders(many):
+    words = ["tell=USR1", "tell=HUP", "end=TERM:0", "group", "say=here", "wait", "done", "say=here", "wait"]
+    command = many(*play(*words), hosts="host1,host2", nproc=1)
+    command.read_lines(b"[host", 4)
+    command.signal(signal.SIGHUP)
+    until(lambda: (command.read_more(), command.out.count(b"got HUP") == 4)[1])
+    command.signal(signal.SIGUSR1)
+    until(lambda: (command.read_more(), command.out.count(b"got USR1") == 2)[1])
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 0
+    assert command.out.count(b"got USR1") == 2
 
 
 # ---- hosts that cannot be reached

@@ -150,7 +150,7 @@ def two_players():
     (tx, rx), (their_tx, their_rx) = channel.pair()
     fds = [os.dup(tx.fileno()), os.dup(their_tx.fileno())]  # a forked child owns none of our ends, only these
     for half in (tx, rx, their_tx, their_rx):
-        half.forget()
+        half.close_copy()
     first = Player(fds[0], others=[_Fd(fds[1])])
     second = Player(fds[1], others=[_Fd(fds[0]), first._ours])
     for fd in fds:

@@ -134,7 +134,7 @@ class Queue:
     def _start(self, task: Task) -> None:
         """Raises OSError: it has not been started."""
         if task.is_cancelled:
-            self._settle(task)
+            self._record_end(task)
             return
         devices, variables = self._devices.acquire()
         try:
@@ -160,9 +160,9 @@ class Queue:
                 self._devices.release(devices)
                 if self._is_stopping and process.returncode == -signal.SIGTERM:  # before its launcher could listen
                     self._end(task, CANCELLED, _TERM, _STOPPED)
-                self._settle(task)
+                self._record_end(task)
 
-    def _settle(self, task: Task) -> None:
+    def _record_end(self, task: Task) -> None:
         """What has not said how it ended is written down as lost, or cancelled."""
         try:
             query_status([task], lambda _: self._scheduler)

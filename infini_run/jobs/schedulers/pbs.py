@@ -15,10 +15,9 @@ from infini_run.jobs.array import split
 from infini_run.jobs.errors import QueryError, SubmitError
 from infini_run.jobs.scheduler_command import MISSING, run_command
 from infini_run.jobs.schedulers.pbs_output import (
-    PRESENT,
     SEPARATOR,
     advised,
-    complaint,
+    failure_text,
     hosts_of,
     is_id,
     latest,
@@ -31,6 +30,7 @@ from infini_run.jobs.schedulers.pbs_output import (
     task_ids,
 )
 from infini_run.jobs.schedulers.scheduler import (
+    PRESENT,
     REFUSED,
     TIMED_OUT,
     UNREACHABLE,
@@ -74,7 +74,7 @@ class Pbs:
         said = run_command(["qmgr"], self._environ, given=_LISTS)
         found = read_objects(said.out)
         if said.timed_out or not found["Server"] or (said.code and not found["Queue"]):
-            raise QueryError(complaint("qmgr -c 'list server'", said, is_garbage=said.code == 0))
+            raise QueryError(failure_text("qmgr -c 'list server'", said, is_garbage=said.code == 0))
         queues, nodes = found["Queue"], found["Node"]
         first = next(iter(found["Server"].values()))
         kinds = hosts_of(nodes)
@@ -102,9 +102,9 @@ class Pbs:
         if (
             is_unsure or not said.error.strip()
         ):  # one that a signal ends says nothing; its exit code may be one of PBS's
-            raise SubmitError(TIMED_OUT, complaint("qsub", said))
+            raise SubmitError(TIMED_OUT, failure_text("qsub", said))
         if any(part in said.error for part in _AWAY):
-            raise SubmitError(UNREACHABLE, complaint("qsub", said))
+            raise SubmitError(UNREACHABLE, failure_text("qsub", said))
         raise SubmitError(REFUSED, advised(said))
 
     def find(self, name: str) -> str | None:
@@ -146,7 +146,7 @@ class Pbs:
         said = run_command(["qsig", "-s", "URG", *ids], self._environ)
         refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
         if failed := said.failure(_NOT_NOW, *_UNKNOWN):
-            raise QueryError(complaint("qsig", failed))
+            raise QueryError(failure_text("qsig", failed))
         return [job_id for job_id in ids if any(job_id in words for words in refused)]
 
     def _split(self, ids: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -160,7 +160,7 @@ class Pbs:
     def _delete(self, ids: Sequence[str]) -> None:
         said = run_command(["qdel", *ids], self._environ) if ids else None
         if said is not None and (failed := said.failure(*_UNKNOWN)):
-            raise QueryError(complaint("qdel", failed))
+            raise QueryError(failure_text("qdel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """qrerun is an operator's: submit anew."""
@@ -173,7 +173,7 @@ class Pbs:
         if _NO_HISTORY in said.error:  # with exit code 0
             said = run_command(["qselect", *which], self._environ)
         if said.code or said.timed_out:
-            raise QueryError(complaint("qselect", said))
+            raise QueryError(failure_text("qselect", said))
         lines = said.out.split()
         if not all(is_id(line) for line in lines):
             raise QueryError(f"qselect: an answer that cannot be understood: {said.out[:80]!r}")
@@ -196,7 +196,7 @@ class Pbs:
         said = run_command(["qstat", "-E", "-f", "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
         found = read_jobs(said.out)
         if found is None or said.timed_out:
-            raise QueryError(complaint("qstat -E -f", said, is_garbage=not said.timed_out))
+            raise QueryError(failure_text("qstat -E -f", said, is_garbage=not said.timed_out))
         return found
 
     def _query_some(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -206,7 +206,7 @@ class Pbs:
         said = run_command(["qstat", *flags, "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
         found = read_jobs(said.out)
         if found is None or said.timed_out:
-            raise QueryError(complaint("qstat -f", said, is_garbage=not said.timed_out))
+            raise QueryError(failure_text("qstat -f", said, is_garbage=not said.timed_out))
         numbers = {number_of(job_id) for job_id in found}
         over: list[str] = []
         silent: list[str] = []
@@ -217,7 +217,7 @@ class Pbs:
             (over if _IS_OVER in about else silent).append(job_id)
         if silent and (len(ids) == 1 or not found):
             if said.code:
-                raise QueryError(complaint("qstat -f", said))
+                raise QueryError(failure_text("qstat -f", said))
             raise QueryError(f"qstat -f says nothing of job {silent[0]}")
         for job_id in silent:
             one, is_over = self._query_some([job_id], *flags)

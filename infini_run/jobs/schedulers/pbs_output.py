@@ -16,9 +16,9 @@ from infini_run.jobs.schedulers.scheduler import (
     LOST,
     OOM,
     PASSING,
+    PRESENT,
     QUEUED,
     RUNNING,
-    STARTING,
     SUSPENDED,
     TIMEOUT,
     WAITING,
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _FIRST = "Job Id: "
 _NUMBERS = ("Exit_status", "substate")
 _HELD = {"H": "held", "W": "its time has not come"}  # of those of which PBS says nothing
-PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)
 _STATES = {"Q": QUEUED, "H": QUEUED, "W": QUEUED, "T": QUEUED, "M": QUEUED, "R": RUNNING, "E": RUNNING,
            "S": SUSPENDED, "U": SUSPENDED, "B": RUNNING}  # fmt: skip
 # substates of a job that is over (pbs_internal.h): with history they say how, Exit_status alone does not
@@ -284,7 +283,7 @@ def advised(said: CommandResult) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def complaint(what: str, said: CommandResult, is_garbage: bool = False) -> str:
+def failure_text(what: str, said: CommandResult, is_garbage: bool = False) -> str:
     """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the server may be down or busy"

@@ -15,6 +15,7 @@ from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
     FAILED,
+    PRESENT,
     QUEUED,
     REFUSED,
     RUNNING,
@@ -30,9 +31,8 @@ from infini_run.jobs.schedulers.scheduler import (
 )
 from infini_run.jobs.schedulers.slurm_output import (
     GONE,
-    PRESENT,
     advised,
-    complaint,
+    failure_text,
     hold_of,
     is_away,
     is_queued,
@@ -89,7 +89,7 @@ class Slurm:
         if said.code == 0:
             return ""
         if is_unsure(said) or is_away(said):
-            raise QueryError(complaint("sbatch --test-only", said))
+            raise QueryError(failure_text("sbatch --test-only", said))
         return advised(said)
 
     def submit(self, script_path: str, name: str) -> str:
@@ -102,9 +102,9 @@ class Slurm:
         if said.code == 0 and number(job_id) is not None:
             return task_id(job_id, index) if only else job_id
         if said.code == 0 or is_unsure(said):
-            raise SubmitError(TIMED_OUT, complaint("sbatch", said))
+            raise SubmitError(TIMED_OUT, failure_text("sbatch", said))
         if is_away(said):
-            raise SubmitError(UNREACHABLE, complaint("sbatch", said))
+            raise SubmitError(UNREACHABLE, failure_text("sbatch", said))
         raise SubmitError(REFUSED, advised(said))
 
     def find(self, name: str) -> str | None:
@@ -138,7 +138,7 @@ class Slurm:
         """TERM to all of them, KILL after KillWait."""
         said = run_command(["scancel", *ids], self._environ)
         if failed := said.failure(*GONE):
-            raise QueryError(complaint("scancel", failed))
+            raise QueryError(failure_text("scancel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
         """Slurm waits two minutes before it starts a job again (BeginTime). Asked a second time it says that the job
@@ -150,12 +150,12 @@ class Slurm:
                 return True
             if not is_unsure(said) and not is_away(said):
                 return False
-        raise QueryError(complaint("scontrol requeue", said))
+        raise QueryError(failure_text("scontrol requeue", said))
 
     def _output(self, *argv: str) -> str:
         said = run_command(argv, self._environ)
         if said.code:
-            raise QueryError(complaint(argv[0], said))
+            raise QueryError(failure_text(argv[0], said))
         return said.out
 
     def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, SchedulerJob]:
@@ -178,7 +178,7 @@ class Slurm:
             self._has_accounting = False
             return {}
         if said.code:
-            raise QueryError(complaint("sacct", said))
+            raise QueryError(failure_text("sacct", said))
         self._has_accounting = True
         return _best(pair for line in said.out.splitlines() for pair in _account_line(line))
 

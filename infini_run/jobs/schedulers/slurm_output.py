@@ -37,7 +37,6 @@ _STATES = {
     "TIMEOUT": TIMEOUT, "DEADLINE": TIMEOUT, "NODE_FAIL": NODE_FAIL, "BOOT_FAIL": NODE_FAIL, "OUT_OF_MEMORY": OOM,
     "PREEMPTED": PREEMPTED,
 }  # fmt: skip
-PRESENT = (QUEUED, STARTING, RUNNING, SUSPENDED)
 
 # what no waiting helps against, and what to do about it
 _HOPELESS = {
@@ -144,7 +143,7 @@ def advised(said: CommandResult) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def complaint(what: str, said: CommandResult) -> str:
+def failure_text(what: str, said: CommandResult) -> str:
     """Return what went wrong with a command, in one line."""
     if said.timed_out:
         return f"{what}: no answer in time; the controller may be down or busy"

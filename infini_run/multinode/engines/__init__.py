@@ -78,7 +78,7 @@ class Engine:
         there are none: the end of the engine's own commands is all that can be done."""
         return []
 
-    def find_blame(self, stderr: str) -> str:
+    def first_failure_line(self, stderr: str) -> str:
         """Return the line of a command that still runs which names the process whose end makes the command end all
         others now; "" by default, if the Link itself tells of such an end."""
         return ""

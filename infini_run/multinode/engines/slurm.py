@@ -79,7 +79,7 @@ class SlurmEngine(Engine):
         steps = [hello["facts"] for _, _, hello in agents if len(hello.get("facts", ())) == len(_STEP_VARIABLES)]
         return [EngineCommand(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
 
-    def find_blame(self, stderr: str) -> str:
+    def first_failure_line(self, stderr: str) -> str:
         """Return `srun: error: node2: task 1: Killed` if it comes before the messages about the end of the step. The
         Link need not tell of it: if the task was a container's runtime, its agent may still be alive when
         --kill-on-bad-exit ends the step."""

@@ -84,7 +84,7 @@ def by_channel(play):
     worker.start()
     os.close(fd)
     for half in (tx, *theirs):
-        half.forget()
+        half.close_copy()
     return worker.pid, rx.recv, worker.join, rx
 
 

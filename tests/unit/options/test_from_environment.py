@@ -14,7 +14,7 @@ from infini_run.errors import UsageError
 from infini_run.options.from_environment import describe, facts
 from infini_run.options.options import Request, resolve
 from tests.support.command import ask_modules
-from tests.unit.environments.test_site import (
+from tests.unit.environments.test_environments import (
     BATCH_SCRIPT,
     FILES,
     HYDRA,

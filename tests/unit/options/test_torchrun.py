@@ -19,7 +19,7 @@ from infini_run.options.torchrun import translate
 from infini_run.system.secure_files import open_logs
 from tests.support.command import COMMAND
 from tests.support.paths import ROOT
-from tests.unit.plan.test_plan import plan_of
+from tests.unit.plan.test_model import plan_of
 
 DOCUMENT = ROOT / "docs" / "torchrun.md"
 ROW = re.compile(r"^\| `--(?P<name>[a-z-]+)` \| (`(?P<variable>\w+)`)? ?\| (?P<fate>honoured|no effect|refused) \|")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from infini_run.record import replace
 from infini_run.report.exit import Exit
 from infini_run.report.merge import merge_reports
 from infini_run.report.report import Report
@@ -35,6 +36,11 @@ def test_all_ranks_in_order_and_all_that_was_noticed():
     assert report.notices == ("ours", "notice 0", "notice 1", "notice 2")
     assert report.leftover_count == 3
     assert (report.first_failure, report.exit_code) == (None, 0)
+
+
+def test_the_signals_that_the_head_or_a_node_has_passed_on_are_all_there():
+    node = replace(of_node(0), forwarded_signals=(10, 12))
+    assert joined((node, INF), (of_node(1), INF), forwarded_signals={1, 10}).forwarded_signals == (1, 10, 12)
 
 
 def test_the_first_failure_is_the_earliest_not_the_lowest():

@@ -1,42 +1,42 @@
-"""What a process is told by signals, as a descriptor: for one that owns itself and waits for descriptors."""
+"""Signals to a process as a descriptor: for a process that is not a rank's launcher itself (a head, a spawn server).
+
+What each signal means is in csrc/group/signals.c, for this process and for the launcher of one node alike.
+"""
 
 from __future__ import annotations
 
 import _signal as signal
 import os
 
-_LEFT_ALONE = {
-    signal.SIGKILL,
-    signal.SIGSTOP,
-    signal.SIGCHLD,
-    signal.SIGPIPE,
-    signal.SIGTTIN,
-    signal.SIGTTOU,
-    signal.SIGURG,
-}
-STOP_SIGNALS = {
-    signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS,
-    signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGXCPU, signal.SIGXFSZ,
-}  # fmt: skip
+from infini_run._irun import lib
+
+
+def _that_mean(*meanings: int) -> frozenset[int]:
+    return frozenset(number for number in signal.valid_signals() if lib.ir_signal_meaning(number) in meanings)
+
+
+STOP_SIGNALS = _that_mean(lib.IR_SIGNAL_STOPS)
+GROUP_SIGNALS = _that_mean(lib.IR_SIGNAL_FORWARD_TO_GROUP)  # they go to process groups, others to leaders
+_LEFT_ALONE = _that_mean(lib.IR_SIGNAL_DROPPED) | {signal.SIGKILL, signal.SIGSTOP}
 
 
 class SignalPipe:
-    """What the process is told, as a descriptor: each byte read from it is a signal's number. SIGCHLD is among them
-    for process 1, to which all orphans come; SIGURG, which means nothing to others, for who asks for it."""
+    """Every byte read from `fd` is the number of a signal that came to this process. SIGCHLD is among them for
+    process 1, to which all orphans come; signals that are ignored at entry are not."""
 
-    def __init__(self, *, hears_urgent: bool = False) -> None:
+    def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it would leave no exit code of what we start
         self._before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        left_alone = _LEFT_ALONE - ({signal.SIGCHLD} if os.getpid() == 1 else set())
-        left_alone -= {signal.SIGURG} if hears_urgent else set()
+        left_alone = _LEFT_ALONE if os.getpid() == 1 else _LEFT_ALONE | {signal.SIGCHLD}
         for number in signal.valid_signals() - left_alone:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and what a shell ignores in the background
                 signal.signal(number, _nothing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
     def read(self) -> bytes:
+        """Return the numbers of the signals that came since the last call, one in each byte."""
         try:
             return os.read(self.fd, 256)
         except BlockingIOError:
@@ -44,7 +44,7 @@ class SignalPipe:
 
 
 class CtrlZ:
-    """SIGTSTP as a descriptor that can be read when it has come; all other signals stay as they are."""
+    """SIGTSTP as a descriptor, which can be read when the signal has come. All other signals stay as they are."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -54,14 +54,14 @@ class CtrlZ:
             signal.signal(signal.SIGTSTP, _nothing)
 
     def has_come(self) -> bool:
-        """Whether it has since the last look."""
+        """Whether SIGTSTP has come since the last call."""
         try:
             return signal.SIGTSTP in os.read(self.fd, 256)
         except BlockingIOError:
             return False
 
     def close(self) -> None:
-        """It is as before; one that has come and was not acted on comes again."""
+        """Make SIGTSTP what it was before. One that has come and was not acted on comes again."""
         if not self._is_ignored:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -72,8 +72,10 @@ class CtrlZ:
 
 
 def stop_self() -> None:
-    """Stop as SIGTSTP does, which is told otherwise; return when continued. The kernel stops none whom no shell could
-    continue (setpgid(2), orphaned process groups)."""
+    """Suspend this process as SIGTSTP does by default; return when it is continued.
+
+    The kernel does not suspend a process that no shell could continue (setpgid(2), orphaned process groups).
+    """
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.signal(signal.SIGTSTP, _nothing)

@@ -13,7 +13,7 @@ from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.schedulers.scheduler import SchedulerJob
 from infini_run.jobs.task import tasks_of
 from infini_run.jobs.watch import JobWatcher
-from tests.jobs.test_job_state import ID, Said, begin, made
+from tests.jobs.test_job_status import ID, Said, begin, made
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.display.test_live_table import (
     window,  # noqa: F401
 )
 from tests.multinode.test_by_hand import port  # noqa: F401  a fixture
-from tests.multinode.test_clock import late  # noqa: F401  a fixture
+from tests.multinode.test_clock_offset import late  # noqa: F401  a fixture
 from tests.support.command import COMMAND, play
 from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
