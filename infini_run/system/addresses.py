@@ -22,7 +22,12 @@ def read_hosts() -> str:
 
 
 def unreachable_reason(address: str, hosts: str) -> str:
-    """Return why other nodes cannot use the address; empty: they may. hosts: the text of /etc/hosts."""
+    """Return why other nodes cannot use an address; empty if they may be able to. No name server is asked.
+
+    Args:
+        address: a host name or a numeric address.
+        hosts: the text of /etc/hosts.
+    """
     why = _own(address)
     if why:
         return f"{address} is {why}"
