@@ -35,7 +35,13 @@ class Observers:
         self._sampler: Sampler | None = None
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
-        """Begin an attempt, before its ranks start. outcome: returns the state of the ranks so far."""
+        """Begin an attempt, before its ranks start.
+
+        Args:
+            plan: The plan of the attempt.
+            group: Its processes.
+            outcome: Returns the state of its ranks so far.
+        """
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
@@ -49,6 +55,7 @@ class Observers:
         return LaunchView(plan, group, outcome, self._sampler.sample)
 
     def on_event(self, event: Event) -> None:
+        """Record one event of the group."""
         if self._trace is not None:
             self._trace.on_event(event)
         if self._display is not None:
