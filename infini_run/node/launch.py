@@ -280,7 +280,7 @@ class NodeLaunch:
             return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
 
     def due_s(self) -> float | None:
-        """Return when `poll` has something to do although no descriptor can be read: time.monotonic(). None: never."""
+        """Return when `poll` has something to do even if no descriptor can be read: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
         return None if wait_s is None else time.monotonic() + wait_s
