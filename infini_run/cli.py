@@ -211,11 +211,11 @@ def _launch(
     suspend_write_fd: int,
     observers: Observers | None,
 ) -> int:
-    from infini_run.plan.program import absolute
+    from infini_run.plan.program import absolute_flag_path
     from infini_run.record import replace
 
     entry = replace(_take_over_process(mask_at_entry), suspend_write_fd=suspend_write_fd)
-    report_path = absolute("report", options.report) if options.report else ""
+    report_path = absolute_flag_path("report", options.report) if options.report else ""
     try:
         run = _start(plan, options, environ, entry, observers)
         while not run.ended:

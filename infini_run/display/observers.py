@@ -121,10 +121,10 @@ def open_observers(
     trace = None
     if options.trace:
         from infini_run.display.chrome_trace import ChromeTrace
-        from infini_run.plan.program import absolute
+        from infini_run.plan.program import absolute_flag_path
         from infini_run.system.secure_files import check_writable
 
-        trace = ChromeTrace(absolute("trace", options.trace))
+        trace = ChromeTrace(absolute_flag_path("trace", options.trace))
         check_writable("trace", options.trace, options.log_dir)
     display = open_display(options, environ, print_line)
     options = replace(options, live="off" if display is None else "on")
@@ -139,9 +139,9 @@ def check_names(options: Options) -> None:
 
 def _target(flag: str, path: str) -> tuple[str, str]:
     """Return the folder, with its links followed, and the name that a file is renamed to."""
-    from infini_run.plan.program import absolute
+    from infini_run.plan.program import absolute_flag_path
 
-    folder, name = os.path.split(absolute(flag, path))
+    folder, name = os.path.split(absolute_flag_path(flag, path))
     return os.path.realpath(folder), name
 
 

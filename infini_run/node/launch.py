@@ -279,13 +279,13 @@ class NodeLaunch:
                 self._count_oom_kills()
             return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
 
-    def due_s(self) -> float | None:
+    def next_deadline_s(self) -> float | None:
         """Return when `poll` has something to do even if no descriptor can be read: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
         return None if wait_s is None else time.monotonic() + wait_s
 
-    def pinged_s(self, rank: int) -> float:
+    def last_watchdog_ping_s(self, rank: int) -> float:
         """Return when a rank last sent WATCHDOG=1: time.monotonic(). 0: never.
 
         Args:

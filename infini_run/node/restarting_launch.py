@@ -15,7 +15,7 @@ from _thread import RLock
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
 from infini_run.node.launch import NodeLaunch
-from infini_run.plan.program import absolute
+from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class RestartingLaunch:
         print_line: Callable[[str], None] | None = None,
         observers: Observers | None = None,
     ) -> None:
-        log_dir = absolute("log_dir", options.log_dir) if options.log_dir else ""
+        log_dir = absolute_flag_path("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)
         self._environ = environ
         self._entry = entry

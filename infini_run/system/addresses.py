@@ -28,14 +28,14 @@ def unreachable_reason(address: str, hosts: str) -> str:
         address: a host name or a numeric address.
         hosts: the text of /etc/hosts.
     """
-    why = _own(address)
+    why = _local_only_reason(address)
     if why:
         return f"{address} is {why}"
     name = address.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
         return f"{address} is every machine's own name for itself"
     known = _known(name, hosts)
-    reasons = [_own(each) for each in known]
+    reasons = [_local_only_reason(each) for each in known]
     if known and all(reasons):
         return f"{address} is {known[0]} in {HOSTS}, {reasons[0]}"
     return ""
@@ -47,7 +47,7 @@ def _known(name: str, hosts: str) -> list[str]:
     return [row[0] for row in rows if name in row[1:]]
 
 
-def _own(address: str) -> str:
+def _local_only_reason(address: str) -> str:
     """Return why a numeric address stays within one machine or link; empty for any other, and for a name."""
     packed = _packed(address)
     if packed[:12] == _MAPPED:

@@ -78,7 +78,7 @@ def open_logs(
                 continue
             logs[worker.rank] = _open_log(worker.log, at)
             if heading:
-                _head(logs[worker.rank], worker.log, at, heading)
+                _write_heading(logs[worker.rank], worker.log, at, heading)
             _unlink_earlier(worker.error_file, at)
     finally:
         os.close(at)
@@ -152,7 +152,7 @@ def _open_log(path: str, at: int) -> int:
     return fd
 
 
-def _head(fd: int, path: str, at: int, heading: str) -> None:
+def _write_heading(fd: int, path: str, at: int, heading: str) -> None:
     """On a line of its own, though the last one before it may have no end. Who writes next tells of a full disk."""
     try:
         size = os.fstat(fd).st_size
