@@ -191,34 +191,16 @@ def _warn_of_address(options: Options) -> None:
 
 
 def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: ClusterEnvironment | None) -> Plan:
-    from infini_run.plan.model import SingleRank, make_plan, spans_of
-    from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
+    """Plan the ranks of this node: alone, as one of several nodes, or as one task of a step."""
+    from infini_run.node.launch import plan_node
+    from infini_run.plan.model import SingleRank, spans_of
 
-    command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     task = None
     if site is not None and site.is_task:
         task = SingleRank(rank=site.rank, local_rank=site.local_rank, world_size=site.world_size)
         launch_id = f"ir-{site.engine}-{site.job_id}" if site.job_id else ""
-    launch_id = launch_id or new_launch_id()
-    return make_plan(
-        options,
-        command,
-        [inspect_node(options, environ)],
-        launch_id=launch_id,
-        master_port=options.master_port or _free_port(),
-        environ=environ,
-        span=spans_of(site.counts)[options.node_rank] if site is not None and site.counts else None,
-        error_dir="" if task else error_folder(options, launch_id, environ),
-        stdin_is_terminal=options.stdin != "none" and os.isatty(0),
-        unshared=unshared_streams(),
-        task=task,
-    )
-
-
-def _free_port() -> int:
-    from infini_run.node.ports import free_port
-
-    return free_port()
+    span = spans_of(site.counts)[options.node_rank] if site is not None and site.counts else None
+    return plan_node(options, environ, launch_id=launch_id, task=task, span=span)
 
 
 def _launch(
@@ -229,11 +211,11 @@ def _launch(
     suspend_write_fd: int,
     observers: Observers | None,
 ) -> int:
-    from infini_run.plan.program import absolute
+    from infini_run.plan.program import absolute_flag_path
     from infini_run.record import replace
 
     entry = replace(_take_over_process(mask_at_entry), suspend_write_fd=suspend_write_fd)
-    report_path = absolute("report", options.report) if options.report else ""
+    report_path = absolute_flag_path("report", options.report) if options.report else ""
     try:
         run = _start(plan, options, environ, entry, observers)
         while not run.ended:
@@ -296,12 +278,12 @@ def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[
 
     It stops its ranks itself, within its own grace; ours is only for the case that it does not.
     """
-    from infini_run.node.pid_namespace import open_asking, run_isolated
+    from infini_run.node.pid_namespace import open_suspend_pipe, run_isolated
     from infini_run.plan.program import error_folder, new_launch_id
 
     entry = _take_over_process(mask_at_entry)
     launch_id = new_launch_id()  # the inner command's: should it be killed, we remove its folder
-    suspend_read_fd, suspend_write_fd = open_asking()
+    suspend_read_fd, suspend_write_fd = open_suspend_pipe()
     environ[ISOLATED] = f"{entry.blocked} {launch_id} {suspend_write_fd}"
     command = _same_command()
     folder = "" if options.log_dir else error_folder(options, launch_id, environ)

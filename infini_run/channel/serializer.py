@@ -46,8 +46,8 @@ class Parcel:
             size += memoryview(buffer).nbytes
         return size
 
-    def unpack(self) -> object:
-        """The object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
+    def deserialize(self) -> object:
+        """Return the object. Large bytes and arrays in it are the buffers themselves. Raises CannotUnpickle."""
         return deserialize(self.head, self.buffers)
 
     def __reduce__(self) -> tuple[object, ...]:

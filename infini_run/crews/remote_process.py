@@ -84,7 +84,7 @@ class RemoteWorkerProcess:
     def fds(self) -> Sequence[int]:
         return () if self.ended else (self._wakeup_fd,)
 
-    def due_s(self) -> float | None:
+    def next_deadline_s(self) -> float | None:
         return None
 
     def poll(self) -> None:

@@ -75,7 +75,8 @@ class SpawnServer:
             while not self._has_lost and not (self._is_stopping and not self._workers and not self._out):
                 self._watch()
                 due_s = min(
-                    filter(None, (worker.process.group.due_s() for worker in self._workers.values())), default=None
+                    filter(None, (worker.process.group.next_deadline_s() for worker in self._workers.values())),
+                    default=None,
                 )
                 self._poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
                 self._check_workers()

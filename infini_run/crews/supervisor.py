@@ -195,7 +195,7 @@ class Supervisor:
         if self._calls or self._unpolled or any(worker.has_pending_messages for worker in self.workers):
             return 0.0
         dues = [worker.deadline_s for worker in self.workers]
-        dues += [watch.group.due_s() for watch in self._watches.values()]
+        dues += [watch.group.next_deadline_s() for watch in self._watches.values()]
         return min((due for due in dues if due is not None), default=None)
 
     def _on_wakeup(self) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
         while self._unpolled:
             self._unpolled.pop().poll()
         for watch in list(self._watches.values()):
-            due_s = watch.group.due_s()
+            due_s = watch.group.next_deadline_s()
             if due_s is not None and time.monotonic() >= due_s:  # not before: what is due at once is due now
                 watch.poll()
 

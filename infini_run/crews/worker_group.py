@@ -73,8 +73,8 @@ class WorkerGroup:
     def fds(self) -> Sequence[int]:
         return () if self.run is None else self.run.fds()
 
-    def due_s(self) -> float | None:
-        return None if self.run is None else self.run.due_s()
+    def next_deadline_s(self) -> float | None:
+        return None if self.run is None else self.run.next_deadline_s()
 
     def poll(self) -> None:
         if self.run is None or self.run.ended:
@@ -143,7 +143,7 @@ class ExecProcess:
 
     def last_ping_s(self) -> float:
         run = self.group.run
-        return 0.0 if run is None or run.ended else run.pinged_s(self.rank)
+        return 0.0 if run is None or run.ended else run.last_watchdog_ping_s(self.rank)
 
     def signal(self, number: int) -> int:
         run = self.group.run

@@ -95,7 +95,7 @@ class Zygote:
         while not self._has_ended:
             for run in self._runs:
                 run.watch()
-            dues = [due_s for run in self._runs if (due_s := run.due_s()) is not None]
+            dues = [due_s for run in self._runs if (due_s := run.next_deadline_s()) is not None]
             self._poller.poll(max(0.0, min(dues) - time.monotonic()) if dues else None)
             for run in list(self._runs):
                 run.check_due()
@@ -172,18 +172,18 @@ class _Run:
         """Tell the poller what to wait for."""
         self._watch.update()
 
-    def due_s(self) -> float | None:
+    def next_deadline_s(self) -> float | None:
         """When the watchdog has something to do (monotonic); None: never."""
-        return self._run.due_s()
+        return self._run.next_deadline_s()
 
     def check_due(self) -> None:
         """Do it, if the time has come."""
-        due_s = self._run.due_s()
+        due_s = self._run.next_deadline_s()
         if due_s is not None and time.monotonic() >= due_s:
             self.poll()
 
     def _pass_on_pings(self) -> None:
-        pings = {worker.rank: self._run.pinged_s(worker.rank) for worker in self._run.plan.workers}
+        pings = {worker.rank: self._run.last_watchdog_ping_s(worker.rank) for worker in self._run.plan.workers}
         new = {rank: at for rank, at in pings.items() if at - self._pings.get(rank, 0.0) >= PING_INTERVAL_S}
         if new:
             self._pings |= new

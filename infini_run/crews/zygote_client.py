@@ -255,11 +255,11 @@ class ZygoteLaunch:
     def fds(self) -> list[int]:
         return [] if self.ended or self._connection is None else [self._connection.fileno()]
 
-    def due_s(self) -> float | None:
+    def next_deadline_s(self) -> float | None:
         return None
 
-    def pinged_s(self, rank: int) -> float:
-        """As NodeLaunch.pinged_s, with an accuracy of a tenth of a second: the zygote reads NOTIFY_SOCKET."""
+    def last_watchdog_ping_s(self, rank: int) -> float:
+        """As NodeLaunch.last_watchdog_ping_s, but to a tenth of a second: the zygote reads NOTIFY_SOCKET."""
         return self._pings.get(rank, 0.0)
 
     def signal(self, number: int, rank: int | None = None) -> int:

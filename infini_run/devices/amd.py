@@ -22,15 +22,25 @@ _KFD = "/sys/class/kfd/kfd"
 
 
 def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
-    """The GPUs that a HIP program started with `environ` could use, in its order. root: before /sys and /dev.
+    """Find the GPUs that a HIP program started with `environ` could use, in its order.
 
-    Raises NoGpus: there is none, or it is closed to us.
+    Args:
+        environ: the environment with the variables of ROCm.
+        root: is put before /sys and /dev.
+
+    Raises:
+        NoGpus: there is none, or this process may not use them.
     """
-    return visible(survey(root), environ)
+    return visible(list_gpus(root), environ)
 
 
 def visible(gpus: Sequence[Accelerator], environ: Mapping[str, str]) -> tuple[Accelerator, ...]:
-    """What the variables leave of all GPUs, named as the topmost of them names each."""
+    """Return what the variables of ROCm leave of all GPUs, each named as the topmost variable names it.
+
+    Args:
+        gpus: all of the machine.
+        environ: the environment with ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES.
+    """
     listed = environ.get("ROCR_VISIBLE_DEVICES")
     hip = environ.get("HIP_VISIBLE_DEVICES") or environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
@@ -76,8 +86,15 @@ def _by_hip(gpus: Sequence[Accelerator], listed: str) -> Iterator[Accelerator]:
             yield replace(gpus[index], name=entry)
 
 
-def survey(root: str = "") -> tuple[Accelerator, ...]:
-    """Every GPU that KFD lists and lets us use, in its order. Raises NoGpus: there is none."""
+def list_gpus(root: str = "") -> tuple[Accelerator, ...]:
+    """Return every GPU that KFD lists and lets this process use, in KFD's order.
+
+    Args:
+        root: is put before /sys and /dev.
+
+    Raises:
+        NoGpus: there is none.
+    """
     if not os.path.exists(f"{root}/dev/kfd"):
         raise NoGpus("no AMD GPU: there is no /dev/kfd")
     if not os.access(f"{root}/dev/kfd", os.R_OK | os.W_OK):
@@ -122,7 +139,12 @@ def _bus_id(domain: int, location: int) -> str:
 
 
 def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
-    """Who has memory on these GPUs: KFD tells of every process, of whichever user."""
+    """Find the processes, of all users, that have memory on GPUs.
+
+    Args:
+        gpus: as `find_gpus` returns them.
+        root: is put before /sys.
+    """
     holders = []
     try:
         pids = sorted(int(name) for name in os.listdir(f"{root}{_KFD}/proc") if name.isdecimal())

@@ -21,9 +21,14 @@ _DEVICE = "davinci"
 
 
 def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
-    """The NPUs that a program started with `environ` could use, in its order. root: before /dev.
+    """Find the NPUs that a program started with `environ` could use, in its order.
 
-    Raises NoGpus: there is none.
+    Args:
+        environ: the environment with ASCEND_RT_VISIBLE_DEVICES.
+        root: is put before /dev.
+
+    Raises:
+        NoGpus: there is none.
     """
     try:
         names = os.listdir(f"{root}/dev")
@@ -49,5 +54,5 @@ def _listed(listed: str, count: int) -> list[int]:
 
 
 def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
-    """Raises DeviceError: nothing but CANN's own tools can tell."""
+    """Raise DeviceError: only CANN's own tools (npu-smi) can tell which processes use an NPU."""
     raise DeviceError("--check_gpus cannot tell who holds Ascend NPUs: see npu-smi info, and leave the flag away")

@@ -38,11 +38,17 @@ class CpuBinding:
 def plan_bindings(
     mode: str, nproc: int, bus_ids: Sequence[Sequence[str | None]], root: str = "", cpus: Iterable[int] = ()
 ) -> tuple[CpuBinding, ...]:
-    """What each local rank of this machine is bound to.
+    """Return what each local rank of this machine is bound to.
 
-    bus_ids: of each rank's GPUs; empty where nobody knows them. root: what is put before /sys and /proc. cpus: those
-    that we may use; empty: our affinity.
-    Raises UsageError: fewer cores than ranks.
+    Args:
+        mode: numa, socket or cores, as for --bind.
+        nproc: the number of local ranks.
+        bus_ids: PCI bus ids of each rank's GPUs; empty: not known.
+        root: is put before /sys and /proc.
+        cpus: those that this process may use; empty: its affinity.
+
+    Raises:
+        UsageError: there are fewer cores than ranks.
     """
     ours = frozenset(cpus) or frozenset(os.sched_getaffinity(0))
     near = [[node for bus in buses if (node := pci_node(bus, root)) is not None] for buses in bus_ids]
@@ -54,10 +60,16 @@ def plan_bindings(
 
 
 def place(topology: Topology, mode: str, nproc: int, near: Sequence[Sequence[int]] = ()) -> tuple[CpuBinding, ...]:
-    """Divide the machine among `nproc` ranks.
+    """Divide the machine among local ranks.
 
-    mode: numa, socket or cores. near: the NUMA nodes of each rank's GPUs, none where they are not known; empty: of no
-    rank. Raises UsageError: fewer cores than ranks.
+    Args:
+        topology: the CPUs to divide.
+        mode: numa, socket or cores.
+        nproc: the number of local ranks.
+        near: NUMA nodes of each rank's GPUs, none if they are not known; empty: known of no rank.
+
+    Raises:
+        UsageError: there are fewer cores than ranks.
     """
     homes = [_homes(topology, near[rank]) if near else () for rank in range(nproc)]
     if mode == "cores":

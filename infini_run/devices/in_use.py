@@ -19,10 +19,19 @@ _REPORTED = 8  # holders; more are counted
 
 
 def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root: str = "") -> str:
-    """What there is to tell of those who hold these GPUs; empty: nobody does.
+    """Check whether processes already use the GPUs of the ranks.
 
-    mode: warn or refuse. root: what is put before /sys and /proc.
-    Raises DeviceError: somebody does, and that is to be refused; or nobody can tell.
+    Args:
+        found: the visible GPUs.
+        gpus: those that the ranks get.
+        mode: warn or refuse.
+        root: is put before /sys and /proc.
+
+    Returns:
+        A sentence that names the processes; empty if there are none.
+
+    Raises:
+        DeviceError: a process uses them and `mode` is refuse; or the driver cannot tell.
     """
     holders: Sequence[GpuUser] = module_of(found.vendor).find_holders(gpus, root)
     if not holders:

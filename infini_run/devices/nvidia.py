@@ -38,9 +38,14 @@ class Card:
 
 
 def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, ...]:
-    """The GPUs that a CUDA program started with `environ` could use, in its order. root: NVML knows no other.
+    """Find the GPUs that a CUDA program started with `environ` could use, in its order.
 
-    Raises DeviceError: they cannot be counted (no driver, no permission, a broken driver, no pynvml).
+    Args:
+        environ: the environment with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+        root: not used: NVML knows one machine.
+
+    Raises:
+        NoGpus, DeviceError: they cannot be counted (no driver, no permission, a broken driver, no pynvml).
     """
     if environ.get(VISIBLE) in _NONE:
         return ()
@@ -48,11 +53,15 @@ def find_gpus(environ: Mapping[str, str], root: str = "") -> tuple[Accelerator, 
 
 
 def visible(cards: tuple[Card, ...], environ: Mapping[str, str]) -> tuple[Accelerator, ...]:
-    """What CUDA would show of `cards`, but all MIG instances rather than those for one process.
+    """Return what CUDA would show of `cards`; but all MIG instances, where CUDA shows one process fewer.
 
-    Source: CUDA Programming Guide, "CUDA Environment Variables": an entry that names nothing hides itself
-    and all after it. That a GPU named twice hides all, that the first entry decides between indexes and
-    UUIDs, and that an index ends at its first non-digit is the driver's behaviour as torch.cuda knows it.
+    Args:
+        cards: as `list_cards` returns them.
+        environ: the environment with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+
+    Source: CUDA Programming Guide, "CUDA Environment Variables": an entry that names nothing hides itself and all
+    after it. That a GPU named twice hides all, that the first entry decides between indexes and UUIDs, and that an
+    index ends at its first non-digit is the driver's behaviour as torch.cuda knows it.
     """
     inherited = environ.get(VISIBLE)
     if inherited is None:
@@ -108,9 +117,10 @@ def _by_uuid(cards: tuple[Card, ...], entry: str) -> Accelerator | None:
 
 
 def list_cards() -> tuple[Card, ...]:
-    """Every board that NVML lists and lets us use.
+    """Return every board that NVML lists and lets this process use.
 
-    Raises DeviceError: NVML could not be loaded, started or asked.
+    Raises:
+        NoGpus, DeviceError: NVML could not be loaded, started or asked.
     """
     return _ask(cards_of)
 
@@ -132,7 +142,14 @@ def _ask(question: Callable[[Any], T]) -> T:
 
 
 def cards_of(nvml: Any) -> tuple[Card, ...]:
-    """The same of NVML that is started, for who goes on asking. Raises NVMLError."""
+    """Return every board, as `list_cards` does, from NVML that is started already.
+
+    Args:
+        nvml: the module pynvml.
+
+    Raises:
+        NVMLError: NVML could not be asked.
+    """
     count = nvml.nvmlDeviceGetCount()
     cards = tuple(card for index in range(count) if (card := _card(nvml, index)))
     if count and not cards:
@@ -198,9 +215,15 @@ def _gpu(nvml: Any, handle: Any, bus_id: str | None, **mig: Any) -> Accelerator:
 
 
 def find_holders(gpus: Sequence[Accelerator], root: str = "") -> tuple[GpuUser, ...]:
-    """Who has memory on these GPUs. A process of another container is not listed, but its memory is counted.
+    """Find the processes that have memory on GPUs. A process of another container is not listed, but its memory is
+    counted.
 
-    Raises DeviceError: NVML does not say, or CUDA's order is not known.
+    Args:
+        gpus: as `find_gpus` returns them.
+        root: not used: NVML knows one machine.
+
+    Raises:
+        DeviceError: NVML cannot tell, or CUDA's order of the GPUs is not known.
     """
     unknown = [gpu.name for gpu in gpus if gpu.uuid is None]
     if unknown:
@@ -226,7 +249,15 @@ def _holders(nvml: Any, gpu: Accelerator) -> Iterator[GpuUser]:
 
 
 def processes_on(nvml: Any, handle: Any) -> Any:
-    """As NVML has them: pid, and usedGpuMemory in bytes or None. Raises NVMLError."""
+    """Return the processes on a GPU as NVML has them: `pid`, and `usedGpuMemory` in bytes or None.
+
+    Args:
+        nvml: the module pynvml, with NVML started.
+        handle: of the GPU.
+
+    Raises:
+        NVMLError: NVML could not be asked.
+    """
     try:  # by their versions: without one, pynvml has an error of its own for an old driver
         return nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     except nvml.NVMLError_FunctionNotFound:  # before R510; the same structure

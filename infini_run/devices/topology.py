@@ -38,7 +38,12 @@ class Topology:
     distances: Mapping[int, Mapping[int, int]]
 
     def nearest(self, node: int, among: Iterable[int]) -> int | None:
-        """The closest of these nodes, itself before all others; None where no distance is known."""
+        """Return the closest of some NUMA nodes; None if no distance is known.
+
+        Args:
+            node: from which the distances count. If it is among the others, it is the closest.
+            among: the nodes to choose from.
+        """
         candidates = frozenset(among)
         if node in candidates:
             return node
@@ -47,10 +52,12 @@ class Topology:
 
 
 def read_topology(cpus: Iterable[int], memory: Iterable[int] | None = None, root: str = "") -> Topology:
-    """The part of the machine that these CPUs are.
+    """Read the part of the machine that some CPUs are.
 
-    cpus: those that we may use. memory: the nodes that we may take memory from; None: no cpuset says. root: what is
-    put before /sys.
+    Args:
+        cpus: those that this process may use.
+        memory: the NUMA nodes whose memory this process may use; None: no cpuset limits them.
+        root: is put before /sys.
     """
     numbers = _node_numbers(root)
     node_of = {cpu: node for node in numbers for cpu in parse_list(read_text(f"{root}{_NODE}/node{node}/cpulist"))}
@@ -108,7 +115,11 @@ def _distances(node: int, numbers: Sequence[int], root: str) -> dict[int, int]:
 
 
 def memory_allowed(status_file: str = "/proc/self/status") -> tuple[int, ...] | None:
-    """The NUMA nodes that our cpuset lets us take memory from; None where that is not told."""
+    """Return the NUMA nodes whose memory the cpuset of this process allows; None if the kernel does not tell.
+
+    Args:
+        status_file: the file with Mems_allowed_list (cpuset(7)).
+    """
     for line in read_text(status_file).split("\n"):
         if line.startswith("Mems_allowed_list:"):
             return parse_list(line.partition(":")[2])
@@ -116,9 +127,11 @@ def memory_allowed(status_file: str = "/proc/self/status") -> tuple[int, ...] | 
 
 
 def pci_node(bus_id: str | None, root: str = "") -> int | None:
-    """The NUMA node that a PCI device is at; None where the firmware does not say.
+    """Return the NUMA node of a PCI device; None if the firmware does not tell.
 
-    bus_id: as NVML writes it (00000000:3B:00.0) or as /sys does (0000:3b:00.0).
+    Args:
+        bus_id: as NVML writes it (00000000:3B:00.0) or as /sys does (0000:3b:00.0); None: not known.
+        root: is put before /sys.
     """
     domain, _, rest = (bus_id or "").lower().partition(":")
     try:
@@ -129,7 +142,8 @@ def pci_node(bus_id: str | None, root: str = "") -> int | None:
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """`0-3,8,10-11` as the kernel writes lists of CPUs and nodes; what is no list is empty."""
+    """Return the numbers of a list of CPUs or nodes as the kernel writes it, such as `0-3,8,10-11`. Text that is no
+    list gives none."""
     numbers: list[int] = []
     for part in text.strip().split(","):
         low, _, high = part.partition("-")
@@ -139,7 +153,7 @@ def parse_list(text: str) -> tuple[int, ...]:
 
 
 def format_list(numbers: Iterable[int]) -> str:
-    """The same, the other way round."""
+    """Return numbers as the kernel writes lists of CPUs and nodes, such as `0-3,8,10-11`."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and parts[-1][1] == number - 1:

@@ -68,12 +68,22 @@ class VisibleGpus:
 
 
 def find(environ: Mapping[str, str], root: str = "") -> VisibleGpus:
-    """The accelerators that a program started with `environ` could use, in its order; gpus is empty where it is given
-    none of them.
+    """Find the accelerators that a program started with `environ` could use.
 
-    The first vendor of the table that has any; one whose own variable is set comes before the others, and has the
-    last word. root: what is put before /sys and /dev.
-    Raises DeviceError: there is none for us, or they cannot be counted (a broken driver, no permission).
+    The first vendor of the table with accelerators is taken. A vendor whose own variable is set comes before the
+    others, and decides even if its variable names no device.
+
+    Args:
+        environ: the environment with the vendors' variables.
+        root: is put before /sys and /dev.
+
+    Returns:
+        The accelerators in the order in which the program would count them; `gpus` is empty if the variable gives it
+        none.
+
+    Raises:
+        NoGpus: there is none.
+        DeviceError: they cannot be counted (a broken driver, no permission).
     """
     reasons: list[str] = []
     for is_named in (True, False):
@@ -94,12 +104,17 @@ def find(environ: Mapping[str, str], root: str = "") -> VisibleGpus:
 
 
 def may_have_gpus(root: str = "") -> bool:
-    """Whether a driver's file is there: for those who need not know for sure, and would pay for importing pynvml."""
+    """Return whether a driver's file is there. A cheap test: pynvml is not imported.
+
+    Args:
+        root: is put before /dev.
+    """
     return any(os.path.exists(root + file) for file in (*(vendor.file for vendor in VENDORS), _OF_WSL))
 
 
 def module_of(vendor: Vendor) -> Any:
-    """Where its find_gpus(environ, root) and find_holders(gpus, root) are; imported when it is asked for."""
+    """Import and return the module of a vendor, which has `find_gpus(environ, root)` and `find_holders(gpus,
+    root)`."""
     from importlib import import_module
 
     return import_module(f"infini_run.devices.{vendor.module}")
@@ -112,13 +127,18 @@ def _found(vendor: Vendor, environ: Mapping[str, str], gpus: tuple[Accelerator, 
 
 
 def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, root: str = "") -> int:
-    """How many ranks `--nproc_per_node=KIND` means here.
+    """Return how many ranks `--nproc_per_node=KIND` means on this machine.
 
-    kind: `gpu`: one for every `gpus_per_proc` visible GPUs (0: for each one). `cpu`: one for each CPU we may
-    use. `auto`: as `gpu` where there are GPUs for us, else as `cpu`; but a broken driver, or a list that
-    names no GPU, is an error even so: a CPU job on a GPU machine is not what was meant.
+    Args:
+        kind: `gpu`: one for every `gpus_per_proc` visible GPUs. `cpu`: one for each CPU that this process may use.
+            `auto`: as `gpu` if there are GPUs, else as `cpu`; but a broken driver, or a list that names no GPU, is an
+            error: a CPU job on a GPU machine is not what was meant.
+        environ: the environment with the vendors' variables.
+        gpus_per_proc: of --gpus_per_proc; 0: one rank for each GPU.
+        root: is put before /sys and /dev.
 
-    Raises DeviceError: no GPU, too few for one rank, or they cannot be counted.
+    Raises:
+        DeviceError: there is no GPU, or too few for one rank, or they cannot be counted.
     """
     if kind == "cpu":
         return count_cpus()
@@ -138,9 +158,18 @@ def resolve_nproc(kind: str, environ: Mapping[str, str], gpus_per_proc: int, roo
 
 
 def partition(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> tuple[tuple[Accelerator, ...], ...]:
-    """Each local rank's GPUs, in order, every GPU at most once.
+    """Divide GPUs among the local ranks, in order, every GPU at most once.
 
-    Raises DeviceError: there are too few, or CUDA would not show a process all that it is given.
+    Args:
+        found: the visible GPUs.
+        nproc: the number of local ranks.
+        gpus_per_proc: GPUs of each rank.
+
+    Returns:
+        The GPUs of each local rank.
+
+    Raises:
+        DeviceError: there are too few, or CUDA would not show one process all of its own.
     """
     if nproc * gpus_per_proc > len(found.gpus):
         raise DeviceError(_too_few(found, nproc, gpus_per_proc))
@@ -151,8 +180,16 @@ def partition(found: VisibleGpus, nproc: int, gpus_per_proc: int) -> tuple[tuple
 
 
 def likely_shares(found: VisibleGpus, nproc: int) -> tuple[tuple[Accelerator, ...], ...]:
-    """Without --gpus_per_proc, where a rank sees them all: by custom the one whose place is its local rank. Nothing
-    where there are fewer than ranks."""
+    """Return the GPU that each local rank will probably use without --gpus_per_proc: the one with the index of its
+    local rank.
+
+    Args:
+        found: the visible GPUs, all of which every rank sees.
+        nproc: the number of local ranks.
+
+    Returns:
+        The GPUs of each local rank; empty if there are fewer GPUs than ranks.
+    """
     return tuple((gpu,) for gpu in found.gpus[:nproc]) if nproc <= len(found.gpus) else ()
 
 

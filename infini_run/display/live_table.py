@@ -28,22 +28,25 @@ if TYPE_CHECKING:
     class Outcome(Protocol):
         """The state of the ranks so far."""
 
-        def exits(self) -> tuple[Exit, ...]: ...
+        def exits(self) -> tuple[Exit, ...]:
+            """Return the state of every rank."""
 
         @property
-        def is_interrupted(self) -> bool: ...
+        def is_interrupted(self) -> bool:
+            """Whether the user has ended the only rank by Ctrl-C."""
 
     class Lines(Protocol):
         """A group, as far as the table reads it: the output and signs of life of each worker."""
 
         def line(self, worker: int) -> bytes:
-            """Return the last line of its output."""
+            """Return the last line of the worker's output."""
 
         def status(self, worker: int) -> bytes:
-            """Return its last STATUS=."""
+            """Return the worker's last STATUS=."""
 
         def activity(self, worker: int) -> tuple[int, int]:
-            """Return the times of its last output or message and of its last WATCHDOG=1 (CLOCK_MONOTONIC, ns)."""
+            """Return the times of the worker's last output or message and of its last WATCHDOG=1 (CLOCK_MONOTONIC,
+            ns)."""
 
 
 _GAP_S = 0.2  # between two frames
@@ -88,6 +91,7 @@ class LaunchView:
             self.stop()
 
     def stop(self) -> None:
+        """Note that the ranks are being stopped."""
         self._is_stopping = True
 
     def on_disconnect(self) -> None:
@@ -95,10 +99,15 @@ class LaunchView:
         self._lost_s = time.time()
 
     def has(self, rank: int) -> bool:
+        """Return whether the rank is one of this launch's."""
         return rank in self._indexes
 
     def rows(self, now_s: float) -> list[Row]:
-        """Return the rows of all its ranks. now_s: CLOCK_MONOTONIC in seconds."""
+        """Return the rows of all its ranks.
+
+        Args:
+            now_s: CLOCK_MONOTONIC in seconds.
+        """
         exits = self._outcome().exits()
         self._refresh(exits, now_s)
         return [self._row(exit_) for exit_ in exits]
@@ -189,6 +198,12 @@ class LiveTable:
     # ---- the launch
 
     def begin(self, launch_view: LaunchView, node: int = 0) -> None:
+        """Begin to show a launch, in place of an earlier one on that node.
+
+        Args:
+            launch_view: The launch.
+            node: The index of its node.
+        """
         self._launches[node] = launch_view
         self._due_s = 0.0
 
@@ -265,6 +280,7 @@ class LiveTable:
         self._screen.leave_in_place()
 
     def close(self) -> None:
+        """Draw the last frame, and nothing after it. Safe twice."""
         self._screen.close()
 
     # ---- drawing

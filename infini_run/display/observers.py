@@ -35,7 +35,13 @@ class Observers:
         self._sampler: Sampler | None = None
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
-        """Begin an attempt, before its ranks start. outcome: returns the state of the ranks so far."""
+        """Begin an attempt, before its ranks start.
+
+        Args:
+            plan: The plan of the attempt.
+            group: Its processes.
+            outcome: Returns the state of its ranks so far.
+        """
         if self._trace is not None:
             self._trace.begin(plan, group)
         if self._display is not None:
@@ -49,6 +55,7 @@ class Observers:
         return LaunchView(plan, group, outcome, self._sampler.sample)
 
     def on_event(self, event: Event) -> None:
+        """Record one event of the group."""
         if self._trace is not None:
             self._trace.on_event(event)
         if self._display is not None:
@@ -114,10 +121,10 @@ def open_observers(
     trace = None
     if options.trace:
         from infini_run.display.chrome_trace import ChromeTrace
-        from infini_run.plan.program import absolute
+        from infini_run.plan.program import absolute_flag_path
         from infini_run.system.secure_files import check_writable
 
-        trace = ChromeTrace(absolute("trace", options.trace))
+        trace = ChromeTrace(absolute_flag_path("trace", options.trace))
         check_writable("trace", options.trace, options.log_dir)
     display = open_display(options, environ, print_line)
     options = replace(options, live="off" if display is None else "on")
@@ -132,9 +139,9 @@ def check_names(options: Options) -> None:
 
 def _target(flag: str, path: str) -> tuple[str, str]:
     """Return the folder, with its links followed, and the name that a file is renamed to."""
-    from infini_run.plan.program import absolute
+    from infini_run.plan.program import absolute_flag_path
 
-    folder, name = os.path.split(absolute(flag, path))
+    folder, name = os.path.split(absolute_flag_path(flag, path))
     return os.path.realpath(folder), name
 
 

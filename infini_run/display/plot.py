@@ -29,9 +29,14 @@ _DPI = 120
 
 
 def plot(target: str, sources: Sequence[str]) -> None:
-    """Draw `sources` (see read_timeline) into the file `target`, whole or not at all.
+    """Draw timelines into a file, whole or not at all.
 
-    Raises UsageError: a source or the target cannot be had, or matplotlib cannot.
+    Args:
+        target: The file. Its ending says the format, such as `.png` or `.svg`.
+        sources: Reports or directories of logs, as for `read_timeline`.
+
+    Raises:
+        UsageError: A source cannot be read, the target cannot be written, or matplotlib is missing.
     """
     timeline = read_timeline(sources)
     try:
@@ -62,7 +67,12 @@ def _write(target: str, data: bytes) -> None:
 
 
 def draw(timeline: Timeline) -> Any:
-    """The figure: a bar for each rank, time from the first start to the right, failures with a cross."""
+    """Return a matplotlib figure: a bar for each rank, time from the first start to the right, a cross at each
+    failure.
+
+    Args:
+        timeline: What is drawn.
+    """
     from matplotlib.figure import Figure
 
     bars = timeline.bars

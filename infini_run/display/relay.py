@@ -53,7 +53,13 @@ class ObserverRelay:
     # ---- as Observers
 
     def begin(self, plan: Plan, group: Group, outcome: Callable[[], Outcome]) -> None:
-        """Begin an attempt, before its ranks start."""
+        """Begin an attempt, before its ranks start.
+
+        Args:
+            plan: The plan of the attempt.
+            group: Its processes.
+            outcome: Returns the state of its ranks so far.
+        """
         self._plan, self._group, self._outcome = plan, group, outcome
         self._live.clear()
         self._volumes.clear()
@@ -65,7 +71,7 @@ class ObserverRelay:
         self._flush()
 
     def on_event(self, event: Event) -> None:
-        """Take one event of the group in."""
+        """Send one event of the group to the head."""
         if event.kind == "started":
             self._live.add(event.worker)
         elif event.kind == "exited":
@@ -76,18 +82,18 @@ class ObserverRelay:
         self._queue("event", event.kind, *numbers, event.user_us, event.system_us, event.max_rss_kib, event.name)
 
     def stop(self) -> None:
-        """The ranks are being stopped."""
+        """Note that the ranks are being stopped."""
         self._queue("stop", time.monotonic_ns())
 
     def timeout_s(self, asked_s: float | None) -> float | None:
-        """Until the count that is still to come, or what was asked for; None: for ever."""
+        """Return the seconds until the next count of the output, at most `asked_s`. None: there is no limit."""
         if not self._is_behind:
             return asked_s
         wait_s = max(0.0, (self._next_ns - time.monotonic_ns()) / 1e9)
         return wait_s if asked_s is None else min(wait_s, asked_s)
 
     def run_due(self) -> None:
-        """Something has happened, or the time is up."""
+        """Count the output, if that is due, and send what waits. Call it after events and timeouts."""
         now_ns = time.monotonic_ns()
         self._is_behind = self._counts and self._group is not None and now_ns < self._next_ns
         if self._counts and not self._is_behind and self._has_room():
@@ -96,11 +102,11 @@ class ObserverRelay:
         self._flush()
 
     def print_above(self, text: str) -> bool:
-        """Lines for the user go to the head as any output."""
+        """Return False: there is no table here, so lines for the user go to the head as any output."""
         return False
 
     def end(self) -> None:
-        """The group is about to be closed."""
+        """End the attempt, before the group is closed."""
         if self._group is None:
             return
         now_ns = time.monotonic_ns()
@@ -110,7 +116,7 @@ class ObserverRelay:
         self._group, self._is_behind = None, False
 
     def close(self) -> str:
-        """Safe twice. There is never a problem."""
+        """Release what the samples needed. Safe twice. Returns an empty text: there is never a problem."""
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
@@ -119,7 +125,11 @@ class ObserverRelay:
     # ---- what the head asks
 
     def sample(self, asked: list[int]) -> None:
-        """What ranks use now, and what those of `asked` that are here wrote last."""
+        """Send the head what ranks use now, and the last lines of some of them.
+
+        Args:
+            asked: The ranks whose last lines the table shows; those of other nodes are left out.
+        """
         plan, group, outcome = self._plan, self._group, self._outcome
         if plan is None or group is None or outcome is None:
             self._queue("usage", [], [])

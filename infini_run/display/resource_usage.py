@@ -40,7 +40,8 @@ class GpuUsage:
 
 
 class Sampler:
-    """Keeps what a difference needs."""
+    """Measures CPU, memory and GPUs of live ranks. It keeps the last values, because CPU use is a difference of
+    two."""
 
     def __init__(self) -> None:
         self._before: dict[int, tuple[float, float]] = {}  # by pid: when, CPU seconds
@@ -48,7 +49,12 @@ class Sampler:
         self._opened = False
 
     def sample(self, ranks: Mapping[int, tuple[Worker, float]], now_s: float) -> dict[int, Usage]:
-        """By pid. ranks: of each pid its worker, and when it started (the clock of now_s)."""
+        """Return what ranks use, by pid.
+
+        Args:
+            ranks: For the pid of each rank its worker, and when it started (by the clock of `now_s`).
+            now_s: CLOCK_MONOTONIC in seconds.
+        """
         if not self._opened:
             self._opened, self._meter = True, open_meter()
         table = ProcessTable()
@@ -73,16 +79,22 @@ class Sampler:
         return max(0.0, cpu_s - before_s) / (now_s - then_s) if now_s > then_s else None
 
     def close(self) -> None:
+        """Shut NVML down. Safe twice."""
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.close()
 
 
 def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -> dict[str, Any]:
-    """The fields of a Sample that are about GPUs, of the processes `pids`, which were given those of `uuids`.
+    """Return the fields of a Usage that are about GPUs.
 
-    Their GPUs are those given to them alone, else those on which they hold memory. Where NVML tells no pid of theirs
-    (a container, an unprivileged user) the memory is all that is in use on the GPUs given to them.
+    The GPUs of a rank are those given to it alone, else those on which its processes hold memory. If NVML names none
+    of them (a container, an unprivileged user), the memory is all that is in use on the GPUs given to the rank.
+
+    Args:
+        cards: All GPUs.
+        uuids: Those that the rank was given.
+        pids: The processes of the rank.
     """
     given = [card for card in cards if card.uuid in uuids]
     held = [card for card in cards if pids & card.held.keys()]
@@ -98,7 +110,7 @@ def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -
 
 
 class NvmlMeter:
-    """NVML, started. Whatever it cannot say is left out; an error for good ends it."""
+    """NVML, started. Facts that it does not know are left out; a permanent error ends it."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -106,6 +118,7 @@ class NvmlMeter:
         self._handles = {uuid: nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids if uuid is not None}
 
     def read(self) -> list[GpuUsage]:
+        """Return the state of every GPU."""
         return [self._card(uuid, handle) for uuid, handle in self._handles.items()]
 
     def _card(self, uuid: str, handle: Any) -> GpuUsage:
@@ -127,6 +140,7 @@ class NvmlMeter:
             return None
 
     def close(self) -> None:
+        """Shut NVML down."""
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:

@@ -42,7 +42,12 @@ class Row:
 
 
 def select_rows(rows: Sequence[Row], room: int) -> tuple[list[Row], list[Row]]:
-    """Those that are shown and the others. All are shown by rank where there is room."""
+    """Return the rows that are shown, and the others.
+
+    Args:
+        rows: All rows.
+        room: How many are shown at most. If all fit, they are ordered by rank; else by urgency.
+    """
     if len(rows) <= room:
         return sorted(rows, key=lambda row: row.rank), []
     ordered = sorted(rows, key=_urgency)
@@ -57,7 +62,8 @@ def _urgency(row: Row) -> tuple[int, float, int]:
 
 
 def count_text(rows: Iterable[Row]) -> str:
-    """`6 running, 1 exit code 3, 1 done`, what to see first in front."""
+    """Return how many ranks are in which state, such as `6 running, 1 exit code 3, 1 done`; the most urgent state
+    comes first."""
     counts: dict[tuple[int, str], int] = {}
     for row in rows:
         word = "failed" if row.kind == FAILED else row.state
@@ -66,7 +72,7 @@ def count_text(rows: Iterable[Row]) -> str:
 
 
 def up_text(seconds: float | None) -> str:
-    """`0:07`, `12:34`, `1:02:03`, `3d04h`."""
+    """Return a duration in seconds as `0:07`, `12:34`, `1:02:03` or `3d04h`. None: empty."""
     if seconds is None:
         return ""
     minutes, second = divmod(int(max(0.0, seconds)), 60)
@@ -77,7 +83,7 @@ def up_text(seconds: float | None) -> str:
 
 
 def size_text(size: int | None) -> str:
-    """`940K`, `1.2G`."""
+    """Return a size in bytes as `940K` or `1.2G`. None: empty."""
     if size is None:
         return ""
     value = size / 1024
@@ -89,11 +95,16 @@ def size_text(size: int | None) -> str:
 
 
 def share_text(share: float | None) -> str:
+    """Return a share of 1 in percent, such as `97%`. None: empty."""
     return "" if share is None else f"{share * 100:.0f}%"
 
 
 class TableRenderer:
-    """Makes frames. environ: says which colours the terminal has (TERM, COLORTERM, NO_COLOR)."""
+    """Makes frames of the table.
+
+    Args:
+        environ: The environment, whose TERM, COLORTERM and NO_COLOR say which colours the terminal has.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
@@ -106,8 +117,15 @@ class TableRenderer:
         last_line: Callable[[int], str],
         footer: str = "",
     ) -> list[str]:
-        """At most `size` (columns, lines) of lines, with colours. last_line: what a rank wrote last; asked only for
-        ranks that are shown. footer: the last line, where ranks leave room for it."""
+        """Return the lines of one frame, with colours.
+
+        Args:
+            rows: The rows of all ranks.
+            title: The start of the first line.
+            size: Columns and lines of the terminal; the frame has no more.
+            last_line: Returns what a rank wrote last; called only for ranks that are shown.
+            footer: The last line, if the ranks leave room for it. Empty: none.
+        """
         columns, lines = size
         if columns < 1 or lines < 1:
             return []
@@ -146,8 +164,14 @@ class TableRenderer:
 
 
 def plain(text: bytes) -> str:
-    """Any bytes that a rank wrote, as one line that cannot steer a terminal: colours are taken out, what else is not
-    printable is written out. Of several lines the last that says something."""
+    """Return bytes that a rank wrote as one line that cannot steer a terminal.
+
+    Colours are taken out, and bytes that are not printable are written out. Of several lines the last one that is not
+    blank counts.
+
+    Args:
+        text: Any bytes.
+    """
     from rich.text import Text
 
     lines = [line for line in text.decode("utf-8", "replace").replace("\r", "\n").split("\n") if line.strip()]

@@ -42,14 +42,26 @@ class Bar:
 
 @record
 class Timeline:
-    """What there is to draw. what: where it comes from, in words."""
+    """One bar for each attempt of each rank.
+
+    Args:
+        title: Where the timeline comes from, in words.
+        bars: By rank and start.
+    """
 
     title: str
     bars: tuple[Bar, ...]
 
 
 def read_timeline(paths: Sequence[str]) -> Timeline:
-    """Of one launch: a report, or a folder of logs; of several nodes, one of each. Raises UsageError."""
+    """Read the timeline of one launch.
+
+    Args:
+        paths: A report or a directory of logs; of several nodes, one of each.
+
+    Raises:
+        UsageError: One cannot be read, or no rank was started.
+    """
     if not paths:
         raise UsageError(f"--plot draws what has run: {_HOW}")
     parts = [_read(path) for path in paths]

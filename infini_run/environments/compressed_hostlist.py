@@ -13,7 +13,11 @@ _DIGITS = frozenset("0123456789")
 
 
 def compress(names: Iterable[str]) -> str:
-    """Return a short list that expands to the same names in the same order."""
+    """Return a short list that expands to the same names in the same order, such as `node[01-16]`.
+
+    Args:
+        names: host names.
+    """
     groups: list[tuple[list[str], int, list[str]]] = []  # parts of the first name, the part that varies, its values
     for name in names:
         parts = _parts(name)

@@ -81,7 +81,11 @@ class ClusterEnvironment:
     warning: str = ""
 
     def source(self, name: str) -> str:
-        """Return where the fact `name` comes from, such as `SLURM_NODEID=3`; "" if it is not known."""
+        """Return the variable behind a fact, such as `SLURM_NODEID=3`; empty if the fact is not known.
+
+        Args:
+            name: the name of a field.
+        """
         return dict(self.sources).get(name, "")
 
     @property
@@ -102,9 +106,11 @@ class Variables:
         self._read = read
 
     def has(self, *names: str) -> bool:
+        """Return whether all of these variables are set and not empty."""
         return all(self.text(name) for name in names)
 
     def text(self, name: str) -> str:
+        """Return the value of a variable; empty if it is not set."""
         return self._environ.get(name, "")
 
     def first(self, *names: str) -> str:
@@ -112,13 +118,25 @@ class Variables:
         return next((name for name in names if self.has(name)), "")
 
     def setting(self, name: str) -> str:
-        """Return a variable and its value as messages show them."""
+        """Return a variable and its value as messages show them, such as `SLURM_NODEID=3`.
+
+        Args:
+            name: the name of the variable.
+        """
         text = self.text(name)
         return f"{name}={quoted(text)}"
 
     def number(self, name: str, low: int = 0, unset: int = 0) -> int:
-        """Return the value of a variable, or `unset` if it is not set. Raises UsageError: it is no whole number from
-        `low`."""
+        """Return the value of a variable as a whole number.
+
+        Args:
+            name: the name of the variable.
+            low: the lowest value that is allowed.
+            unset: the result if the variable is not set.
+
+        Raises:
+            UsageError: it is no whole number from `low`.
+        """
         text = self.text(name)
         value = number(text)
         if not text:
@@ -130,14 +148,27 @@ class Variables:
         return value
 
     def counts(self, name: str) -> tuple[int, ...]:
+        """Return the numbers of a variable with a run-length list, such as `2(x3),1`; empty if it is not set.
+
+        Raises:
+            UsageError: it is no such list.
+        """
         return repeats(self.text(name), name) if self.has(name) else ()
 
     def hosts(self, name: str) -> tuple[Host, ...]:
-        """Return the hosts of a variable with a node list."""
+        """Return the hosts of a variable with a node list; empty if it is not set.
+
+        Raises:
+            UsageError: it is no node list.
+        """
         return tuple(Host(name=each) for each in expand(self.text(name), name)) if self.has(name) else ()
 
     def file(self, path: str) -> str:
-        """Return the text of a file; "" if it cannot be read."""
+        """Return the text of a file; empty if it cannot be read.
+
+        Args:
+            path: the file.
+        """
         try:
             return self._read(path)
         except (OSError, ValueError):  # ValueError: a NUL in the path
@@ -188,7 +219,14 @@ def without_launcher_variables(environ: Mapping[str, str], keep: tuple[str, ...]
 
 
 def checked(site: ClusterEnvironment) -> ClusterEnvironment:
-    """Return the facts unchanged. Raises UsageError: two of them contradict each other; the message shows both."""
+    """Return the facts unchanged.
+
+    Args:
+        site: the facts that a detector has found.
+
+    Raises:
+        UsageError: two of them contradict each other; the message shows both.
+    """
     _below(site, "node_rank", "nnodes")
     _below(site, "local_rank", "tasks_per_node")
     _below(site, "rank", "world_size")

@@ -7,6 +7,14 @@ from infini_run.errors import UsageError
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a task of `flux run` (flux-environment(7)); None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("FLUX_JOB_ID", "FLUX_TASK_RANK"):
         return None
     rank, size = around.number("FLUX_TASK_RANK"), around.number("FLUX_JOB_SIZE", 1)

@@ -9,6 +9,14 @@ from infini_run.value_types import MAX_INT, number
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a parallel job of Grid Engine (sge_pe(5), PE_HOSTFILE); None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("PE_HOSTFILE", "JOB_ID"):
         return None
     hosts = _hosts(around)

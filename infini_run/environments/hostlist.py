@@ -28,7 +28,13 @@ _SHOWN = 60  # characters of a wrong list that a message repeats
 
 @record
 class Host:
-    """One host of a list. `slots`: how many processes it has room for; 0: nobody said. `user`: whom to be there."""
+    """One host of a list.
+
+    Args:
+        name: the name of the host.
+        slots: how many processes it has room for; 0: not given.
+        user: the user to log in as; empty: ssh decides.
+    """
 
     name: str
     slots: int = 0
@@ -50,9 +56,14 @@ class _SyntaxError(ValueError):
 
 
 def parse_hosts(text: str, origin: str = "--hosts") -> tuple[Host, ...]:
-    """The hosts of a list, in its order. `origin`: the flag or variable that gave it, for the message.
+    """Return the hosts of a list, in its order.
 
-    Raises UsageError: what is wrong and in which column, counted from 1.
+    Args:
+        text: a list in the grammar above.
+        origin: the flag or variable that gave the list, for messages.
+
+    Raises:
+        UsageError: it is no such list; the message has the column, counted from 1.
     """
     try:
         return _checked(_parse(text))
@@ -61,9 +72,17 @@ def parse_hosts(text: str, origin: str = "--hosts") -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """The hosts of a file: one a line as `host`, `host:4`, `host slots=4` or `host 4`; # begins a comment.
+    """Return the hosts of a host file: one a line as `host`, `host:4`, `host slots=4` or `host 4`; # begins a
+    comment.
 
-    Open MPI's, MPICH's and DeepSpeed's files are such files. Raises UsageError: what is wrong and in which line.
+    Files of Open MPI, MPICH and DeepSpeed are such files.
+
+    Args:
+        text: the content of the file.
+        path: its name, for messages.
+
+    Raises:
+        UsageError: it is no such file; the message has the line.
     """
     found: list[Host] = []
     lines: dict[str, int] = {}
@@ -89,7 +108,15 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str, origin: str = "") -> tuple[Host, ...]:
-    """The hosts of the file at `path`. origin: who named it, with the path. Raises UsageError."""
+    """Return the hosts of a host file.
+
+    Args:
+        path: the file.
+        origin: the flag or variable that named the file, with the path; empty: --hostfile.
+
+    Raises:
+        UsageError: it cannot be read, or is no host file.
+    """
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
@@ -101,7 +128,15 @@ def read_hostfile(path: str, origin: str = "") -> tuple[Host, ...]:
 
 
 def expand(text: str, origin: str) -> tuple[str, ...]:
-    """The names of a node list such as `node[001-003,7],login`. Raises UsageError, as for parse_hosts."""
+    """Return the names of a node list such as `node[001-003,7],login`.
+
+    Args:
+        text: the list; users and numbers of processes are not allowed.
+        origin: the flag or variable that gave the list, for messages.
+
+    Raises:
+        UsageError: as `parse_hosts`.
+    """
     hosts = parse_hosts(text, origin)
     for host in hosts:
         if host.slots or host.user:
@@ -110,7 +145,15 @@ def expand(text: str, origin: str) -> tuple[str, ...]:
 
 
 def repeats(text: str, origin: str) -> tuple[int, ...]:
-    """The numbers of a run-length list, Slurm's for tasks and CPUs: `8(x2),4` is 8, 8, 4. Raises UsageError."""
+    """Return the numbers of a run-length list: `8(x2),4` is 8, 8, 4. Slurm writes such lists of tasks and CPUs.
+
+    Args:
+        text: the list.
+        origin: the variable that gave it, for messages.
+
+    Raises:
+        UsageError: it is no such list.
+    """
     found: list[int] = []
     at = 1
     for item in text.split(","):
@@ -128,7 +171,12 @@ def repeats(text: str, origin: str) -> tuple[int, ...]:
 
 
 def machines(names: Iterable[str]) -> tuple[Host, ...]:
-    """The hosts of a list that names one once for every process it has room for (PBS_NODEFILE), in order."""
+    """Return the hosts of a list that names each once for every process that it has room for (PBS_NODEFILE), in
+    order.
+
+    Args:
+        names: host names, with repetitions.
+    """
     slots: dict[str, int] = {}
     for name in names:
         slots[name] = slots.get(name, 0) + 1
@@ -136,7 +184,7 @@ def machines(names: Iterable[str]) -> tuple[Host, ...]:
 
 
 def quoted(text: str) -> str:
-    """Text of others in a message: one printable line, and not a long one."""
+    """Return text that others have written as a message shows it: one printable line of 60 characters at most."""
     shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
     return shown if shown.isprintable() and shown == shown.strip() != "" else ascii(shown)
 

@@ -14,6 +14,14 @@ _INDEX = "JOB_COMPLETION_INDEX"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a pod of a Kubernetes indexed job; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has(_INDEX):
         return None
     index = around.number(_INDEX)

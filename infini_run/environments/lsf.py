@@ -18,6 +18,14 @@ _JSM = "JSM_NAMESPACE_"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a job of LSF, or a task of jsrun; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("LSB_JOBID", _HOSTS):
         return None
     job, hosts = around.text("LSB_JOBID"), _hosts(around)

@@ -9,6 +9,14 @@ from infini_run.environments.environment import ClusterEnvironment, Variables
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a pod of a LeaderWorkerSet; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("LWS_LEADER_ADDRESS"):
         return None
     return ClusterEnvironment(

@@ -27,6 +27,16 @@ class Words:
 
 
 def site_of(engine: str, around: Variables, words: Words) -> ClusterEnvironment:
+    """Return the facts of a process that an MPI launcher has started.
+
+    Args:
+        engine: the name of the launcher.
+        around: the environment, and the files that it names.
+        words: the names of the launcher's variables.
+
+    Raises:
+        UsageError: the numbers contradict each other, or nodes have different numbers of processes.
+    """
     rank, size = around.number(words.rank, unset=-1), around.number(words.size, 1)
     local_rank, local_size = around.number(words.local_rank), around.number(words.local_size, 1) or 1
     nnodes, most = size // local_size, around.number(words.most_nodes) if words.most_nodes else 0

@@ -14,6 +14,14 @@ _AUX = "/var/spool/pbs/aux/"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a job script of PBS or Torque, or a task of pbsdsh; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("PBS_JOBID") or not around.first("PBS_NODEFILE", "PBS_ENVIRONMENT", "PBS_NODENUM"):
         return None
     job, path = around.text("PBS_JOBID"), around.text("PBS_NODEFILE")

@@ -9,6 +9,15 @@ from infini_run.environments.environment import ClusterEnvironment, Variables, d
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a process of any launcher that speaks PMIx and that no other detector knows; None: this
+    process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("PMIX_RANK", "PMIX_NAMESPACE"):
         return None
     return ClusterEnvironment(

@@ -12,6 +12,15 @@ _NODES = ("NNODES", "NUM_NODES", "AZUREML_NODE_COUNT")
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a pod with MASTER_ADDR and its node's index in variables (Kubeflow, Azure ML); None: this
+    process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("MASTER_ADDR") or around.first("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         return None
     if around.has("NODE_RANK"):

@@ -13,6 +13,14 @@ FILE = "/opt/ml/input/config/resourceconfig.json"
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a host of a SageMaker training job; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if around.has("SM_HOSTS", "SM_CURRENT_HOST"):
         return _site(around, _loaded(around.text("SM_HOSTS"), "SM_HOSTS"), around.text("SM_CURRENT_HOST"), "SM_HOSTS")
     text = around.file(FILE)

@@ -18,6 +18,14 @@ _OWN_STEPS = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 
 def detect(around: Variables) -> ClusterEnvironment | None:
+    """Return the facts of a task of srun, a batch script or the shell of salloc; None: this process is none.
+
+    Args:
+        around: the environment, and the files that it names.
+
+    Raises:
+        UsageError: a variable makes no sense; the message shows it.
+    """
     if not around.has("SLURM_JOB_ID"):
         return None
     if around.has("SLURM_STEP_ID", "SLURM_PROCID") and around.text("SLURM_STEP_ID") not in _OWN_STEPS:
@@ -61,7 +69,14 @@ def _step(around: Variables) -> ClusterEnvironment:
 
 
 def allocation(around: Variables) -> ClusterEnvironment | None:
-    """The whole job. A batch script runs on its first node; salloc's shell runs where it was called."""
+    """Return the facts of a whole job: a batch script runs on its first node, salloc's shell where it was called.
+
+    Args:
+        around: the environment of a job (SLURM_JOB_ID is set).
+
+    Raises:
+        UsageError: a variable makes no sense.
+    """
     job = around.text("SLURM_JOB_ID")
     if not job:
         return None

@@ -109,7 +109,7 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
         if parsed.question:
             return values, (), True
         first = not args
-        values |= {name: s.value for name, s in parsed.settings.items() if first or s.level == 0}
+        values |= {name: s.value for name, s in parsed.settings.items() if first or s.precedence == 0}
         if verb == "submit" or not parsed.program:
             return values, (*args, *(parsed.program if verb == "submit" else ())), False
         args.append(parsed.program[0])

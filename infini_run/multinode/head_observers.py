@@ -318,12 +318,12 @@ def open_observers(
         UsageError: rich is missing, or the trace cannot be written.
     """
     from infini_run.display.observers import check_names, open_display
-    from infini_run.plan.program import absolute
+    from infini_run.plan.program import absolute_flag_path
     from infini_run.record import replace
     from infini_run.system.secure_files import check_writable
 
     check_names(options)
-    path = absolute("trace", options.trace) if options.trace else ""
+    path = absolute_flag_path("trace", options.trace) if options.trace else ""
     if path:
         check_writable("trace", options.trace)
     made: list[HeadObservers] = []

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 
 def exec_rank(plan: Plan, environ: Mapping[str, str]) -> NoReturn:
-    """Execute the plan's only worker in our place. Raises NotExecutable."""
+    """Replace this process by the plan's only worker. Does not return.
+
+    Args:
+        plan: A plan of one worker.
+        environ: This process's environment, to which the plan adds.
+
+    Raises:
+        NotExecutable: The program cannot be executed.
+    """
     worker = plan.workers[0]
     env = plan.environ(worker, environ)
     env.pop("NOTIFY_SOCKET", None)  # whose-ever it is, it hears one process for all

@@ -31,7 +31,14 @@ class FollowedLaunch:
         self._wakers: list[int] = []  # eventfds of threads in wait_ready: another thread may read the last event
 
     def events(self, timeout_s: float | None) -> list[Event]:
-        """Return the events since the last call. See ProcessLauncher.events."""
+        """Return the events since the last call, waiting for the first one.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: until there is an event.
+
+        Returns:
+            The events in order, as ProcessLauncher.events. Empty: the time is up, or everything has ended.
+        """
         deadline = _deadline(timeout_s)
         while not self._pending and self.poll(deadline) and not _is_past(deadline):
             pass
@@ -40,7 +47,14 @@ class FollowedLaunch:
         return events
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for the end. Return False if the time was up first."""
+        """Wait until every rank has ended and nothing of it is left.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+
+        Returns:
+            False if the time was up first.
+        """
         deadline = _deadline(timeout_s)
         while self.poll(deadline):
             if _is_past(deadline):

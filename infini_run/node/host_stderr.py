@@ -21,6 +21,9 @@ def print_line(text: str) -> None:
     """Write a line of infini-run's own to the host program's stderr.
 
     The buffer of sys.stderr is bypassed: a line that finds no reader must not come up again when the program ends.
+
+    Args:
+        text: The line, without `infini-run: `. Bytes that are not printable are written out.
     """
     line = f"infini-run: {printable(text)}\n"
     try:

@@ -19,7 +19,14 @@ _LAST_LINES = 20  # kept in the report; its text shows fewer
 
 
 def record_last_output(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
-    """What is gone with the group, into the outcome: what every rank said last, and the first failure's words."""
+    """Record in the outcome what is lost when the group is closed: every STATUS=, and the last output of the first
+    failure.
+
+    Args:
+        outcome: Of the launch.
+        group: Its processes, not closed yet.
+        workers: The workers, in the order of their indices in the group.
+    """
     record_statuses(outcome, group, workers)
     for index, worker in enumerate(workers):
         if worker.rank == outcome.first:
@@ -27,14 +34,29 @@ def record_last_output(outcome: Outcome, group: Group, workers: Sequence[Worker]
 
 
 def record_statuses(outcome: Outcome, group: Group, workers: Sequence[Worker]) -> None:
-    """The last STATUS= of each rank that told one."""
+    """Record the last STATUS= of each rank that sent one.
+
+    Args:
+        outcome: Of the launch.
+        group: Its processes, not closed yet.
+        workers: The workers, in the order of their indices in the group.
+    """
     found = {worker.rank: group.status(index).decode("utf-8", "replace") for index, worker in enumerate(workers)}
     outcome.record_statuses({rank: text for rank, text in found.items() if text})
 
 
 def last_output(group: Group, index: int, worker: Worker) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """The message in a worker's error file, its last lines of stderr, and its stack, if it runs a Python function and
-    has crashed or was stopped for a hang."""
+    """Return what a worker wrote last.
+
+    Args:
+        group: The processes, not closed yet.
+        index: The worker's index in the group.
+        worker: The worker.
+
+    Returns:
+        The message in its error file (empty: none), its last 20 lines of stderr, and the lines of its Python stack,
+        if it runs a Python function and has crashed or was stopped because it hung.
+    """
     text = group.tail(index).decode("utf-8", "replace")
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     message = read_error_file(worker.error_file) if worker.error_file else ""

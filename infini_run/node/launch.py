@@ -97,8 +97,12 @@ class NodeLaunch:
     # ---- starting
 
     def start(self) -> None:
-        """Start every worker. Raises UsageError for a file that cannot be made and StartError where a worker
-        could not be created: then none is left."""
+        """Start every worker.
+
+        Raises:
+            UsageError: A file cannot be made.
+            StartError: A worker could not be created. Then none is left.
+        """
         try:
             if self.options.console == "auto":
                 self._settle_console_mode()
@@ -148,6 +152,7 @@ class NodeLaunch:
 
     @property
     def ended(self) -> bool:
+        """Whether every worker has ended, and nothing of it is left."""
         return self._group is None or self._ended
 
     def _open(self) -> None:
@@ -209,8 +214,12 @@ class NodeLaunch:
     # ---- following
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
-        """The events that have come up, waiting for the first one, or for a descriptor of `also`, at most
-        `timeout_s` (None: for ever)."""
+        """Return the events since the last call, waiting for the first one.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+            also: Descriptors that end the wait when they can be read.
+        """
         group, events = (
             self._group,
             self._read_events(),
@@ -261,8 +270,8 @@ class NodeLaunch:
         self._oom_kills = oom_kills()
 
     def fds(self) -> list[int]:
-        """For a caller who waits for several runs: `poll(0)` has something to do when one of these can be read. Ask
-        again before each wait."""
+        """Return descriptors for a caller that waits for several launches: `poll(0)` has something to do when one
+        of them can be read. Ask again before each wait."""
         with self._lock:
             if self._group is None or self.ended:
                 return []
@@ -270,14 +279,18 @@ class NodeLaunch:
                 self._count_oom_kills()
             return [self._group.fileno(), *(self._watchdog.fds() if self._watchdog is not None else ())]
 
-    def due_s(self) -> float | None:
-        """And when it has (monotonic), whatever can be read; None: never."""
+    def next_deadline_s(self) -> float | None:
+        """Return when `poll` has something to do even if no descriptor can be read: time.monotonic(). None: never."""
         with self._lock:
             wait_s = None if self._watchdog is None or self.ended else self._watchdog.timeout_s(None)
         return None if wait_s is None else time.monotonic() + wait_s
 
-    def pinged_s(self, rank: int) -> float:
-        """When a rank last said WATCHDOG=1 (monotonic); 0: never."""
+    def last_watchdog_ping_s(self, rank: int) -> float:
+        """Return when a rank last sent WATCHDOG=1: time.monotonic(). 0: never.
+
+        Args:
+            rank: A rank of this node.
+        """
         group = self._group
         return 0.0 if group is None else group.activity(self._index(rank))[1] / 1e9
 
@@ -381,7 +394,15 @@ class NodeLaunch:
     # ---- acting
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """Send a signal to one rank's process, or to every rank's; return how many it reached."""
+        """Send a signal to the process of a rank.
+
+        Args:
+            number: The signal.
+            rank: A rank of this node. None: all of them.
+
+        Returns:
+            How many processes it reached.
+        """
         group, index = self._group, -1 if rank is None else self._index(rank)
         return 0 if group is None else group.signal(index, number)
 
@@ -402,13 +423,17 @@ class NodeLaunch:
             group.stop(number, by_signal=by_signal)
 
     def signal_groups(self, number: int) -> None:
-        """Send a signal to the process group of every rank."""
+        """Send a signal to the process group of every rank.
+
+        Args:
+            number: The signal.
+        """
         group = self._group
         if group is not None:
             group.signal_groups(number)
 
     def suspend(self) -> None:
-        """Ctrl-Z: the ranks stop, and so do we, until both go on."""
+        """Suspend the ranks and then this process, as Ctrl-Z does, until both are continued."""
         group = self._group
         if group is not None:
             group.suspend()

@@ -68,7 +68,14 @@ class Outcome:
     # ---- events in
 
     def record_event(self, event: Event) -> str:
-        """Take one event in; return what there is to tell the user about it now, or ""."""
+        """Record one event of the group.
+
+        Args:
+            event: The event.
+
+        Returns:
+            A line for the user. Empty: none.
+        """
         if event.kind == "triggered":
             return ""
         text: str = getattr(self, f"_record_{event.kind}")(event) or ""
@@ -161,12 +168,23 @@ class Outcome:
         self._leftover_count = event.code
 
     def record_dropped_lines(self, count: int) -> None:
-        """So many lines of ours were dropped, because nobody read the console."""
+        """Record that lines of infini-run's own were dropped, because nobody read the console.
+
+        Args:
+            count: How many lines.
+        """
         self.add_notice(f"nobody read the console: {count} lines of infini-run's own were dropped")
 
     def record_snapshots(self, snapshots: Sequence[HangSnapshot], ranks_to_stop: Sequence[int]) -> list[str]:
-        """Take in what was seen when ranks hung or were late, and for whom the job is stopped; the lines that there
-        are to tell the user now."""
+        """Record snapshots of ranks that hang or are late.
+
+        Args:
+            snapshots: One for each rank that was looked at.
+            ranks_to_stop: The ranks because of which the job is stopped. Empty: it goes on.
+
+        Returns:
+            The lines for the user.
+        """
         self._snapshots += snapshots[: _SNAPSHOTS - len(self._snapshots)]
         for snapshot in snapshots:
             if snapshot.rank in ranks_to_stop:
@@ -180,7 +198,14 @@ class Outcome:
         return [head, *reasons[0].lines(), *([f"  all of it: {reasons[0].file}"] if reasons[0].file else [])]
 
     def add_notice(self, text: str) -> str:
-        """Something to tell now, that belongs into the report too."""
+        """Add a notice to the report.
+
+        Args:
+            text: A sentence.
+
+        Returns:
+            The same text.
+        """
         self._notices.append(text)
         return text
 
@@ -190,7 +215,7 @@ class Outcome:
     # ---- the story out
 
     def exits(self) -> tuple[Exit, ...]:
-        """How each worker ended, as far as it has; by rank."""
+        """Return the state of every worker, by rank: how it ended, or how far it has come."""
         return tuple(self._exits[rank] for rank in sorted(self._exits))
 
     @property
@@ -200,15 +225,22 @@ class Outcome:
         return self._has_terminal and first is not None and first.shell_code in _INTERRUPTED
 
     def first_failure(self) -> Exit | None:
+        """Return the worker that failed first, and not because the launcher stopped it. None: none has failed."""
         return None if self.first is None else self._exits[self.first]
 
     def set_last_output(self, error_message: str, last_lines: tuple[str, ...], stack: tuple[str, ...]) -> None:
-        """What the first failure said: in its error file, and last on stderr; and its Python stack."""
+        """Set what the first failure wrote last. Without a failure it does nothing.
+
+        Args:
+            error_message: The message in its error file. Empty: none.
+            last_lines: Its last lines of stderr.
+            stack: The lines of its Python stack.
+        """
         if self.first is not None:
             self._change(self.first, error_message=error_message, last_lines=last_lines, python_stack=stack)
 
     def running(self) -> list[Event]:
-        """Events that tell of every worker that lives."""
+        """Return a `started` event for every worker that lives."""
         return [
             Event(kind="started", worker=index, rank=e.rank, pid=e.pid or 0, time_ns=time.monotonic_ns())
             for index, e in enumerate(self.exits())
@@ -216,12 +248,16 @@ class Outcome:
         ]
 
     def record_statuses(self, statuses: Mapping[int, str]) -> None:
-        """The last STATUS= of each rank that told one."""
+        """Record the last STATUS= of ranks.
+
+        Args:
+            statuses: The text of each rank that sent one.
+        """
         for rank, status in statuses.items():
             self._change(rank, status=status)
 
     def report(self) -> Report:
-        """How it ended. Complete once `ended`."""
+        """Return the report. It is complete when the launch has ended."""
         first = self.first_failure()
         return Report(
             launch_id=self._plan.launch_id,
@@ -254,7 +290,7 @@ class Outcome:
 
 
 def describe_event(event: Event) -> str:
-    """One line of --verbose."""
+    """Return the line of --verbose for an event. Empty: the event has none."""
     if event.kind == "exited":
         how = f"signal {signal_name(event.signal)}" if event.signal else f"exit code {event.code}"
         return f"rank {event.rank} ended, {how}"

@@ -24,9 +24,15 @@ _ALL_SIGNALS = 2**64 - 1  # blocked until it reads them: as process 1 it would n
 _SPARE_S = 15.0  # beyond the grace, which ranks and strays share: what the inner command may take for its own bounds
 
 
-def open_asking() -> tuple[int, int]:
-    """Our end of the pipe on which the inner command asks to be stopped, and the inner one's, which we lose when
-    we settle."""
+def open_suspend_pipe() -> tuple[int, int]:
+    """Make the pipe on which the inner command asks to be suspended.
+
+    Returns:
+        The end of this process, and the end of the inner command, which inherits it.
+
+    Raises:
+        StartError: No pipe can be made.
+    """
     try:
         ours, theirs = os.pipe()
     except OSError as error:

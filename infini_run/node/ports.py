@@ -30,7 +30,11 @@ _locks: dict[int, socket] = {}
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no other launch gets until `let_go`, or our end."""
+    """Return a port on which nobody listens, and which no other launch gets until `let_go` or the end of this
+    process.
+
+    Source: ip(7), ip_local_port_range; unix(7), abstract sockets.
+    """
     with forking:  # a child that is forked meanwhile would hold the port, or its lock
         return _find()
 
@@ -48,7 +52,11 @@ def _find() -> int:
 
 
 def let_go(port: int) -> None:
-    """Others may have the port. Safe twice, and where it is none of ours."""
+    """Give a port free for other launches. Safe twice, and for a port that is not this process's.
+
+    Args:
+        port: As `free_port` returned it.
+    """
     lock = _locks.pop(port, None)
     if lock is not None:
         lock.close()

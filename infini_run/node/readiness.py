@@ -12,8 +12,15 @@ if TYPE_CHECKING:
 
 
 def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | None:
-    """True: every rank has said READY=1. False: one ended without. None: that is still open. may_restart: one that
-    has failed, or was stopped, may come back."""
+    """Return whether all ranks have sent READY=1 (sd_notify(3)).
+
+    Args:
+        exits: The state of every rank.
+        may_restart: A rank that has failed, or was stopped, may come back.
+
+    Returns:
+        True: every rank has. False: one has ended without it. None: neither is so yet.
+    """
     answer: bool | None = True
     for exit_ in exits:
         if exit_.ready_s is None:
@@ -24,7 +31,14 @@ def all_ready(exits: Iterable[Exit], *, may_restart: bool = False) -> bool | Non
 
 
 def notify_ready(address: str) -> str:
-    """Say READY=1 at NOTIFY_SOCKET's address, without waiting; why that was not possible, or ""."""
+    """Send READY=1 to the service manager that started this process, without waiting.
+
+    Args:
+        address: The value of NOTIFY_SOCKET.
+
+    Returns:
+        Why that was not possible. Empty: it was sent.
+    """
     import socket
 
     path = "\0" + address[1:] if address.startswith("@") else address

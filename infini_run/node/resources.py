@@ -22,8 +22,13 @@ _OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
 
 
 def has_descriptors(workers: Sequence[Worker]) -> bool:
-    """Whether a launch with the pipes of this plan stays within the limit on open descriptors. Both ends of every
-    pipe are open until the ranks run."""
+    """Return whether a launch with the pipes of these workers stays within the limit on open descriptors.
+
+    Both ends of every pipe are open until the ranks run.
+
+    Args:
+        workers: The workers of this node.
+    """
     pipes = sum(worker.stdout.piped + worker.stderr.piped + (worker.stdin == "pipe") for worker in workers)
     wanted = 2 * pipes + _PER_RANK * len(workers) + _OF_OURS
     try:
@@ -34,8 +39,15 @@ def has_descriptors(workers: Sequence[Worker]) -> bool:
 
 
 class LaunchResources:
-    """logs: descriptors by rank; error_logs: those of stderr alone. null: a descriptor of /dev/null above 2.
-    error_folder: "" where error files lie beside the logs, or nowhere."""
+    """What a launch keeps open for its ranks.
+
+    Attributes:
+        logs: Descriptors of logs, by rank.
+        error_logs: Descriptors of the logs of stderr alone, by rank.
+        null: A descriptor of /dev/null above 2; -1: closed.
+        error_folder: The directory for error files that is removed at the end. Empty: they lie beside the logs, or
+            nowhere.
+    """
 
     def __init__(self) -> None:
         self.logs: dict[int, int] = {}
@@ -44,7 +56,17 @@ class LaunchResources:
         self.error_folder = ""
 
     def open(self, plan: Plan, options: Options, heading: str) -> None:
-        """heading: a line that each log gets first. Raises UsageError for a file that cannot be made, StartError."""
+        """Make everything that can fail before the first rank.
+
+        Args:
+            plan: The plan of the launch.
+            options: What the user asked for.
+            heading: A line that each log gets first. Empty: none.
+
+        Raises:
+            UsageError: A file cannot be made.
+            StartError: A limit was hit.
+        """
         if options.report or options.log_dir:
             from infini_run.system.secure_files import check_writable, open_logs
 
@@ -75,13 +97,13 @@ class LaunchResources:
             return  # a read-only container: an error file is a convenience, and its writer says so itself
 
     def close_null(self) -> None:
-        """Ranks have theirs."""
+        """Close the descriptor of /dev/null: the ranks have theirs."""
         null, self.null = self.null, -1  # first forgotten, then closed: never closed twice
         if null >= 0:
             os.close(null)
 
     def close(self) -> None:
-        """All of it, with what ranks made in the folder. Safe twice."""
+        """Close all descriptors, and remove the directory for error files with what ranks made in it. Safe twice."""
         self.close_null()
         for logs in (self.logs, self.error_logs):
             while logs:
@@ -97,7 +119,7 @@ class LaunchResources:
             remove_folder(folder)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the folder is our parent's, the descriptors are copies."""
+        """Close the copies of the descriptors in a forked child. The directory stays the parent's."""
         self.error_folder = ""
         self.close()
 

@@ -15,7 +15,7 @@ from _thread import RLock
 from infini_run.core.group import Event, Group, debug_flags
 from infini_run.errors import InfiniRunError, StartError, printable
 from infini_run.node.launch import NodeLaunch
-from infini_run.plan.program import absolute
+from infini_run.plan.program import absolute_flag_path
 from infini_run.record import replace
 
 TYPE_CHECKING = False
@@ -46,7 +46,7 @@ class RestartingLaunch:
         print_line: Callable[[str], None] | None = None,
         observers: Observers | None = None,
     ) -> None:
-        log_dir = absolute("log_dir", options.log_dir) if options.log_dir else ""
+        log_dir = absolute_flag_path("log_dir", options.log_dir) if options.log_dir else ""
         self._options = replace(options, log_dir=log_dir)
         self._environ = environ
         self._entry = entry
@@ -81,38 +81,46 @@ class RestartingLaunch:
 
     @property
     def ended(self) -> bool:
+        """Whether the last attempt has ended, and nothing of it is left."""
         return self._over
 
     @property
     def went_well(self) -> bool:
-        """The last attempt did, and there is nothing to tell."""
+        """Whether the last attempt went well, and there is nothing to report."""
         return self._over and self._run.went_well
 
     @property
     def plan(self) -> Plan:
-        """Of the attempt that runs, or ran last; so is the outcome."""
+        """The plan of the attempt that runs, or ran last."""
         return self._run.plan
 
     @property
     def outcome(self) -> Outcome:
+        """The outcome of the attempt that runs, or ran last."""
         return self._run.outcome
 
     def record_statuses(self) -> None:
+        """Record the last STATUS= of each rank, as NodeLaunch.record_statuses."""
         self._run.record_statuses()
 
     def signal(self, number: int, rank: int | None = None) -> int:
-        """As NodeLaunch.signal; between two attempts it reaches nobody."""
+        """Send a signal, as NodeLaunch.signal. Between two attempts it reaches no process.
+
+        Args:
+            number: The signal.
+            rank: A rank of this node. None: all of them.
+        """
         return self._run.signal(number, rank)
 
     def stop(self) -> None:
-        """Begin to stop what runs, and start nothing any more."""
+        """Begin to stop the ranks, and start no further attempt."""
         with self._lock:
             self._stopped = True
             self._run.stop()
             self._end_wait()
 
     def kill(self) -> None:
-        """The same with SIGKILL, at once."""
+        """Send SIGKILL to everything that is left, and start no further attempt."""
         with self._lock:
             self._stopped = True
             self._run.kill()
@@ -131,7 +139,7 @@ class RestartingLaunch:
             self._run.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: all of it is our parent's."""
+        """Close the copies of descriptors in a forked child. The launch stays the parent's."""
         self._lock, self._over = RLock(), True
         self._run.after_fork_in_child()
         if self._delay_group is not None:
@@ -139,7 +147,7 @@ class RestartingLaunch:
             self._delay_group = None
 
     def report(self) -> Report:
-        """How the last attempt ended, and what became of those before it."""
+        """Return the report of the last attempt, with a line for each attempt before it."""
         with self._lock:
             report = self._run.report()
             return report if self._restarts is None else self._restarts.add_to(report)
@@ -147,7 +155,13 @@ class RestartingLaunch:
     # ---- from one attempt to the next
 
     def poll(self, timeout_s: float | None = None, also: Sequence[int] = ()) -> list[Event]:
-        """As NodeLaunch.poll. An attempt that is not the last one ends with `restarting` in place of `ended`."""
+        """Return the events since the last call, as NodeLaunch.poll. An attempt that is not the last one ends with
+        `restarting` in place of `ended`.
+
+        Args:
+            timeout_s: Seconds to wait at most. None: for ever.
+            also: Descriptors that end the wait when they can be read.
+        """
         with self._lock:
             run, delay_group = self._run, self._delay_group
         if delay_group is not None:

@@ -13,7 +13,7 @@ from infini_run.environments.environment import BATCH, ClusterEnvironment
 from infini_run.environments.hostlist import quoted
 from infini_run.errors import UsageError, printable
 from infini_run.options.grammar import COMMAND_LINE, Setting
-from infini_run.options.table import ALLOCATION_ENGINES, DEFAULTS, ENVIRONMENT_LEVEL, PREFIXES
+from infini_run.options.table import ALLOCATION_ENGINES, DEFAULTS, ENVIRONMENT_PRECEDENCE, PREFIXES
 from infini_run.record import replace
 from infini_run.value_types import MARKER_VARIABLE, address
 
@@ -107,7 +107,7 @@ def _without_guesses(given: Given, cluster: ClusterEnvironment) -> ClusterEnviro
     Where WORLD_SIZE is as many as the ranks that were asked for, it counts those."""
     if cluster.engine not in _PODS:
         return cluster
-    names = [name for name in _KNOWN_BOTH if name in given and given[name].level == _PET]
+    names = [name for name in _KNOWN_BOTH if name in given and given[name].precedence == _PET]
     nnodes, nproc = given.get("nnodes"), given.get("nproc_per_node")
     if nnodes is not None and nproc is not None and "nnodes" not in names and isinstance(nproc.value, int):
         names += ["nnodes"] if cluster.warning and nnodes.value * nproc.value == cluster.nnodes else []
@@ -194,7 +194,10 @@ def _offer_nproc(given: Given, cluster: ClusterEnvironment) -> None:
 def _set_default(given: Given, cluster: ClusterEnvironment, flag: str, value: object, name: str) -> None:
     if value not in (0, "") or flag == "node_rank":
         given.setdefault(
-            flag, Setting(value=value, origin=cluster.source(name) or f"--{flag}={value}", level=ENVIRONMENT_LEVEL)
+            flag,
+            Setting(
+                value=value, origin=cluster.source(name) or f"--{flag}={value}", precedence=ENVIRONMENT_PRECEDENCE
+            ),
         )
 
 

@@ -54,11 +54,11 @@ class Prefix:
 
 @record
 class Setting:
-    """A value that somebody gave. `origin` quotes them; `level`: 0 the command line, n the n-th prefix."""
+    """A value that somebody gave. `origin` quotes them; `precedence`: 0 the command line, n the n-th prefix."""
 
     value: Any
     origin: str
-    level: int
+    precedence: int
 
 
 @record
@@ -300,19 +300,19 @@ def _read_prefixed(scan: _Scan, prefixes: Sequence[Prefix], settings: dict[str, 
     """Variables set what the command line left open. A flag's own name beats its aliases."""
     starts = tuple(prefix.text for prefix in prefixes)
     keys = [key for key in scan.environ if key.startswith(starts)]
-    for level, prefix in enumerate(prefixes if keys else (), COMMAND_LINE + 1):
+    for precedence, prefix in enumerate(prefixes if keys else (), COMMAND_LINE + 1):
         found = [(flag, key) for key in sorted(keys) if (flag := _prefixed(scan, key, prefix))]
         for flag, key in sorted(found, key=lambda pair: pair[1] != prefix.text + pair[0].name.upper()):
             if flag.name not in settings:
-                settings[flag.name] = _read_variable(scan, flag, key, prefix, level)
+                settings[flag.name] = _read_variable(scan, flag, key, prefix, precedence)
 
 
-def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, level: int) -> Setting:
+def _read_variable(scan: _Scan, flag: Flag, key: str, prefix: Prefix, precedence: int) -> Setting:
     text = scan.environ[key]
     origin = f"{key}={quote(text)}"
     if prefix.is_binary and flag.kind is boolean and text not in ("0", "1"):
         raise UsageError(f"{origin}: 0 or 1 is allowed")
-    return _convert(flag, text, origin, level)
+    return _convert(flag, text, origin, precedence)
 
 
 def _prefixed(scan: _Scan, key: str, prefix: Prefix) -> Flag | None:
@@ -327,7 +327,7 @@ def _prefixed(scan: _Scan, key: str, prefix: Prefix) -> Flag | None:
     return None if is_negated or flag.group == GRAMMAR_GROUP else flag
 
 
-def _convert(flag: Flag, text: str, origin: str, level: int) -> Setting:
+def _convert(flag: Flag, text: str, origin: str, precedence: int) -> Setting:
     if flag.choices and text not in flag.choices:
         from infini_run.options.hints import nearest
 
@@ -335,7 +335,7 @@ def _convert(flag: Flag, text: str, origin: str, level: int) -> Setting:
         hint = f" (the nearest is {near})" if near else ""
         raise UsageError(f"{origin}: {_either(flag.choices)} is allowed{hint}")
     try:
-        return Setting(value=flag.kind(text), origin=origin, level=level)
+        return Setting(value=flag.kind(text), origin=origin, precedence=precedence)
     except ValueError as error:
         raise UsageError(f"{origin}: {error}") from None
 

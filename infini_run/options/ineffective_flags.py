@@ -37,7 +37,7 @@ def ineffective_flags(given: Mapping[str, Setting], place: str, *, is_one_of_sev
     idle = [
         given[name].origin
         for name, places in _AT.items()
-        if name in given and place not in places and given[name].level == COMMAND_LINE and _is_asked(name, given)
+        if name in given and place not in places and given[name].precedence == COMMAND_LINE and _is_asked(name, given)
     ]
     return f"{', '.join(idle)}: no effect here, {_why(given, place, is_one_of_several)}" if idle else ""
 

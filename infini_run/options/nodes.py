@@ -10,7 +10,7 @@ from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import parse_hosts, read_hostfile
 from infini_run.errors import UsageError
 from infini_run.options.grammar import Setting
-from infini_run.options.table import ALLOCATION_ENGINES, ENGINES, ENVIRONMENT_LEVEL
+from infini_run.options.table import ALLOCATION_ENGINES, ENGINES, ENVIRONMENT_PRECEDENCE
 from infini_run.record import record
 
 TYPE_CHECKING = False
@@ -51,17 +51,17 @@ def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader) -> Nod
     hosts = _first(given, hosts, origin)
     is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
     counts = _settle_count(given, hosts, origin, is_limit=is_limit)
-    given["nnodes"] = Setting(value=len(hosts), origin=origin, level=ENVIRONMENT_LEVEL)
+    given["nnodes"] = Setting(value=len(hosts), origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
     return NodeList(engine=engine, hosts=hosts, counts=counts)
 
 
 def _hosts(given: Given, environ: Mapping[str, str], engine: str, read: Reader) -> tuple[tuple[Host, ...], str]:
     """The hosts, and who named them."""
     lists = [given[name] for name in ("hosts", "hostfile") if name in given and given[name].value]
-    if len(lists) == 2 and lists[0].level == lists[1].level:
+    if len(lists) == 2 and lists[0].precedence == lists[1].precedence:
         raise UsageError(f"{lists[0].origin} and {lists[1].origin}: one list of hosts is enough, drop one of them")
     if lists:
-        chosen = min(lists, key=lambda setting: setting.level)
+        chosen = min(lists, key=lambda setting: setting.precedence)
         is_file = chosen is given.get("hostfile")
         parse = read_hostfile if is_file else parse_hosts
         return parse(chosen.value, chosen.origin), chosen.origin
@@ -112,5 +112,5 @@ def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limi
     if 0 in slots:
         unknown = next(host.name for host in hosts if not host.slots)
         raise UsageError(f"{origin} does not say how many processes {unknown} has room for: give --nproc_per_node")
-    given["nproc_per_node"] = Setting(value=max(slots), origin=origin, level=ENVIRONMENT_LEVEL)
+    given["nproc_per_node"] = Setting(value=max(slots), origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
     return tuple(host.slots for host in hosts) if len(slots) > 1 else ()

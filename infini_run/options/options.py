@@ -136,7 +136,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     given = dict(parsed.settings)
     for question in _QUESTIONS:
         asked = given.pop(question, None)
-        if asked is not None and asked.value and asked.level == COMMAND_LINE:
+        if asked is not None and asked.value and asked.precedence == COMMAND_LINE:
             return Request(question=question, options=None, arguments=(asked.value, *parsed.program))
     if not given.keys().isdisjoint(_TORCHRUN):
         from infini_run.options.torchrun import translate
@@ -231,13 +231,13 @@ def _apply_standalone(given: Given) -> None:
         return
     theirs = [given[name] for name in _RENDEZVOUS if name in given and not _is_one_node(name, given[name].value)]
     for setting in theirs:
-        if setting.level == ours.level:
+        if setting.precedence == ours.precedence:
             raise UsageError(f"{ours.origin} is one node and a free port, {setting.origin} is not: drop one of them")
-    if any(setting.level < ours.level for setting in theirs):
+    if any(setting.precedence < ours.precedence for setting in theirs):
         del given["standalone"]
         return
     for name in _RENDEZVOUS:
-        if name in given and given[name].level > ours.level:
+        if name in given and given[name].precedence > ours.precedence:
             del given[name]
     given["nnodes"] = replace(ours, value=1)
 
@@ -262,9 +262,9 @@ def _rendezvous_part(given: Given, name: str, part: int) -> Any:
     own, whole = given.get(name), given.get("rdzv_endpoint")
     if whole is None:
         return own.value if own else DEFAULTS[name]
-    if own is None or own.level > whole.level:
+    if own is None or own.precedence > whole.precedence:
         return whole.value[part]
-    if own.level == whole.level and own.value != whole.value[part]:
+    if own.precedence == whole.precedence and own.value != whole.value[part]:
         raise UsageError(f"{whole.origin} and {own.origin} contradict each other: drop one of them")
     return own.value
 
@@ -276,12 +276,12 @@ def _apply_live(given: Given, values: Values) -> None:
     live, console = given.get("live"), given.get("console")
     if values["live"] == "on" and console is not None and console.value not in ("auto", "none"):
         assert live is not None
-        if live.level == console.level:
+        if live.precedence == console.precedence:
             raise UsageError(
                 f"{live.origin} shows a table where {console.origin} would write lines: drop one of them; with "
                 "--log_dir=DIR the lines are in files"
             )
-        values["live"] = "on" if live.level < console.level else "off"
+        values["live"] = "on" if live.precedence < console.precedence else "off"
     if values["live"] == "auto" and values["console"] != "none":
         values["live"] = "off"
 
@@ -315,14 +315,14 @@ def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: 
 def _check_program(given: Given, values: Values) -> None:
     if values["module"] and values["no_python"]:
         module, no_python = given["module"], given["no_python"]
-        if module.level == no_python.level:
+        if module.precedence == no_python.precedence:
             raise UsageError(f"{module.origin} and {no_python.origin}: a module needs Python, drop one of them")
-        values["no_python" if module.level < no_python.level else "module"] = False
+        values["no_python" if module.precedence < no_python.precedence else "module"] = False
     if not values["program"]:
         what = "module" if values["module"] else "program"
         for setting in given.values():
             flag, _, text = setting.origin.partition("=")
-            if setting.level == COMMAND_LINE and text.endswith(".py"):
+            if setting.precedence == COMMAND_LINE and text.endswith(".py"):
                 raise UsageError(f"no {what} was given; {flag} has taken {text} as its value")
         raise UsageError(f"no {what} was given: {USAGE}; --help lists the flags")
 

@@ -23,7 +23,7 @@ PREFIXES = (
     Prefix(text="PET_", is_binary=True),
     Prefix(text="TORCH_ELASTIC_", names=("shutdown_timeout",)),  # torch/distributed/launcher/api.py
 )
-ENVIRONMENT_LEVEL = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
+ENVIRONMENT_PRECEDENCE = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of what the cluster environment says
 GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 

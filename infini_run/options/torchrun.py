@@ -88,9 +88,9 @@ def translate(given: dict[str, Setting]) -> None:
 
 def _put(given: dict[str, Setting], name: str, setting: Setting) -> None:
     ours = given.get(name)
-    if ours is not None and ours.level == setting.level and ours.value != setting.value:
+    if ours is not None and ours.precedence == setting.precedence and ours.value != setting.value:
         raise UsageError(f"{ours.origin} and {setting.origin} contradict each other: drop one of them")
-    if ours is None or ours.level > setting.level:
+    if ours is None or ours.precedence > setting.precedence:
         given[name] = setting
 
 

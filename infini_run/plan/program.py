@@ -305,8 +305,16 @@ def new_launch_id() -> str:
     return f"ir-{os.urandom(6).hex()}"
 
 
-def absolute(flag: str, path: str) -> str:
-    """The absolute path of a flag's file. Raises UsageError: there is no directory to begin from."""
+def absolute_flag_path(flag: str, path: str) -> str:
+    """Return the absolute path of a flag's file.
+
+    Args:
+        flag: the name of the flag, for the message.
+        path: as the user gave it.
+
+    Raises:
+        UsageError: the working directory was deleted.
+    """
     try:
         return os.abspath(path)
     except OSError:
@@ -322,7 +330,7 @@ def error_folder(options: Options, launch_id: str, environ: Mapping[str, str]) -
     takes longer than creating a process.
     """
     if options.log_dir:
-        return absolute("log_dir", options.log_dir)
+        return absolute_flag_path("log_dir", options.log_dir)
     base = environ.get("TMPDIR") or (MEMORY if os.access(MEMORY, os.W_OK | os.X_OK) else "/tmp")
     node = f"-{options.node_rank}" if options.nnodes > 1 else ""  # two nodes may be containers that share it
     return os.join(base, f"{PREFIX}{launch_id}{node}")

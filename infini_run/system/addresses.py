@@ -22,15 +22,20 @@ def read_hosts() -> str:
 
 
 def unreachable_reason(address: str, hosts: str) -> str:
-    """Return why other nodes cannot use the address; empty: they may. hosts: the text of /etc/hosts."""
-    why = _own(address)
+    """Return why other nodes cannot use an address; empty if they may be able to. No name server is asked.
+
+    Args:
+        address: a host name or a numeric address.
+        hosts: the text of /etc/hosts.
+    """
+    why = _local_only_reason(address)
     if why:
         return f"{address} is {why}"
     name = address.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761
         return f"{address} is every machine's own name for itself"
     known = _known(name, hosts)
-    reasons = [_own(each) for each in known]
+    reasons = [_local_only_reason(each) for each in known]
     if known and all(reasons):
         return f"{address} is {known[0]} in {HOSTS}, {reasons[0]}"
     return ""
@@ -42,7 +47,7 @@ def _known(name: str, hosts: str) -> list[str]:
     return [row[0] for row in rows if name in row[1:]]
 
 
-def _own(address: str) -> str:
+def _local_only_reason(address: str) -> str:
     """Return why a numeric address stays within one machine or link; empty for any other, and for a name."""
     packed = _packed(address)
     if packed[:12] == _MAPPED:

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 def own_folders(
     controller: str, cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/proc/self/mountinfo"
 ) -> Iterator[tuple[int, str]]:
-    """(cgroup version, folder) of our group and of all above it, ours first, wherever `controller` may be."""
+    """Yield the directories of this process's cgroup and of all cgroups above it, its own first.
+
+    Args:
+        controller: the v1 controller that is asked for, such as `cpu`.
+        cgroup_file, mountinfo_file: the files of /proc that are read.
+
+    Returns:
+        Pairs of the cgroup version (1 or 2) and a directory. Source: cgroups(7), proc_pid_mountinfo(5).
+    """
     groups = dict(_own_groups(read_text(cgroup_file), controller))
     for version, root, mount in _mounts(read_text(mountinfo_file), controller):
         for folder in _from_ours_up(groups.get(version), root, mount):
@@ -28,9 +36,12 @@ def count_cpus(
     cgroup_file: str = "/proc/self/cgroup",
     mountinfo_file: str = "/proc/self/mountinfo",
 ) -> int:
-    """How many CPUs this process can keep busy: those it may run on, or fewer by its cgroups' quotas.
+    """Return how many CPUs this process can keep busy: those that it may run on, or fewer by the quotas of its
+    cgroups; at least 1.
 
-    affinity: CPUs it may run on (None: sched_getaffinity, which has cpusets in it).
+    Args:
+        affinity: the number of CPUs that it may run on; None: as sched_getaffinity(2) says, which includes cpusets.
+        cgroup_file, mountinfo_file: the files of /proc that are read.
 
     Source: the kernel's cgroup-v2.rst (cpu.max) and sched-bwc.rst.
     """
@@ -50,9 +61,13 @@ def _quota(folder: str, version: int) -> int | None:
 
 
 def oom_kills(cgroup_file: str = "/proc/self/cgroup", mountinfo_file: str = "/proc/self/mountinfo") -> int:
-    """How many processes of our cgroup the kernel has killed for memory, ever; 0 where nobody counts.
+    """Return how many processes of this process's cgroup the kernel has killed for memory so far; 0 if no file
+    counts them.
 
-    Source: the kernel's cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control, 4.13).
+    Args:
+        cgroup_file, mountinfo_file: the files of /proc that are read.
+
+    Source: the kernel's cgroup-v2.rst (memory.events) and cgroup-v1/memory.rst (memory.oom_control, Linux 4.13).
     """
     for version, folder in own_folders("memory", cgroup_file, mountinfo_file):
         text = read_text(f"{folder}/memory.{'events' if version == 2 else 'oom_control'}")
@@ -102,7 +117,7 @@ def _unescape(path: str) -> str:
 
 
 def read_text(path: str) -> str:
-    """The file's text; nothing where it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read()

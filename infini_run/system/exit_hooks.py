@@ -37,14 +37,25 @@ _open: WeakValueDictionary[int, Closable] = WeakValueDictionary()
 
 
 def close_at_exit(owner: Closable) -> int:
-    """Finish and close `owner` when the interpreter exits. Return a number for `closed`."""
+    """Finish and close `owner` when the interpreter exits.
+
+    Args:
+        owner: only a weak reference is held.
+
+    Returns:
+        A number for `closed`.
+    """
     number = next(_numbers)
     _open[number] = owner
     return number
 
 
 def closed(number: int) -> None:
-    """It was closed before. Safe twice."""
+    """Do nothing more for an owner that was closed before the exit. Safe twice.
+
+    Args:
+        number: as `close_at_exit` returned it.
+    """
     _open.pop(number, None)
 
 

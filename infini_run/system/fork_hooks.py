@@ -23,7 +23,11 @@ _known: WeakSet[ForkAware] = WeakSet()
 
 
 def call_in_forked_children(owner: ForkAware) -> None:
-    """Call `owner.after_fork_in_child` in every forked child, as long as the owner exists."""
+    """Call `owner.after_fork_in_child` in every forked child, as long as the owner exists.
+
+    Args:
+        owner: only a weak reference is held.
+    """
     _known.add(owner)
 
 

@@ -33,18 +33,26 @@ _INHERITED = (
 
 
 def own_path(folders: list[str]) -> str:
-    """Code in one line, without line ends and double quotes: every engine hands it on. folders: come right behind the
-    standard library."""
+    """Return a line of Python that removes the working directory from `sys.path` and puts the standard library
+    first.
+
+    The line has no line ends and no double quotes, because every engine passes it on as a word.
+
+    Args:
+        folders: directories that come directly behind the standard library.
+    """
     return _OWN_PATH.format(folders=folders)
 
 
 def flags() -> list[str]:
-    """For this interpreter: from 3.13 on `linecache` is imported before the first line of -c."""
+    """Return the flags for an interpreter of this version: -P from Python 3.11, or -c would import `linecache` from
+    the working directory (3.13)."""
     return ["-P"] if sys.version_info >= (3, 11) else []
 
 
 def inherited_flags() -> list[str]:
-    """Ours that a child is to have (-O, -X, -W and so on, as multiprocessing has it), and `flags`."""
+    """Return `flags`, and those of this interpreter that a child is to have (-O, -X, -W and so on, as
+    multiprocessing passes them on)."""
     from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 
     ours = ("-P", "-I") if _MARK in sys._xoptions else ("-P",)  # -I from own_python is for that process alone
@@ -52,8 +60,12 @@ def inherited_flags() -> list[str]:
 
 
 def own_python(call: str, python: str = "") -> list[str]:
-    """The words for a Python that calls `MODULE.FUNCTION` of ours. python: another one than this, of any version:
-    -I is known by all."""
+    """Return the command that calls a function of this package in a new interpreter.
+
+    Args:
+        call: `MODULE.FUNCTION`.
+        python: another interpreter than this one, of any version (-I is known to all); empty: this one.
+    """
     module, _, function = call.rpartition(".")
     code = f"from {module} import {function}; {function}()"
     if python:
@@ -62,7 +74,12 @@ def own_python(call: str, python: str = "") -> list[str]:
 
 
 def bare_python(call: str) -> list[str]:
-    """The same for this interpreter, without site where we are found at the same place (`python -S`)."""
+    """Return the command as `own_python` does, for this interpreter without `site` (`python -S`), which is a fourth
+    of an agent's start.
+
+    Args:
+        call: `MODULE.FUNCTION`.
+    """
     import _cffi_backend
 
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -29,7 +29,14 @@ def _refuse(value: object) -> object:
 
 
 def encode(content: object) -> bytes:
-    """The shortest JSON of plain types, in ASCII. Raises TypeError."""
+    """Return the shortest JSON of plain types, in ASCII.
+
+    Args:
+        content: dicts, lists, tuples, strings, numbers, booleans and None.
+
+    Raises:
+        TypeError: it has another type in it.
+    """
     if c is None:
         import json
 
@@ -39,7 +46,14 @@ def encode(content: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """What `encode` was given; tuples as lists. Raises ValueError or RecursionError: it did not write that."""
+    """Return what `encode` was given; tuples come back as lists.
+
+    Args:
+        data: JSON in UTF-8.
+
+    Raises:
+        ValueError, RecursionError: `encode` did not write that.
+    """
     text = data.decode()
     if c is None:
         import json

@@ -12,7 +12,12 @@ READ, WRITE, EDGE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLET
 
 
 def poll_ms(timeout_s: float | None) -> float | None:
-    """Return the timeout of poll(2) and epoll_wait(2), 24 days at most: a longer wait is several calls."""
+    """Return the timeout of poll(2) and epoll_wait(2) in milliseconds, 24 days at most: a longer wait is several
+    calls.
+
+    Args:
+        timeout_s: in seconds; None or infinity: no limit, which is None in the result too.
+    """
     return None if timeout_s is None or timeout_s == float("inf") else min(max(0.0, timeout_s * 1000), 2**31 - 1)
 
 
@@ -27,12 +32,17 @@ class Poller:
         self._watched: dict[int, tuple[int, Callable[[], None]]] = {}
 
     def fileno(self) -> int:
+        """Return the epoll descriptor, which polls readable when a watched descriptor is ready."""
         return self._epoll.fileno()
 
     def watch(self, fd: int, events: int, handler: Callable[[], None]) -> None:
-        """Call `handler` when the descriptor is ready for READ or WRITE, or hangs up (0: only then).
+        """Call a handler from `poll` whenever a descriptor is ready. Replaces what was watched for before.
 
-        EDGE: only when it has become ready again.
+        Args:
+            fd: the descriptor.
+            events: READ, WRITE or both; 0: stop watching it. With EDGE the handler is called only when the descriptor
+                has become ready again.
+            handler: called without arguments.
         """
         before = self._watched[fd][0] if fd in self._watched else 0
         if not events:
@@ -45,18 +55,22 @@ class Poller:
             self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching the descriptor. Safe for one that is not watched."""
+        """Stop watching a descriptor. Safe for one that is not watched."""
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
     def poll(self, timeout_s: float | None) -> None:
-        """Wait until a descriptor is ready, and call the handlers. timeout_s: at most; None: for ever."""
+        """Wait until a watched descriptor is ready, and call the handlers of all that are.
+
+        Args:
+            timeout_s: the longest wait in seconds; None: no limit.
+        """
         for fd, _ in self._epoll.poll(None if (wait_ms := poll_ms(timeout_s)) is None else wait_ms / 1000):
             watched = self._watched.get(fd)  # a handler before this one may have closed it
             if watched is not None:
                 watched[1]()
 
     def close(self) -> None:
-        """Safe twice."""
+        """Close the epoll descriptor. Safe twice."""
         self._watched.clear()
         self._epoll.close()

@@ -69,10 +69,16 @@ class ProcessTable:
             self._groups.setdefault(process.group, []).append(process)
 
     def state(self, pid: int) -> str:
+        """Return the state letter of a process (proc_pid_stat(5)), such as `S` or `Z`; empty if it was not there."""
         return self._processes[pid].state if pid in self._processes else ""
 
     def tree(self, pid: int) -> list[Process]:
-        """A rank's process, what is left of its process group, and the descendants of both; parents first."""
+        """Return the process of a rank, what is left of its process group, and the descendants of both; parents
+        come first.
+
+        Args:
+            pid: of the rank's process, which is also the number of its process group.
+        """
         members = [self._processes[pid]] if pid in self._processes else []
         members += [process for process in self._groups.get(pid, ()) if process.pid != pid]
         seen = {process.pid for process in members}
@@ -84,12 +90,14 @@ class ProcessTable:
         return members
 
     def cpu_s(self, pid: int) -> float | None:
-        """What they have used, ended children included (their parents have them); None: there is nobody."""
+        """Return the CPU time of a rank's processes (`tree`) in seconds, ended children included; None: there are
+        none."""
         members = self.tree(pid)
         return sum(process.cpu_s for process in members) if members else None
 
     def memory(self, pid: int) -> int | None:
-        """What they hold in memory, in bytes; pages that they share count once for each. None: there is nobody."""
+        """Return the resident memory of a rank's processes (`tree`) in bytes; shared pages count once for each.
+        None: there are none."""
         members = self.tree(pid)
         return sum(process.memory for process in members) if members else None
 
@@ -123,7 +131,11 @@ def _process(pid: int, stat: str) -> Process | None:
 
 
 def snapshot_processes(members: Sequence[Process]) -> tuple[ProcessSnapshot, ...]:
-    """What processes wait in, as many as are shown of one rank."""
+    """Return what processes and their threads wait in, for the first 16 processes and 96 threads.
+
+    Args:
+        members: the processes of a rank, as `ProcessTable.tree` gives them.
+    """
     found, threads = [], 0
     for process in members[:_PROCESSES]:
         if process.state not in "ZX" and threads < _THREADS:

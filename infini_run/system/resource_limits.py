@@ -15,12 +15,22 @@ LIMITS = {
 
 
 def with_limit_hint(error: StartError) -> StartError:
-    """Return the error with a sentence: the rank, the step, the system's message and the limit."""
+    """Return the error with a sentence for the user: the rank, the step, the system's message and the limit that
+    was hit.
+
+    Args:
+        error: with its errno, and the rank if it has one.
+    """
     return _explained(error, "nothing can" if error.rank is None else f"rank {error.rank} cannot")
 
 
 def explain_command(error: StartError, program: str) -> StartError:
-    """Return the same for a command that reaches other nodes, whose only worker is no rank."""
+    """Return the error as `with_limit_hint` does, for a command that reaches other nodes.
+
+    Args:
+        error: with its errno; its rank is no rank of the job.
+        program: the name of the command.
+    """
     return _explained(StartError(str(error), error.step, error.errno), f"{program} cannot")
 
 

@@ -50,11 +50,19 @@ def open_logs(
     heading: str = "",
     nnodes: int = 1,
 ) -> None:
-    """Open every worker's log for appending: descriptors by rank go into `logs`, as far as it comes, and those of
-    stderr alone into `error_logs`. heading: a line that is written first, but for files that every attempt has of
-    its own. nnodes: of the launch.
+    """Open the log of every worker for appending, and remove the error files of earlier launches.
 
-    Raises UsageError: one cannot be written; StartError: there are too many for a limit.
+    Args:
+        folder: the directory of --log_dir, which is made; empty: nothing is done.
+        workers: the workers of this node.
+        logs: gets a descriptor for each rank, as far as the function comes before it raises.
+        error_logs: gets those for stderr alone (torchrun's layout).
+        heading: a line that is written to each log first, except for files that every attempt has of its own.
+        nnodes: nodes of the launch, which torchrun's layout has in its paths.
+
+    Raises:
+        UsageError: a log cannot be written.
+        StartError: a limit on descriptors was hit.
     """
     if not folder:
         return
@@ -70,7 +78,7 @@ def open_logs(
                 continue
             logs[worker.rank] = _open_log(worker.log, at)
             if heading:
-                _head(logs[worker.rank], worker.log, at, heading)
+                _write_heading(logs[worker.rank], worker.log, at, heading)
             _unlink_earlier(worker.error_file, at)
     finally:
         os.close(at)
@@ -144,7 +152,7 @@ def _open_log(path: str, at: int) -> int:
     return fd
 
 
-def _head(fd: int, path: str, at: int, heading: str) -> None:
+def _write_heading(fd: int, path: str, at: int, heading: str) -> None:
     """On a line of its own, though the last one before it may have no end. Who writes next tells of a full disk."""
     try:
         size = os.fstat(fd).st_size
@@ -183,8 +191,19 @@ def _unlink_earlier(error_file: str, at: int) -> None:
 
 
 def check_writable(flag: str, path: str, log_dir: str = "") -> None:
-    """By making the file that becomes the report, or the trace. It is renamed, which must never replace a device.
-    log_dir: the one folder that is made for it, where it lies directly in that."""
+    """Check that the file of a flag can be written, and remove an earlier launch's.
+
+    A file beside it is made and removed, because the report or trace will be renamed to its place. A device is never
+    replaced.
+
+    Args:
+        flag: the name of the flag, for the message.
+        path: the file; empty: nothing is done.
+        log_dir: the directory of --log_dir, which is made if the file lies directly in it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     if not path:
         return
     if os.path.exists(path) and not os.path.isfile(path):
@@ -203,14 +222,30 @@ def check_writable(flag: str, path: str, log_dir: str = "") -> None:
 
 
 def write_report(path: str, content: dict[str, object]) -> None:
-    """As `write_whole`. Raises OSError."""
+    """Write a report as JSON, as `write_atomic` does.
+
+    Args:
+        path: the file.
+        content: plain types.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     import json
 
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
 
 
 def write_atomic(path: str, data: bytes) -> None:
-    """By rename, so that a reader finds all of it or what was there before. Raises OSError."""
+    """Write a file by rename: a reader finds all of it, or what was there before.
+
+    Args:
+        path: the file.
+        data: its content.
+
+    Raises:
+        OSError: it cannot be written; then nothing is left beside it.
+    """
     partial = _partial(path)
     try:
         with os.fdopen(os.open(partial, _NEW, 0o600), "wb") as file:
@@ -227,7 +262,15 @@ def _partial(path: str) -> str:
 
 
 def append_text(path: str, text: str) -> None:
-    """With a log's caution. Raises OSError."""
+    """Append text to a file, with the same checks as for a log.
+
+    Args:
+        path: the file, which is made if it is not there.
+        text: what is appended, in UTF-8.
+
+    Raises:
+        OSError: it cannot be written, or the file may be a stranger's (EPERM).
+    """
     fd = os.open(path, _LOG, 0o600)
     try:
         found = _not_ours(os.fstat(fd), os.stat(os.path.dirname(path) or "."))
@@ -241,16 +284,22 @@ def append_text(path: str, text: str) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """A folder and all that is in it; what is not there, or not ours to remove, stays as it is."""
+    """Remove a directory and all that is in it. What is not there, or may not be removed, stays as it is."""
     from shutil import rmtree
 
     rmtree(path, ignore_errors=True)
 
 
 def remove_abandoned(paths: Sequence[str]) -> None:
-    """Those of `paths` that are called and made as only we do it, and on which nobody holds a lock: their launcher
-    and its guard were killed in one stroke, as a scheduler does with all that a job left. Its lock comes a moment
-    after a folder, so a new one is left alone."""
+    """Remove directories for error files whose launcher and guard were killed at once.
+
+    A scheduler does so with all that a job has left. The lock of a launcher comes a moment after its directory, so a
+    directory younger than a minute stays.
+
+    Args:
+        paths: directories; only those that are named and made as a launch does it, and on which nobody holds a lock,
+            are removed.
+    """
     import fcntl
     import re
 

@@ -13,21 +13,26 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 def quoted(word: str) -> str:
-    """Return text that a shell reads as this word."""
+    """Return text that a POSIX shell reads as the word `word`; in quotes only if it must be."""
     return word if word and _PLAIN.issuperset(word) else enclosed(word)
 
 
 def enclosed(word: str) -> str:
-    """Return the same, always in quotes."""
+    """Return text that a POSIX shell reads as the word `word`, always in quotes."""
     return "'" + word.replace("'", "'\"'\"'") + "'"
 
 
 def joined(words: Iterable[str]) -> str:
-    """Return a line that a shell splits into these words."""
+    """Return a line that a POSIX shell splits into `words`."""
     return " ".join(map(quoted, words))
 
 
 def find_program(name: str, path: str) -> str:
-    """Return the program's file, as execvp(3) finds it; empty if there is none."""
+    """Return the file of a program, as execvp(3) finds it; empty if there is none.
+
+    Args:
+        name: of the program, without a slash.
+        path: directories, separated by colons, as in PATH.
+    """
     files = (os.path.join(folder, name) for folder in path.split(":"))
     return next((file for file in files if os.path.isfile(file) and os.access(file, os.X_OK)), "")

@@ -17,6 +17,9 @@ def came_by_signal(error: BaseException) -> bool:
     Handlers run in the main thread, between two instructions of the code that they interrupt. The traceback has a
     frame of the handler if that is written in Python. Python's own for SIGINT has none: then the traceback ends where
     no `raise` statement is.
+
+    Args:
+        error: an exception that was caught, with its traceback.
     """
     if threading.current_thread() is not threading.main_thread():
         return False

@@ -69,6 +69,7 @@ class StackDumps:
 
     @property
     def done(self) -> bool:
+        """Whether no py-spy runs or waits any more."""
         return not self._waiting and not self._runs
 
     def fds(self) -> list[int]:

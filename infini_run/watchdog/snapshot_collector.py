@@ -79,13 +79,16 @@ class SnapshotCollector:
 
     @property
     def done(self) -> bool:
+        """Whether all snapshots are complete."""
         return not self._subjects and self._dumps is not None and self._dumps.done
 
     @property
     def deadline_s(self) -> float:
+        """When `poll` is due although no descriptor can be read: time.monotonic(). 0: at once."""
         return 0.0 if self._dumps is None else self._dumps.deadline_s
 
     def fds(self) -> list[int]:
+        """Return descriptors that are readable when `poll` has something to do."""
         return [] if self._dumps is None else self._dumps.fds()
 
     def poll(self, now_s: float) -> None:

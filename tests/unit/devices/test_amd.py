@@ -51,7 +51,7 @@ def places(machine, **environ):
 
 
 def test_kfd_lists_gpus_among_cpus_and_says_where_they_are(four):
-    first, *others = amd.survey(four.root)
+    first, *others = amd.list_gpus(four.root)
     assert first == Accelerator(
         name="0", uuid="GPU-1000000000000000", product="gfx942", bus_id="0000:01:00.0", kfd_id=102
     )  # fmt: skip
@@ -60,49 +60,49 @@ def test_kfd_lists_gpus_among_cpus_and_says_where_they_are(four):
 
 def test_gpus_are_counted_in_the_order_of_kfds_numbers_not_of_their_names_text(machine):
     machine.amd(*(mi300(n) for n in range(12)))
-    assert [gpu.kfd_id for gpu in amd.survey(machine.root)] == list(range(100, 112))
+    assert [gpu.kfd_id for gpu in amd.list_gpus(machine.root)] == list(range(100, 112))
 
 
 def test_a_gpu_whose_render_node_is_not_in_the_container_has_no_index(four):
     (Path(four.root) / "dev/dri/renderD128").unlink()
-    assert [gpu.uuid[-1] for gpu in amd.survey(four.root)] == ["1", "2", "3"]
+    assert [gpu.uuid[-1] for gpu in amd.list_gpus(four.root)] == ["1", "2", "3"]
     assert names(four) == ["0", "1", "2"]
 
 
 def test_partitions_of_one_board_are_gpus_of_their_own_at_one_bus_id(machine):
     machine.amd(CPU, *(mi300(n, location_id=0x0500 | n << 28) for n in range(3)))
-    assert [gpu.bus_id for gpu in amd.survey(machine.root)] == ["0000:05:00.0"] * 3
+    assert [gpu.bus_id for gpu in amd.list_gpus(machine.root)] == ["0000:05:00.0"] * 3
 
 
 def test_the_numa_node_of_a_gpu_follows_from_its_location(machine):
     machine.amd(mi300(0, location_id=0xC3 << 8 | 2 << 3 | 1, domain=0x10))
     machine.pci("0010:c3:02.1", 3)
-    (gpu,) = amd.survey(machine.root)
+    (gpu,) = amd.list_gpus(machine.root)
     assert pci_node(gpu.bus_id, machine.root) == 3
 
 
 @pytest.mark.parametrize(("version", "name"), [(90010, "gfx90a"), (90402, "gfx942"), (110501, "gfx1151"), (0, None)])
 def test_the_architecture_is_written_as_rocm_writes_it(machine, version, name):
     machine.amd(mi300(0, gfx_target_version=version))
-    assert amd.survey(machine.root)[0].product == name
+    assert amd.list_gpus(machine.root)[0].product == name
 
 
 def test_an_old_board_without_a_unique_id_goes_by_index_alone(machine):
     machine.amd(mi300(0, unique_id=0))
-    assert amd.survey(machine.root)[0].uuid is None
+    assert amd.list_gpus(machine.root)[0].uuid is None
     assert names(machine, ROCR_VISIBLE_DEVICES="0") == ["0"]
     assert names(machine, ROCR_VISIBLE_DEVICES="GPU-0000000000000000") == []
 
 
 def test_no_kfd_is_no_amd_gpu(machine):
     with pytest.raises(NoGpus, match="no /dev/kfd"):
-        amd.survey(machine.root)
+        amd.list_gpus(machine.root)
 
 
 def test_kfd_without_gpus_says_what_may_be_missing(machine):
     machine.amd(CPU, mi300(0), render=False)
     with pytest.raises(NoGpus, match="/dev/dri/renderD"):
-        amd.survey(machine.root)
+        amd.list_gpus(machine.root)
 
 
 def test_files_that_make_no_sense_are_no_gpu(machine):
@@ -111,13 +111,13 @@ def test_files_that_make_no_sense_are_no_gpu(machine):
     machine.write({f"{folder}/7/gpu_id": "many", f"{folder}/8/gpu_id": "5", f"{folder}/8/properties": "\x00 x\n a"})
     machine.write({f"{folder}/nine/gpu_id": "1"})
     with pytest.raises(NoGpus):
-        amd.survey(machine.root)
+        amd.list_gpus(machine.root)
 
 
 def test_a_closed_kfd_names_the_group_that_opens_it(four, tmp_path):
     kfd = Path(four.root) / "dev/kfd"
     kfd.chmod(0)
-    code = "import sys; from infini_run.devices import amd; amd.survey(sys.argv[1])"
+    code = "import sys; from infini_run.devices import amd; amd.list_gpus(sys.argv[1])"
     under = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     done = subprocess.run(
         [*under, sys.executable, "-c", code, four.root], capture_output=True, text=True, check=False
@@ -242,9 +242,9 @@ def test_kfd_tells_who_has_memory_on_a_gpu(four):
         "/sys/class/kfd/kfd/proc/8/vram_103": str(1 << 20),
         "/sys/class/kfd/kfd/proc/9/vram_104": "what",
     })  # fmt: skip
-    holders = amd.find_holders(amd.survey(four.root), four.root)
+    holders = amd.find_holders(amd.list_gpus(four.root), four.root)
     assert [(holder.gpu.name, holder.pid, holder.mib) for holder in holders] == [("1", 8, 1), ("1", 77, 5120)]
 
 
 def test_nobody_holds_anything_where_kfd_lists_no_process(four):
-    assert amd.find_holders(amd.survey(four.root), four.root) == ()
+    assert amd.find_holders(amd.list_gpus(four.root), four.root) == ()

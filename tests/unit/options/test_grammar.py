@@ -337,11 +337,11 @@ def test_undefok_allows_the_unknown_flags_it_names_wherever_it_stands():
 def test_the_command_line_beats_the_first_prefix_and_that_the_second():
     every = {"OURS_NODE_RANK": "2", "PET_NODE_RANK": "3"}
     setting = read("--node_rank=1", **every).settings["node_rank"]
-    assert (setting.value, setting.level, setting.origin) == (1, 0, "--node_rank=1")
+    assert (setting.value, setting.precedence, setting.origin) == (1, 0, "--node_rank=1")
     setting = read(**every).settings["node_rank"]
-    assert (setting.value, setting.level, setting.origin) == (2, 1, "OURS_NODE_RANK=2")
+    assert (setting.value, setting.precedence, setting.origin) == (2, 1, "OURS_NODE_RANK=2")
     setting = read(PET_NODE_RANK="3").settings["node_rank"]
-    assert (setting.value, setting.level, setting.origin) == (3, 2, "PET_NODE_RANK=3")
+    assert (setting.value, setting.precedence, setting.origin) == (3, 2, "PET_NODE_RANK=3")
 
 
 def test_an_empty_variable_is_unset():

@@ -155,19 +155,19 @@ def test_what_a_user_of_torchrun_meets_says_what_to_type():
     ("kind", "bind"), [("node", "numa"), ("socket", "socket"), ("exclusive", "cores"), ("core-complex", "cores")]
 )
 def test_numa_binding_is_a_way_to_bind(kind, bind):
-    given = {"numa_binding": Setting(value=kind, origin=f"--numa_binding={kind}", level=0)}
+    given = {"numa_binding": Setting(value=kind, origin=f"--numa_binding={kind}", precedence=0)}
     translate(given)
-    assert given["bind"] == Setting(value=bind, origin=f"--numa_binding={kind}", level=0)
+    assert given["bind"] == Setting(value=bind, origin=f"--numa_binding={kind}", precedence=0)
 
 
 def test_a_way_to_bind_of_ours_beats_numa_binding_by_authority_only():
-    bind = Setting(value="none", origin="--bind=none", level=0)
-    numa = Setting(value="node", origin="PET_NUMA_BINDING=node", level=2)
+    bind = Setting(value="none", origin="--bind=none", precedence=0)
+    numa = Setting(value="node", origin="PET_NUMA_BINDING=node", precedence=2)
     given = {"numa_binding": numa, "bind": bind}
     translate(given)
     assert given["bind"] == bind
     with pytest.raises(UsageError, match="drop one of them"):
-        translate({"numa_binding": Setting(value="node", origin="--numa_binding=node", level=0), "bind": bind})
+        translate({"numa_binding": Setting(value="node", origin="--numa_binding=node", precedence=0), "bind": bind})
 
 
 def test_virtual_local_rank_gives_each_rank_a_gpu_where_nobody_said_how_many():
