@@ -52,6 +52,23 @@ struct guard {
     bool dismissed;         /* killed by us */
 };
 
+/* ---- lease.c: how long the workers may live without being renewed */
+struct lease {
+    int64_t *deadline_ns; /* sys/lease.h; NULL: there is none */
+    int fd;               /* its memory, and */
+    int pipe[2];          /* what the guard says of it; [1] and fd are ours until the guard has them */
+    bool held;            /* the guard watches over it */
+    bool ended;           /* and the workers are killed; told once */
+};
+
+/* lease.c */
+int lease_open(struct ir_group *g);
+int lease_await_guard(struct ir_group *g);
+void lease_ready(struct ir_group *g);
+void lease_check(struct ir_group *g);
+void lease_guard_lost(struct ir_group *g, int error);
+void lease_close(struct ir_group *g);
+
 /* reap.c */
 void worker_reap(struct ir_group *g, uint32_t index, int options);
 void worker_exited_wait(struct ir_group *g, uint32_t index);

@@ -3,7 +3,8 @@
  * SIGKILL cannot be caught, and the parent-death signal reaches direct children only, and not those of
  * another thread than the main one. So a small program (guard/main.c) is started before the first
  * worker. It sleeps in one system call until we have died, then ends what the launch has left. When
- * nothing is left, it is ended by us. Process 1 needs none: the kernel ends its namespace with it. */
+ * nothing is left, it is ended by us. Process 1 needs none, except for a lease (lease.c): the kernel ends its
+ * namespace with it. */
 #include "group/group.h"
 
 #include <errno.h>
@@ -37,7 +38,8 @@ static void folder_hold(struct ir_group *g) {
 int guard_open(struct ir_group *g) {
     struct guard *guard = &g->guard;
     folder_hold(g);
-    if (g->config.guard == NULL || g->self == 1 || children_are_elsewhere()) return 0;
+    const bool is_needless = g->self == 1 && g->config.lease_ms == 0;
+    if (g->config.guard == NULL || is_needless || children_are_elsewhere()) return 0;
     guard->program = strdup(g->config.guard);
     guard->folder = g->config.folder != NULL ? strdup(g->config.folder) : NULL;
     if (guard->program == NULL || (g->config.folder != NULL && guard->folder == NULL))
@@ -58,16 +60,23 @@ const char *const *guard_argv(struct ir_group *g) {
     guard->argv[GUARD_MARK] = g->mark;
     guard->argv[GUARD_FOLDER] = guard->folder != NULL ? guard->folder : "";
     guard->argv[GUARD_CGROUP] = g->cgroup.path != NULL ? g->cgroup.path : "";
+    guard->argv[GUARD_LEASE] = g->lease.deadline_ns == NULL         ? ""
+                               : (g->config.flags & IR_OWN_PROCESS) ? GUARD_LEASE_OWN
+                                                                    : GUARD_LEASE_HOST;
     return guard->argv;
 }
 
 static void guard_lost(struct ir_group *g, int step, int error) {
+    if (g->lease.deadline_ns != NULL) {
+        lease_guard_lost(g, error);
+        return;
+    }
     struct ir_event *event = event_push(g, IR_UNGUARDED, -1, g->guard.pid);
     event->code = step;
     event->signal = error;
 }
 
-/* A launch without a guard is worth more than none: it goes on, and is told. */
+/* A launch without a guard is worth more than none, unless it has a lease: it goes on, and is told. */
 void guard_start(struct ir_group *g) {
     struct guard *guard = &g->guard;
     if (guard->program == NULL) return;

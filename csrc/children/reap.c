@@ -30,7 +30,7 @@ static void worker_report_start_failure(struct ir_group *g, uint32_t index) {
         w->failed_errno = g->slots[index].error;
         worker_report_unplaced(g, index);
     }
-    if (w->failed_step == 0) return;
+    if (w->failed_step == 0 || w->failed_step == IR_STEP_LEASE) return; /* that is told of all */
     struct ir_event *event = event_push(g, IR_START_FAILED, (int)index, w->pid);
     event->code = w->failed_step;
     event->signal = w->failed_errno;
@@ -41,6 +41,7 @@ static void worker_finish(struct ir_group *g, uint32_t index, const siginfo_t *i
                           const struct rusage *usage) {
     struct worker *w = &g->workers[index];
     int64_t now = clock_ns();
+    lease_check(g); /* what the guard has killed has not failed */
     w->reaped = true;
     g->alive--;
     if (w->pidfd >= 0) (void)epoll_ctl(g->exits_fd, EPOLL_CTL_DEL, w->pidfd, NULL);

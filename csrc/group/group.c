@@ -44,7 +44,9 @@ static int group_open(struct ir_group *g, uint32_t n) {
 int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **ret_group) {
     *ret_group = NULL;
     if (config->mark == NULL || config->grace_ms < 0 || config->signal_grace_ms < 0 ||
-        config->stop_signal < 1 || config->stop_signal > SIGRTMAX || n > INT_MAX / 16)
+        config->stop_signal < 1 || config->stop_signal > SIGRTMAX || n > INT_MAX / 16 ||
+        config->lease_ms < 0 || config->lease_ms > LEASE_MOST_MS ||
+        (config->lease_ms > 0 && config->guard == NULL))
         return -EINVAL;
     struct ir_group *g = calloc(1, sizeof *g);
     if (g == NULL) return -ENOMEM;
@@ -58,6 +60,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->rest_fd = -1;
     g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
+    g->lease.fd = g->lease.pipe[0] = g->lease.pipe[1] = -1;
     g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
     int r = group_open(g, n);
     if (r < 0) {
@@ -97,6 +100,7 @@ static void dispatch(struct ir_group *g, uint64_t data) {
     case WATCH_SOURCE: input_source_ready(g); break;
     case WATCH_TARGET: input_target_ready(g, index); break;
     case WATCH_GUARD: guard_gone(g); break;
+    case WATCH_LEASE: lease_ready(g); break;
     case WATCH_ASKED: tty_asked(g); break;
     case WATCH_NOTIFY: notify_ready(g, index); break;
     case WATCH_RESTS: rest_ready(g, pump_pass_rest); break;
@@ -146,6 +150,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     guard_close(g);
+    lease_close(g);
     cgroup_close(g);
     /* memory that an unkillable child still runs on is never given back */
     if (g->abandoned == 0 && !forked) arena_free(g);

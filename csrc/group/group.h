@@ -25,6 +25,7 @@
 #include "sys/sys.h"
 #include "teardown/teardown.h"
 
+#define LEASE_MOST_MS (INT_MAX - 1) /* what poll(2) can wait for the guard */
 #define ECHO_MS 200 /* in which a signal of the same sender is the same request */
 #define STRAYS_LEAST_MS 2000 /* what strays have of the grace where the ranks have used it up */
 
@@ -73,6 +74,7 @@ struct ir_group {
     pid_t *foreign;             /* children that we had before: reaped, never touched */
     uint32_t foreign_count;
     struct guard guard;
+    struct lease lease;
     struct cgroup cgroup;
 };
 

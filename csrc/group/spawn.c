@@ -164,6 +164,9 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     for (uint32_t i = 0; i < n; i++)
         for (int k = 0; k < 3; k++)
             if (workers[i].stdio[k] >= 0 && workers[i].stdio[k] < 3) return -EINVAL;
+    for (uint32_t i = 0; i < n;
+         i++) /* in a PID namespace of its own it cannot tell the guard its pid */
+        if ((workers[i].flags & IR_WORKER_ISOLATE) && g->config.lease_ms > 0) return -EINVAL;
     *ret_step = IR_STEP_TERMINAL;
     for (uint32_t i = 0; i < n; i++) {
         int r = (workers[i].flags & IR_WORKER_FOREGROUND) ? tty_prepare(g) : 0;
@@ -176,8 +179,11 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
         if (r < 0) return r;
     }
     spawn_date(g, workers, n);
+    *ret_step = IR_STEP_LEASE;
+    int r = lease_open(g);
+    if (r < 0) return r;
     *ret_step = IR_STEP_MEMORY;
-    int r = cgroup_open(g, n);
+    r = cgroup_open(g, n);
     if (r >= 0)
         r = arena_fill(g, workers, n, blocked, guard_argv(g), tty_is_ours(g) ? g->terminal_fd : -1);
     if (r >= 0) r = labels_copy(g, workers, n);
@@ -249,12 +255,16 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     g->n = n;
     g->spawn_ticks = clock_ticks();
     g->state = RUNNING;
-    int step;
+    int step = 0;
     int32_t worker = 0;
     int r = spawn_prepare(g, workers, n, mask_of(&before), &step);
     int execs_end = r < 0 ? r : spawn_open_execs(g);
     if (execs_end >= 0) guard_start(g);
     r = execs_end < 0 ? execs_end : spawn_open(g, workers, n, &step);
+    if (r == 0) {
+        step = IR_STEP_LEASE;
+        r = lease_await_guard(g);
+    }
     if (r == 0) {
         step = IR_STEP_CLONE;
         r = spawn_all(g, n, &worker);
@@ -263,6 +273,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     (void)fd_close(execs_end);
     for (uint32_t i = g->started; i < n; i++) worker_close_child_ends(&g->workers[i]);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (step == IR_STEP_LEASE) worker = (int32_t)n; /* the failure is no worker's */
     if (r < 0) *ret_failure = (struct ir_failure){.worker = worker, .step = step, .error = -r};
     return r;
 }

@@ -45,6 +45,7 @@ static uint32_t signal_strays(struct ir_group *g, int sig, bool report) {
     const bool end = is_the_end(g);
     uint32_t n = stray_signal(g, sig, report, !end);
     if (!end || !(g->has_proc ? sig == SIGKILL && n > 0 : wait_has_children(g))) return n;
+    if (sig == SIGKILL) guard_dismiss(g);
     (void)kill(-1, sig);
     return n + 1;
 }

@@ -2,6 +2,12 @@
 #ifndef GUARD_MAIN_H
 #define GUARD_MAIN_H
 
-enum { GUARD_SELF, GUARD_PARENT, GUARD_SESSION, GUARD_SINCE, GUARD_MARK, GUARD_FOLDER, GUARD_CGROUP, GUARD_ARGC };
+enum { GUARD_SELF, GUARD_PARENT, GUARD_SESSION, GUARD_SINCE, GUARD_MARK, GUARD_FOLDER, GUARD_CGROUP,
+       GUARD_LEASE, GUARD_ARGC };
+
+/* GUARD_LEASE: "" is none. Else stdout is the pipe to the launcher, stderr the memory of the lease (sys/lease.h), and
+ * the word says where orphans go while the launcher lives: to itself, or to an ancestor of a host program. */
+#define GUARD_LEASE_OWN "own"
+#define GUARD_LEASE_HOST "host"
 
 #endif

@@ -1,10 +1,12 @@
-/* guard/find_leftovers.c: all that a dead launcher has left is killed.
+/* guard/find_leftovers.c: all that a launcher has left is killed: it is dead, or has let the lease of its ranks end.
  *
- * Ours is what came to the same new parent as we did and has the launch's mark in its environment or is in
+ * Ours is what came to the same parent as we did and has the launch's mark in its environment or is in
  * a worker's process group, in the launcher's session; and the descendants of these; and nothing that is
  * older than the launch. Whole looks at /proc find what stays; the chase finds what forks and exits. */
 #include "guard/find_leftovers.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +15,34 @@
 
 #define EMPTY_SCANS 3
 #define GENERATIONS 16 /* that fork and have not exited yet */
+
+/* Those who have started meanwhile, too, where the launcher lives. A child that a library's host forked may hold the
+ * other end open. */
+static void read_workers(struct launch *launch) {
+    char *end = (char *)launch->workers + launch->n * sizeof *launch->workers;
+    ssize_t n;
+    if (fcntl(0, F_SETFL, O_NONBLOCK) < 0) return;
+    do n = read(0, end, sizeof launch->workers - (size_t)(end - (char *)launch->workers));
+    while (n < 0 && errno == EINTR);
+    if (n > 0) launch->n += (size_t)n / sizeof *launch->workers;
+}
+
+/* Our parent, and of a host program that lives all that it descends from. */
+static void find_adopters(struct launch *launch) {
+    struct process ancestor = {.parent = launch->host};
+    launch->adopters[0] = getppid();
+    launch->adopters_n = 1;
+    while (ancestor.parent > 0 && launch->adopters_n < ADOPTERS) {
+        if (!process_read(ancestor.parent, &ancestor)) return;
+        launch->adopters[launch->adopters_n++] = ancestor.pid;
+    }
+}
+
+static bool is_adopter(const struct launch *launch, pid_t pid) {
+    for (size_t i = 0; i < launch->adopters_n; i++)
+        if (launch->adopters[i] == pid) return true;
+    return false;
+}
 
 static bool is_in_worker_group(const struct launch *launch, const struct process *p) {
     if (p->session != launch->session) return false;
@@ -53,9 +83,9 @@ static void kill_one(struct launch *launch, const struct process *p) {
  * in the kernel may hold its memory's lock. */
 static void classify(struct process *p, void *with) {
     struct launch *launch = with;
-    bool never = p->start_ticks < launch->since || p->pid == getpid();
+    bool never = p->start_ticks < launch->since || p->pid == getpid() || is_adopter(launch, p->pid);
     p->ours = !never && is_killed(launch, p);
-    if (!never && !p->ours && p->parent == getppid()) {
+    if (!never && !p->ours && is_adopter(launch, p->parent)) {
         p->ours = is_in_worker_group(launch, p);
         if (!p->ours && !launch->groups_only) {
             enum mark found = process_mark(p->pid, launch->mark);
@@ -71,7 +101,7 @@ static void classify(struct process *p, void *with) {
 static bool descends_from_ours(const struct launch *launch, struct process p) {
     for (int i = 0; i < GENERATIONS; i++) {
         struct process parent;
-        if (p.parent == getppid()) return true;
+        if (is_adopter(launch, p.parent)) return true;
         if (!process_read(p.parent, &parent)) { /* gone meanwhile: who has taken its child? */
             if (!process_read(p.pid, &p)) return false;
         } else if (process_mark(parent.pid, launch->mark) != MARK_FOUND) {
@@ -102,6 +132,8 @@ static bool scan_and_kill(struct launch *launch) {
     struct processes all;
     const pid_t last = chase_begin();
     launch->found = false;
+    read_workers(launch);
+    find_adopters(launch);
     if (processes_scan(&all, classify, launch) < 0) launch->found = true;
     processes_spread(&all);
     for (size_t i = 0; i < all.n; i++)

@@ -5,6 +5,7 @@
 #include "sys/sys.h"
 #include "teardown/teardown.h"
 
+#define ADOPTERS 64u
 #define WORKERS_READ 16384u /* what a pipe holds of them */
 
 struct launch {
@@ -13,6 +14,9 @@ struct launch {
     pid_t session;
     pid_t workers[WORKERS_READ];
     size_t n;
+    pid_t host;  /* the launcher, where it lives and its orphans may go to an ancestor of its; 0 */
+    pid_t adopters[ADOPTERS]; /* where its orphans are: with us */
+    size_t adopters_n;
     struct processes killed;
     bool groups_only, found;
 };

@@ -1,4 +1,4 @@
-/* guard/freestanding_start.c: waits for the launcher's death before libc has started.
+/* guard/freestanding_start.c: waits for the launcher's death, or a lease's end, before libc has started.
  *
  * libc's start asks the processor what it is, and under a hypervisor each of these questions is a trap:
  * 0.6 ms of a processor, for a program that nearly always is killed before it does anything. So this is
@@ -9,7 +9,10 @@
 #include <linux/prctl.h>
 #include <signal.h>
 #include <stdint.h>
+#include <sys/mman.h>
+#include <time.h>
 
+#include "sys/lease.h"
 #include "sys/raw.h"
 #include "guard/arguments.h"
 
@@ -51,21 +54,48 @@ static int number_of(const char *word) {
     return number;
 }
 
+/* False where the lease is over, or this cannot go on: then main.c does both. */
+static int set_alarm(int timer, const int64_t *lease) {
+    int64_t deadline_ns = lease_deadline(lease);
+    const struct itimerspec at = {
+        .it_value = {deadline_ns / 1000000000LL, deadline_ns % 1000000000LL}};
+    struct timespec now = {0, 0};
+    if (raw(SYS_clock_gettime, CLOCK_BOOTTIME, (long)&now, 0, 0, 0) < 0) return 0;
+    if (deadline_ns <= (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec) return 0;
+    return raw(SYS_timer_settime, timer, TIMER_ABSTIME, (long)&at, 0, 0) >= 0;
+}
+
 /* argc, then argv, as every Linux program finds them (System V ABI, process initialization). */
 void guard_await(const uintptr_t *stack) {
     if (stack[0] != GUARD_ARGC) return;
     const char *const *argv = (const char *const *)(stack + 1);
     int parent = number_of(argv[GUARD_PARENT]);
-    uint64_t death = UINT64_C(1) << (SIGUSR1 - 1);
+    uint64_t awaited = UINT64_C(1) << (SIGUSR1 - 1) | UINT64_C(1) << (SIGALRM - 1);
+    const int leased = argv[GUARD_LEASE][0] != '\0';
+    const int64_t *lease = 0;
+    int timer = 0, told = 0;
     long null = raw(SYS_openat, AT_FDCWD, (long)"/dev/null", O_RDWR, 0, 0);
-    if (null < 0 || raw(SYS_dup3, null, 1, 0, 0, 0) < 0 || raw(SYS_dup3, null, 2, 0, 0, 0) < 0)
+    if (null < 0) return;
+    if (!leased && (raw(SYS_dup3, null, 1, 0, 0, 0) < 0 || raw(SYS_dup3, null, 2, 0, 0, 0) < 0))
         return;
     if (raw(SYS_close_range, 3, 0xffffffffL, 0, 0, 0) < 0 ||
         raw(SYS_chdir, (long)"/", 0, 0, 0, 0) < 0)
         return;
     if (raw(SYS_prctl, PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0) < 0) return;
+    if (leased) {
+        const union {
+            long result;
+            const int64_t *lease;
+        } memory = {raw6(SYS_mmap, 0, sizeof *lease, PROT_READ, MAP_SHARED, 2, 0)};
+        if (memory.result < 0 && memory.result > -4096) return;
+        lease = memory.lease;
+        if (raw(SYS_timer_create, CLOCK_BOOTTIME, 0, (long)&timer, 0, 0) < 0) return;
+    }
     while (raw(SYS_getppid, 0, 0, 0, 0, 0) == parent) {
-        long r = raw(SYS_rt_sigtimedwait, (long)&death, 0, 0, sizeof death, 0);
+        if (leased && !set_alarm(timer, lease)) return;
+        if (leased && !told)
+            told = raw(SYS_write, 1, (long)&(const char){LEASE_HELD}, 1, 0, 0) == 1;
+        long r = raw(SYS_rt_sigtimedwait, (long)&awaited, 0, 0, sizeof awaited, 0);
         if (r < 0 && r != -EINTR) return;
     }
 }

@@ -1,31 +1,42 @@
 /* guard/main.c: irun-guard, which outlives its launcher by the blink in which it ends what that has left.
  *
- *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP    (stdin: a pipe that holds the workers' pids)
+ *     irun-guard PARENT SESSION SINCE MARK FOLDER CGROUP LEASE   (stdin: a pipe that holds the workers' pids)
  *
  * It waits in one system call, on no clock, for the parent-death signal (prctl(2)). That is the
  * spawning thread's: where it comes though the parent lives (getppid says so), it comes again when the
  * parent dies. Then it ends what the launcher has left (find_leftovers.c) and all in CGROUP, and removes FOLDER
- * and CGROUP ("": none). */
+ * and CGROUP ("": none).
+ *
+ * With a LEASE (sys/lease.h) a timer wakes it, too, at the deadline that it knows. If nobody has moved that on, it
+ * ends what the launch has started, though the launcher lives, and goes on to wait for its death. */
 #include "guard/arguments.h"
 #include "guard/find_leftovers.h"
+#include "sys/lease.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
-/* The launcher's terminal, mounts and descriptors are none of ours. */
-static int detach_from_launcher(void) {
+enum end { LAUNCHER_DIED, LEASE_ENDED };
+
+/* The launcher's terminal, mounts and descriptors are none of ours, except those of a lease. */
+static int detach_from_launcher(bool leased) {
     sigset_t all;
     (void)sigfillset(&all);
     (void)sigprocmask(SIG_SETMASK, &all, NULL);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (null < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0 || chdir("/") < 0) return -errno;
+    if (null < 0 || chdir("/") < 0) return -errno;
+    if (!leased && (dup2(null, 1) < 0 || dup2(null, 2) < 0)) return -errno;
     DIR *dir = opendir("/proc/self/fd");
     if (dir == NULL) return 0;
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
@@ -36,21 +47,41 @@ static int detach_from_launcher(void) {
     return 0;
 }
 
-static int await_death(pid_t parent) {
-    sigset_t death;
-    (void)sigemptyset(&death);
-    (void)sigaddset(&death, SIGUSR1);
-    if (prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0) < 0) return -errno;
-    while (getppid() == parent)
-        if (sigwaitinfo(&death, NULL) < 0 && errno != EINTR) return -errno;
+static int map_lease(int64_t **ret_lease) {
+    void *memory = mmap(NULL, sizeof **ret_lease, PROT_READ | PROT_WRITE, MAP_SHARED, 2, 0);
+    if (memory == MAP_FAILED) return -errno;
+    *ret_lease = memory;
     return 0;
 }
 
-/* Nobody writes any more, but a child that a library's host forked may hold the other end open. */
-static void read_workers(struct launch *launch) {
-    if (fcntl(0, F_SETFL, O_NONBLOCK) < 0) return;
-    ssize_t n = read(0, launch->workers, sizeof launch->workers);
-    launch->n = n > 0 ? (size_t)n / sizeof *launch->workers : 0;
+static void notify_launcher(char word) {
+    ssize_t written = write(1, &word, 1);
+    (void)written; /* it has gone, or reads it when it goes on */
+}
+
+/* timer_create(2) and timer_settime(2), without libc's threads: the timer sends SIGALRM. */
+static int set_alarm(int timer, int64_t deadline_ns) {
+    struct itimerspec at = {.it_value = {deadline_ns / 1000000000LL, deadline_ns % 1000000000LL}};
+    return syscall(SYS_timer_settime, timer, TIMER_ABSTIME, &at, NULL) < 0 ? -errno : 0;
+}
+
+/* What has ended, or -errno. lease: NULL: none. */
+static int await_end(pid_t parent, int64_t *lease) {
+    sigset_t awaited;
+    int timer = 0;
+    (void)sigemptyset(&awaited);
+    (void)sigaddset(&awaited, SIGUSR1);
+    (void)sigaddset(&awaited, SIGALRM);
+    if (prctl(PR_SET_PDEATHSIG, SIGUSR1, 0, 0, 0) < 0) return -errno;
+    if (lease != NULL && syscall(SYS_timer_create, CLOCK_BOOTTIME, NULL, &timer) < 0) return -errno;
+    for (bool told = lease == NULL; getppid() == parent; told = true) {
+        if (lease != NULL && lease_is_over(lease, boottime_ns())) return LEASE_ENDED;
+        int r = lease != NULL ? set_alarm(timer, lease_deadline(lease)) : 0;
+        if (r < 0) return r;
+        if (!told) notify_launcher(LEASE_HELD);
+        if (sigwaitinfo(&awaited, NULL) < 0 && errno != EINTR) return -errno;
+    }
+    return LAUNCHER_DIED;
 }
 
 static void kill_cgroup(const char *path) {
@@ -88,6 +119,11 @@ static void remove_cgroup(const char *path) {
     remove_tree(AT_FDCWD, path);
 }
 
+static void end_processes(struct launch *launch, const char *cgroup) {
+    if (cgroup[0] != '\0') kill_cgroup(cgroup);
+    if (process_sees_itself(getpid())) end_launch(launch);
+}
+
 int main(int argc, char **argv) {
     static struct launch launch;
     if (argc != GUARD_ARGC) {
@@ -97,10 +133,21 @@ int main(int argc, char **argv) {
     launch.mark = argv[GUARD_MARK];
     launch.session = atoi(argv[GUARD_SESSION]);
     launch.since = strtoull(argv[GUARD_SINCE], NULL, 10);
-    if (detach_from_launcher() < 0 || await_death(atoi(argv[GUARD_PARENT])) < 0) return 1;
-    read_workers(&launch);
-    if (argv[GUARD_CGROUP][0] != '\0') kill_cgroup(argv[GUARD_CGROUP]);
-    if (process_sees_itself(getpid())) end_launch(&launch);
+    const pid_t parent = atoi(argv[GUARD_PARENT]);
+    const bool leased = argv[GUARD_LEASE][0] != '\0';
+    int64_t *lease = NULL;
+    int end = detach_from_launcher(leased);
+    if (end == 0 && leased) end = map_lease(&lease);
+    if (end == 0) end = await_end(parent, lease);
+    if (end == LEASE_ENDED) {
+        launch.host = strcmp(argv[GUARD_LEASE], GUARD_LEASE_HOST) == 0 ? parent : 0;
+        end_processes(&launch, argv[GUARD_CGROUP]);
+        notify_launcher(LEASE_OVER);
+        launch.host = 0;
+        end = await_end(parent, NULL);
+    }
+    if (end < 0) return -end;
+    end_processes(&launch, argv[GUARD_CGROUP]);
     if (argv[GUARD_FOLDER][0] != '\0') remove_tree(AT_FDCWD, argv[GUARD_FOLDER]);
     if (argv[GUARD_CGROUP][0] != '\0') remove_cgroup(argv[GUARD_CGROUP]);
     return 0;

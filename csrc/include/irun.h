@@ -64,6 +64,9 @@ struct ir_config {
     int32_t stdin_fd;         /* copied to every worker whose stdio[0] is IR_FD_PIPE; -1: none */
     const char *guard;        /* the executable irun-guard: ends what we leave when we are killed; or NULL */
     const char *folder;       /* what it removes then, with the files in it; or NULL */
+    int64_t lease_ms;         /* > 0: the guard kills the workers and all that they started when ir_group_renew_lease
+                               * was not called for so long, even if this process is suspended; needs `guard` */
+    int64_t lease_since_ns;   /* of CLOCK_BOOTTIME: when the first lease began; 0: with the spawn */
     int32_t suspend_write_fd; /* process 1, which cannot stop: a byte to who stops it instead; -1 */
     int32_t suspend_read_fd;  /* the other end, which stays the caller's, outside; -1 */
     uint32_t flags;
@@ -111,7 +114,7 @@ struct ir_worker {
 enum { /* ir_failure.step: what could not be done */
     IR_STEP_MEMORY = 1, IR_STEP_DESCRIPTORS, IR_STEP_CLONE, IR_STEP_GROUP, IR_STEP_PARENT,
     IR_STEP_USER_NAMESPACE, IR_STEP_PROC, IR_STEP_CWD, IR_STEP_STDIO, IR_STEP_TERMINAL,
-    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY, IR_STEP_AFFINITY,
+    IR_STEP_LIMIT, IR_STEP_SIGNALS, IR_STEP_EXEC, IR_STEP_NOTIFY, IR_STEP_AFFINITY, IR_STEP_LEASE,
 };
 
 struct ir_failure {
@@ -137,6 +140,7 @@ enum { /* ir_event.kind */
     IR_TRIGGERED,     /* worker, pid: it said WATCHDOG=trigger; again only after a WATCHDOG=1 */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_SUSPEND,       /* Ctrl-Z, with IR_REPORT_TSTP */
+    IR_LEASE_ENDED,   /* the workers are killed; code: 0: it was not renewed in time; 1: its guard was killed */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -210,6 +214,11 @@ void ir_group_stop(struct ir_group *group, int sig, int by_signal);
 
 /* No grace (any more): SIGKILL to everything that is left. Nothing happens after the end. */
 void ir_group_kill(struct ir_group *group);
+
+/* Renews the lease: it ends lease_ms after `since_ns` (CLOCK_BOOTTIME; 0: now), and never earlier than it would
+ * have. A store to memory, no system call. -ETIME: it is over, and stays so: the workers are killed. -EINVAL: the
+ * group has no lease, or has not been spawned. */
+int ir_group_renew_lease(struct ir_group *group, int64_t since_ns);
 
 /* Sends a signal to every worker's process group, also to what is left of one whose leader has ended. */
 void ir_group_signal_groups(struct ir_group *group, int sig);

@@ -161,6 +161,8 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
             .terminal_fd = (worker->flags & IR_WORKER_FOREGROUND) ? terminal_fd : -1,
             .lifeline = {(worker->flags & IR_WORKER_ISOLATE) ? g->lifeline[0] : -1, g->lifeline[1]},
             .flags = worker->flags,
+            .lease = g->lease.deadline_ns,
+            .guard_fd = g->guard.pipe[1],
         };
         slot_place(slot, arena, worker);
     }
@@ -169,13 +171,15 @@ static void slots_fill(struct ir_group *g, const struct ir_worker *workers, uint
 /* No signal ends it but SIGKILL, and nothing in its environment makes it one of the launch. */
 static void slot_fill_guard(struct ir_group *g, struct arena *arena, const char *const *argv) {
     struct slot *slot = &g->slots[g->n];
+    const bool leased = g->lease.deadline_ns != NULL;
     *slot = (struct slot){
         .program = arena_string(arena, g->guard.program),
         .argv = arena_list(arena, argv),
         .envp = arena->pointers,
         .blocked = ~UINT64_C(0),
         .parent = g->self,
-        .stdio = {g->guard.pipe[0], IR_FD_INHERIT, IR_FD_INHERIT},
+        .stdio = {g->guard.pipe[0], leased ? g->lease.pipe[1] : IR_FD_INHERIT,
+                  leased ? g->lease.fd : IR_FD_INHERIT},
         .terminal_fd = -1,
         .lifeline = {-1, -1},
         .own_session = true,

@@ -47,6 +47,7 @@ KINDS = {
     lib.IR_TRIGGERED: "triggered",
     lib.IR_UNPLACED: "unplaced",
     lib.IR_SUSPEND: "suspend",
+    lib.IR_LEASE_ENDED: "lease_ended",
     lib.IR_ENDED: "ended",
 }
 
@@ -74,6 +75,7 @@ STEPS = {
     lib.IR_STEP_EXEC: "executing the program",
     lib.IR_STEP_NOTIFY: "making its notify socket",
     lib.IR_STEP_AFFINITY: "binding it to its CPUs",
+    lib.IR_STEP_LEASE: "starting the guard that holds its lease",
 }
 
 
@@ -106,7 +108,8 @@ class Event:
             ranks and is stopped); stuck (SIGKILL did not end it); output_lost (code: the stream, signal: the errno);
             output_held; console_stuck; unguarded; triggered (WATCHDOG=trigger); late (not ready in time); hung;
             unplaced (no memory policy, signal: the errno); restarting (in place of ended if another attempt follows,
-            code: the restarts so far); suspend (Ctrl-Z); ended.
+            code: the restarts so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0 if the lease
+            was not renewed in time, 1 if its guard was killed); ended.
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.
@@ -290,6 +293,9 @@ class Group:
         entry: Given if the process is the launcher's own: then signals are taken and orphans reaped.
         guard: The path of irun-guard, which ends what is left if this process is killed by SIGKILL. None: no guard.
         folder: The directory that the guard then removes.
+        lease_s: The guard kills what the workers are and have started if `renew_lease` was not called for so long. 0:
+            there is no lease.
+        lease_since_s: When the first lease began, by CLOCK_BOOTTIME. 0: with the spawn.
         beside: Another group of this process has it: of the entry, only the signal mask is used, for the workers.
         is_last: The process ends with this group, so as process 1 it may end whatever else there is.
         suspend_as_event: Ctrl-Z is the event `suspend`, and the caller calls `suspend`.
@@ -312,6 +318,8 @@ class Group:
         entry: ProcessAtEntry | None = None,
         guard: bytes | None = None,
         folder: bytes | None = None,
+        lease_s: float = 0.0,
+        lease_since_s: float = 0.0,
         beside: bool = False,
         is_last: bool = False,
         suspend_as_event: bool = False,
@@ -331,6 +339,8 @@ class Group:
         config.folder = _string(folder, kept) if folder else ffi.NULL
         config.grace_ms = max(0, round(grace_s * 1000))
         config.signal_grace_ms = max(0, round((grace_s if signal_grace_s is None else signal_grace_s) * 1000))
+        config.lease_ms = int(lease_s * 1000)
+        config.lease_since_ns = int(lease_since_s * 1e9)
         config.stop_signal = stop_signal
         config.stop_scope = SCOPES[stop_scope]
         config.console_fd = console
@@ -459,6 +469,19 @@ class Group:
         with self._lock:
             if not self._closed:
                 lib.ir_group_kill(self._handle)
+
+    def renew_lease(self, since_s: float = 0.0) -> bool:
+        """Let the workers live for another lease. Costs no system call.
+
+        Args:
+            since_s: When the new lease begins, by CLOCK_BOOTTIME: the time at which the message was sent that was
+                answered. 0: now. The lease is never shortened.
+
+        Returns:
+            False if it is over: the workers are killed. A renewal that comes too late revives nothing.
+        """
+        with self._lock:
+            return not self._closed and lib.ir_group_renew_lease(self._handle, int(since_s * 1e9)) == 0
 
     def tail(self, worker: int) -> bytes:
         """The last bytes that a piped worker wrote to stderr."""

@@ -50,7 +50,8 @@ class NodeLaunch:
     entry: given where the process is ours (the command). say: gets a line for the user, where there is one
     to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
     None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job. is_last: the
-    process ends with it.
+    process ends with it. lease_s: the guard kills the ranks if `renew_lease` was not called for so long, also while
+    this process is suspended; 0: no lease. lease_since_s: when the first one began, by CLOCK_BOOTTIME; 0: now.
     """
 
     _console = (1, 2)  # the descriptors that are our stdout and stderr
@@ -70,6 +71,8 @@ class NodeLaunch:
         has_head: bool = False,
         is_last: bool = False,
         stdins: Mapping[int, int] | None = None,
+        lease_s: float = 0.0,
+        lease_since_s: float = 0.0,
     ) -> None:
         self.plan = plan
         self.options = options
@@ -82,6 +85,8 @@ class NodeLaunch:
         self._has_head = has_head
         self._is_last = is_last
         self._stdins = stdins or {}
+        self._lease_s, self._lease_since_s = lease_s, lease_since_s
+        self.lease_ended = False  # over: the ranks were killed, and the launch ends
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._resources = LaunchResources()
@@ -172,6 +177,8 @@ class NodeLaunch:
                 stdin_fd=0 if any(worker.stdin == "pipe" for worker in self.plan.workers) else -1,
                 guard=GUARD,
                 folder=os.fsencode(self._resources.error_folder),
+                lease_s=self._lease_s,
+                lease_since_s=self._lease_since_s,
                 entry=self._entry,
                 is_last=self._is_last,
                 suspend_as_event=self._has_head,
@@ -312,6 +319,8 @@ class NodeLaunch:
             self.stop()
         if event.kind == "ready":
             self._count_ready()
+        elif event.kind == "lease_ended":
+            self.lease_ended = True
         elif event.kind == "triggered" and self._watchdog is None:
             self._watchdog = self._make_watchdog()
         if self._watchdog is not None:
@@ -431,6 +440,11 @@ class NodeLaunch:
         group = self._group
         if group is not None:
             group.signal_groups(number)
+
+    def renew_lease(self, since_s: float = 0.0) -> bool:
+        """Let the ranks live for another lease, as `Group.renew_lease`; False: it is over."""
+        group = self._group
+        return group is not None and group.renew_lease(since_s)
 
     def suspend(self) -> None:
         """Suspend the ranks and then this process, as Ctrl-Z does, until both are continued."""

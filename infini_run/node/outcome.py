@@ -157,6 +157,10 @@ class Outcome:
             f"no guard ({how}): should infini-run be killed by SIGKILL, what ranks have started may live on"
         )
 
+    def _record_lease_ended(self, event: Event) -> str:
+        why = "its guard was killed" if event.code else "it was not renewed in time"
+        return self.add_notice(f"the lease of the ranks is over ({why}): they were killed")
+
     def _record_unplaced(self, event: Event) -> str:
         return self.add_notice(
             f"ranks are bound to their CPUs alone (set_mempolicy: {os.strerror(event.signal)}"

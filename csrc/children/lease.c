@@ -1,0 +1,120 @@
+/* children/lease.c: the launcher's side of a lease: the workers live while it is renewed.
+ *
+ * The guard holds it (guard/main.c): at the deadline it kills the workers and all that they started, also where we
+ * are suspended, starved or stuck. A renewal moves the deadline in memory that both share, so it costs neither a
+ * system call nor a wake-up: the guard looks when the deadline that it knew has come. Its memory is a file without a
+ * name, and a pipe tells us that the guard has it, that the lease is over, and by its end that there is no guard. */
+#include "group/group.h"
+#include "sys/lease.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3, where vm.memfd_noexec may ask for it */
+#endif
+
+static int memory_open(void) {
+    int fd = fd_new((int)syscall(SYS_memfd_create, "lease", MFD_CLOEXEC | MFD_NOEXEC_SEAL));
+    if (fd == -EINVAL) fd = fd_new((int)syscall(SYS_memfd_create, "lease", MFD_CLOEXEC));
+    return fd;
+}
+
+/* Before the first child. -EOPNOTSUPP: there can be no guard, or it would see nobody: /proc is not there, or another
+ * PID namespace's. -ETIME: it is over. */
+int lease_open(struct ir_group *g) {
+    struct lease *lease = &g->lease;
+    if (g->config.lease_ms == 0) return 0;
+    if (g->guard.program == NULL || !g->has_proc) return -EOPNOTSUPP;
+    lease->fd = memory_open();
+    if (lease->fd < 0) return lease->fd;
+    if (ftruncate(lease->fd, sizeof *lease->deadline_ns) < 0) return -errno;
+    void *memory =
+        mmap(NULL, sizeof *lease->deadline_ns, PROT_READ | PROT_WRITE, MAP_SHARED, lease->fd, 0);
+    if (memory == MAP_FAILED) return -errno;
+    lease->deadline_ns = memory;
+    const int64_t now_ns = boottime_ns(), since_ns = g->config.lease_since_ns;
+    const bool is_past = since_ns > 0 && since_ns < now_ns;
+    *lease->deadline_ns = (is_past ? since_ns : now_ns) + g->config.lease_ms * NS_PER_MS;
+    if (lease_is_over(lease->deadline_ns, now_ns)) return -ETIME;
+    return fd_pipe(lease->pipe, 0);
+}
+
+/* Why the guard has ended before it held the lease: its exit code is the error, unless it was never executed. */
+static int guard_failure(struct ir_group *g) {
+    siginfo_t info;
+    if (g->guard.pid != 0) guard_note(g);
+    if (g->guard.error != 0) return -g->guard.error;
+    if (g->guard.pid == 0) return -ESRCH;
+    int r = child_reap(g, g->guard.pid, g->guard.pidfd, &info, WEXITED | WNOWAIT, NULL);
+    return r == 0 && info.si_code == CLD_EXITED && info.si_status != 0 ? -info.si_status : -ESRCH;
+}
+
+/* No worker lives before the guard watches over it. It has as long as the lease. */
+int lease_await_guard(struct ir_group *g) {
+    struct lease *lease = &g->lease;
+    char word;
+    if (lease->deadline_ns == NULL) return 0;
+    lease->fd = fd_close(lease->fd);
+    lease->pipe[1] = fd_close(lease->pipe[1]);
+    struct pollfd said = {.fd = lease->pipe[0], .events = POLLIN};
+    if (poll(&said, 1, (int)g->config.lease_ms) == 0) return -ETIME;
+    if (read(lease->pipe[0], &word, 1) != 1) return guard_failure(g);
+    lease->held = true;
+    return fd_watch(g, lease->pipe[0], EPOLLIN, WATCH_LEASE, 0);
+}
+
+static void lease_end(struct ir_group *g, int code) {
+    struct lease *lease = &g->lease;
+    if (lease->ended || !lease->held || g->state >= DRAINING) return; /* then nobody lives */
+    lease->ended = true;
+    __atomic_store_n(lease->deadline_ns, 0, __ATOMIC_SEQ_CST);
+    event_push(g, IR_LEASE_ENDED, -1, 0)->code = code;
+    ir_group_kill(g);
+}
+
+/* Whatever we notice first: the guard's word, a worker that it has killed, the time. */
+void lease_check(struct ir_group *g) {
+    if (g->lease.deadline_ns != NULL && lease_is_over(g->lease.deadline_ns, boottime_ns()))
+        lease_end(g, 0);
+}
+
+/* Nobody would end the workers in time any more. */
+void lease_guard_lost(struct ir_group *g, int error) {
+    if (g->guard.error == 0) g->guard.error = error;
+    lease_end(g, 1);
+}
+
+void lease_ready(struct ir_group *g) {
+    char word;
+    if (read(g->lease.pipe[0], &word, 1) == 1) {
+        lease_check(g);
+        return;
+    }
+    fd_unwatch(g, g->lease.pipe[0]);
+    if (!g->guard.dismissed) lease_guard_lost(g, 0);
+}
+
+int ir_group_renew_lease(struct ir_group *g, int64_t since_ns) {
+    struct lease *lease = &g->lease;
+    if (lease->deadline_ns == NULL) return -EINVAL;
+    const int64_t now_ns = boottime_ns();
+    if (since_ns <= 0 || since_ns > now_ns) since_ns = now_ns;
+    if (lease_move(lease->deadline_ns, now_ns, since_ns + g->config.lease_ms * NS_PER_MS)) return 0;
+    lease_end(g, 0);
+    return -ETIME;
+}
+
+/* Also in a forked child, whose copies these are. */
+void lease_close(struct ir_group *g) {
+    struct lease *lease = &g->lease;
+    if (lease->deadline_ns != NULL) (void)munmap(lease->deadline_ns, sizeof *lease->deadline_ns);
+    lease->deadline_ns = NULL;
+    lease->fd = fd_close(lease->fd);
+    for (int i = 0; i < 2; i++) lease->pipe[i] = fd_close(lease->pipe[i]);
+}

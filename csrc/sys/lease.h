@@ -1,0 +1,47 @@
+/* sys/lease.h: the word that a launcher, its guard and its children until their exec share: when the lease ends.
+ *
+ * By CLOCK_BOOTTIME, which goes on while the machine sleeps. The launcher moves it on. Whoever first finds it past
+ * puts 0 there, and 0 stays: after that nobody renews it and no child executes its program. */
+#ifndef SYS_LEASE_H
+#define SYS_LEASE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+/* What the guard writes for the launcher: it watches over the lease; the lease is over and the ranks are killed. */
+enum { LEASE_HELD = 'h', LEASE_OVER = 'o' };
+
+static inline int64_t lease_deadline(const int64_t *lease) {
+    return __atomic_load_n(lease, __ATOMIC_SEQ_CST);
+}
+
+static inline bool lease_is_over(int64_t *lease, int64_t now_ns) {
+    int64_t deadline_ns = lease_deadline(lease);
+    while (deadline_ns != 0 && deadline_ns <= now_ns)
+        if (__atomic_compare_exchange_n(lease, &deadline_ns, 0, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            return true;
+    return deadline_ns == 0;
+}
+
+/* It is never shortened. False: it is over. */
+static inline bool lease_move(int64_t *lease, int64_t now_ns, int64_t to_ns) {
+    while (!lease_is_over(lease, now_ns)) {
+        int64_t deadline_ns = lease_deadline(lease);
+        if (deadline_ns >= to_ns) return true;
+        if (deadline_ns != 0 &&
+            __atomic_compare_exchange_n(lease, &deadline_ns, to_ns, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            return true;
+    }
+    return false;
+}
+
+static inline int64_t boottime_ns(void) {
+    struct timespec now;
+    (void)clock_gettime(CLOCK_BOOTTIME, &now);
+    return (int64_t)now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+#endif
