@@ -228,7 +228,9 @@ def _launch(
         return 0
     report = run.report()
     if report_path:
-        _write_report(report_path, report.to_json())
+        from infini_run.system.secure_files import save_report
+
+        _print_problem(save_report(report_path, report.to_json()))
     text = report.text()
     if text:
         _write_line(text, is_bounded=bool(report.received_signal))
@@ -262,15 +264,6 @@ def _start(
 def _print_problem(problem: str) -> None:
     if problem:
         _print_line(f"infini-run: {printable(problem)}")
-
-
-def _write_report(path: str, content: dict[str, object]) -> None:
-    from infini_run.system.secure_files import write_report
-
-    try:
-        write_report(path, content)
-    except OSError as error:
-        _print_line(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
 def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:

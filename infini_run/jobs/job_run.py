@@ -14,11 +14,12 @@ import time
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
-from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.result import classify
 from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
+from infini_run.jobs.stderr import write_line, write_text
 from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from infini_run.multinode.command import raise_fd_limit
 from infini_run.multinode.head import Head
@@ -196,7 +197,7 @@ class JobRun:
             self._nodes = tuple(peer.name for peer in head.agents)
             self._write_phase(RUNNING)
         if report.text():
-            _write(report.text())
+            write_text(report.text())
         content = report.to_json()
         if first is not None:
             failure = {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()}
@@ -233,14 +234,8 @@ def _literal(name: str) -> str:
 
 
 def print_line(text: str) -> None:
-    _write(f"infini-run: {printable(text)}")
-
-
-def _write(text: str) -> None:
-    try:
-        os.write(2, os.fsencode(text + "\n"))
-    except OSError:  # the log is on a full disk
-        return
+    """Write a line of the launcher to the job's log."""
+    write_line(text, "infini-run")
 
 
 def try_write(what: str, write: Callable[[], None]) -> None:
