@@ -45,9 +45,9 @@ class ChildSetup:
 class InForkedChild(BaseException):
     """Raised in the child, and only there."""
 
-    def __init__(self, birth: ChildSetup) -> None:
+    def __init__(self, child_setup: ChildSetup) -> None:
         super().__init__()
-        self.birth = birth
+        self.child_setup = child_setup
 
 
 class ForkLaunch(NodeLaunch):
@@ -133,7 +133,7 @@ class ForkLaunch(NodeLaunch):
         channel = self._channels.pop(worker.rank)
         for fd in ends:
             os.close(fd)
-        birth = ChildSetup(
+        child_setup = ChildSetup(
             channel=channel,
             stdout=outputs[0],
             stderr=outputs[1],
@@ -143,7 +143,7 @@ class ForkLaunch(NodeLaunch):
             mark=self.plan.launch_id,
         )
         self.after_fork_in_child()
-        return birth
+        return child_setup
 
     def _close_channels(self) -> None:
         while self._channels:

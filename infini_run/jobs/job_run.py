@@ -50,7 +50,7 @@ class JobRun:
         self._job = job
         self._number = number
         self._signals = signals
-        self._site = environ  # the allocation's: what the scheduler's commands get
+        self._outer_environ = environ  # the allocation's: what the scheduler's commands get
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
@@ -63,16 +63,18 @@ class JobRun:
         self._write_phase(STARTING)
         self._open_log()
         try:
-            options, roster, environ = self._prepare()
-            head = Head(options, roster, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
+            options, node_list, environ = self._prepare()
+            head = Head(options, node_list, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
             head.start()
         except InfiniRunError as error:
             print_line(str(error))
             return self._failed(error)
         try:
-            raise_fd_limit(len(roster.hosts))
+            raise_fd_limit(len(node_list.hosts))
             is_ours = self._job.request.scheduler not in ENGINES
-            alarm = TimeLimitTimer(self._job.request, with_programs(self._site), self._start_s, is_ours=is_ours)
+            alarm = TimeLimitTimer(
+                self._job.request, with_programs(self._outer_environ), self._start_s, is_ours=is_ours
+            )
             try:
                 while not head.ended:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
@@ -110,15 +112,15 @@ class JobRun:
             ) from None
         given |= {"INFINI_JOB_NAME": self._folder.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
-        site = {name: text for name, text in self._site.items() if name not in _OF_A_TASK}
+        cluster = {name: text for name, text in self._outer_environ.items() if name not in _OF_A_TASK}
         given = {name: text for name, text in given.items() if name not in _OF_A_TASK}  # who submits may be one
         if self._folder.index >= 0:
             given |= dict(zip(_OF_A_TASK, (str(self._folder.index), str(len(job.tasks))), strict=True))
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
-        if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
+        if self._outer_environ.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
-        environ = {**site, **given}
-        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._site)["PATH"])))
+        environ = {**cluster, **given}
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._outer_environ)["PATH"])))
         engine = ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
         words += [f"--hosts={','.join(self._hosts())}"] if engine else []
@@ -131,8 +133,8 @@ class JobRun:
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
-        roster = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
-        return options, roster, environ
+        node_list = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
+        return options, node_list, environ
 
     def _hosts(self) -> list[str]:
         """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
@@ -140,11 +142,11 @@ class JobRun:
         from infini_run.environments.detect import detect
         from infini_run.options.from_environment import read_file
 
-        site = detect(self._site, read_file)
-        if site is None or site.form != BATCH or not site.hosts:
+        cluster = detect(self._outer_environ, read_file)
+        if cluster is None or cluster.form != BATCH or not cluster.hosts:
             name = self._job.request.scheduler
             raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
-        return [host.name for host in site.hosts]
+        return [host.name for host in cluster.hosts]
 
     # ---- how far it is
 
@@ -213,7 +215,7 @@ class JobRun:
         return classify(
             report,
             head.error,
-            blames_node=head.is_node_failure,
+            is_node_failure=head.is_node_failure,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
             is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
             is_preempted=end_reason.is_preempted,
