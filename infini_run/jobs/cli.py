@@ -176,9 +176,9 @@ def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *,
     from infini_run.jobs.tables import short_id
 
     if as_json:
-        said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
+        answer = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
         shape = {"nodes": order.nodes, "slots_per_node": order.slots_per_node, "array": order.request.array}
-        _print_json({**said, **shape, "pool": order.pool})
+        _print_json({**answer, **shape, "pool": order.pool})
     else:
         what = {"slurm": "partition", "pbs": "queue"}.get(scheduler.name, "")
         pool = f"  {what} {order.pool}" if order.pool and what else ""
