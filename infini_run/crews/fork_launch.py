@@ -102,7 +102,7 @@ class ForkLaunch(NodeLaunch):
         if pid == 0:
             tie_to_parent(parent)
             os.close(ours)
-            raise InForkedChild(self._birth(worker, outputs, ends, gate))
+            raise InForkedChild(self._child_setup(worker, outputs, ends, gate))
         self._gates[pid] = ours
         os.close(gate)
         for fd in outputs:
@@ -127,7 +127,7 @@ class ForkLaunch(NodeLaunch):
         spec.stdio[0] = INHERIT
         return outputs, ends
 
-    def _birth(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
+    def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
         """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
         os.setpgid(0, 0)
         channel = self._channels.pop(worker.rank)
