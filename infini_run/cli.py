@@ -145,29 +145,29 @@ def _take_over_process(mask_at_entry: set[int] | None) -> ProcessAtEntry:
     return take_over_process(sum(1 << (number - 1) for number in blocked))
 
 
-def _joins_by_hand(options: Options, site: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
+def _joins_by_hand(options: Options, cluster: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
     """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
     from infini_run.options.options import TOKENS
 
-    is_task = site is not None and site.is_task
+    is_task = cluster is not None and cluster.is_task
     has_token = any(environ.get(name) for name in TOKENS)
     return options.nnodes > 1 and not options.dry_run and not is_task and has_token
 
 
 def _prepare_environment(
-    site: ClusterEnvironment | None, options: Options, environ: dict[str, str]
+    cluster: ClusterEnvironment | None, options: Options, environ: dict[str, str]
 ) -> dict[str, str]:
     """Print what was found, if that is asked for or guessed. Return the environment without the variables that belong
     to one process alone."""
     from infini_run.environments.launcher_variables import strip_launcher_environment
     from infini_run.options.from_environment import NOTHING, describe
 
-    is_quiet = options.dry_run or not (options.verbose or (site and site.warning))
+    is_quiet = options.dry_run or not (options.verbose or (cluster and cluster.warning))
     if not is_quiet:
         _print_line(
-            "infini-run: " + printable(NOTHING if site is None else "; ".join(map(str.strip, describe(site))))
+            "infini-run: " + printable(NOTHING if cluster is None else "; ".join(map(str.strip, describe(cluster))))
         )
-    return strip_launcher_environment(environ, options.export) if site and not site.is_task else environ
+    return strip_launcher_environment(environ, options.export) if cluster and not cluster.is_task else environ
 
 
 def _warn_of_restarts(options: Options) -> None:
@@ -190,16 +190,16 @@ def _warn_of_address(options: Options) -> None:
         _print_line(f"infini-run: other nodes cannot reach node 0: {printable(why)}; give another --master_addr")
 
 
-def _make_plan(options: Options, environ: dict[str, str], launch_id: str, site: ClusterEnvironment | None) -> Plan:
+def _make_plan(options: Options, environ: dict[str, str], launch_id: str, cluster: ClusterEnvironment | None) -> Plan:
     """Plan the ranks of this node: alone, as one of several nodes, or as one task of a step."""
     from infini_run.node.launch import plan_node
     from infini_run.plan.model import SingleRank, spans_of
 
     task = None
-    if site is not None and site.is_task:
-        task = SingleRank(rank=site.rank, local_rank=site.local_rank, world_size=site.world_size)
-        launch_id = f"ir-{site.engine}-{site.job_id}" if site.job_id else ""
-    span = spans_of(site.counts)[options.node_rank] if site is not None and site.counts else None
+    if cluster is not None and cluster.is_task:
+        task = SingleRank(rank=cluster.rank, local_rank=cluster.local_rank, world_size=cluster.world_size)
+        launch_id = f"ir-{cluster.engine}-{cluster.job_id}" if cluster.job_id else ""
+    span = spans_of(cluster.counts)[options.node_rank] if cluster is not None and cluster.counts else None
     return plan_node(options, environ, launch_id=launch_id, task=task, span=span)
 
 
@@ -228,7 +228,9 @@ def _launch(
         return 0
     report = run.report()
     if report_path:
-        _write_report(report_path, report.to_json())
+        from infini_run.system.secure_files import save_report
+
+        _print_problem(save_report(report_path, report.to_json()))
     text = report.text()
     if text:
         _write_line(text, is_bounded=bool(report.received_signal))
@@ -262,15 +264,6 @@ def _start(
 def _print_problem(problem: str) -> None:
     if problem:
         _print_line(f"infini-run: {printable(problem)}")
-
-
-def _write_report(path: str, content: dict[str, object]) -> None:
-    from infini_run.system.secure_files import write_report
-
-    try:
-        write_report(path, content)
-    except OSError as error:
-        _print_line(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
 def _run_isolated(options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
@@ -335,11 +328,11 @@ def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set
     return _print(1, help_text(full=question == "helpfull"))
 
 
-def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, site: ClusterEnvironment | None) -> int:
+def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster: ClusterEnvironment | None) -> int:
     from infini_run.plan.dry_run import render_json, render_text
 
     _unblock(mask_at_entry)
-    return _print(1, render_json(plan, site) if options.dry_run == "json" else render_text(plan, site))
+    return _print(1, render_json(plan, cluster) if options.dry_run == "json" else render_text(plan, cluster))
 
 
 def _unblock(mask_at_entry: set[int] | None) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from infini_run.crews.worker_group import ExecProcess
     from infini_run.plan.model import Plan, RankRange
 
-MEETING = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
+RENDEZVOUS_FLAGS = ("standalone", "master_addr", "master_port", "rdzv_endpoint")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PORTS = 64  # the jobs of one spawner have at most so many at once
 
@@ -78,7 +78,7 @@ class ExecSpawner:
         if self._cwd is not None:  # restarts, and forks of a process that is there already, take it up later
             self._cwd = os.path.abspath(self._cwd)
         flags = {"console": "prefix", **flags, "nproc_per_node": nproc, "stdin": "none"}
-        if flags.keys().isdisjoint(MEETING):
+        if flags.keys().isdisjoint(RENDEZVOUS_FLAGS):
             flags["standalone"] = True  # a free port: several crews may be up at once
         request = read_flags(flags, words, {})
         if request.node_list is not None:
@@ -93,18 +93,18 @@ class ExecSpawner:
         self._ports: deque[int] = deque(maxlen=_PORTS)  # of the jobs that may still run
         self._span: RankRange | None = None
 
-    def join(self, node: int, nnodes: int, host: str, span: RankRange, meeting: tuple[str, int]) -> None:
+    def join(self, node: int, nnodes: int, host: str, span: RankRange, rendezvous: tuple[str, int]) -> None:
         """Be one node of several: ranks that are started from now on are a part of their world.
 
         Args:
             node: this node's index, of `nnodes`.
             host: the name by which the caller knows this host.
             span: the ranks of this node.
-            meeting: the rendezvous address: rank 0's host and port.
+            rendezvous: the rendezvous address: rank 0's host and port.
         """
-        self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=meeting[0])
+        self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=rendezvous[0])
         self._node = replace(self._node, index=node, host=host)
-        self._span, self._port = span, meeting[1]
+        self._span, self._port = span, rendezvous[1]
 
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecProcess]:
         """As Spawner.start. All ranks at once are a job with a rendezvous port of its own; a part of them keeps the

@@ -45,9 +45,9 @@ class ChildSetup:
 class InForkedChild(BaseException):
     """Raised in the child, and only there."""
 
-    def __init__(self, birth: ChildSetup) -> None:
+    def __init__(self, child_setup: ChildSetup) -> None:
         super().__init__()
-        self.birth = birth
+        self.child_setup = child_setup
 
 
 class ForkLaunch(NodeLaunch):
@@ -102,7 +102,7 @@ class ForkLaunch(NodeLaunch):
         if pid == 0:
             tie_to_parent(parent)
             os.close(ours)
-            raise InForkedChild(self._birth(worker, outputs, ends, gate))
+            raise InForkedChild(self._child_setup(worker, outputs, ends, gate))
         self._gates[pid] = ours
         os.close(gate)
         for fd in outputs:
@@ -127,13 +127,13 @@ class ForkLaunch(NodeLaunch):
         spec.stdio[0] = INHERIT
         return outputs, ends
 
-    def _birth(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
+    def _child_setup(self, worker: Worker, outputs: list[int], ends: list[int], gate: int) -> ChildSetup:
         """In the child: tie it to the zygote, and keep what is its own of all that it has copies of."""
         os.setpgid(0, 0)
         channel = self._channels.pop(worker.rank)
         for fd in ends:
             os.close(fd)
-        birth = ChildSetup(
+        child_setup = ChildSetup(
             channel=channel,
             stdout=outputs[0],
             stderr=outputs[1],
@@ -143,7 +143,7 @@ class ForkLaunch(NodeLaunch):
             mark=self.plan.launch_id,
         )
         self.after_fork_in_child()
-        return birth
+        return child_setup
 
     def _close_channels(self) -> None:
         while self._channels:

@@ -110,11 +110,11 @@ class NodeLink:
     """options, roster: as for a Head. cwd: where the spawn servers start. setup: the first message
     to each."""
 
-    def __init__(self, options: Options, roster: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
+    def __init__(self, options: Options, node_list: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
         own = has_own_stderr()
         self.head = Head(
             options,
-            roster,
+            node_list,
             environ=dict(os.environ),
             print_line=None if own else print_line,
             cwd=cwd,

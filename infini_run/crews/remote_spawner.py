@@ -61,8 +61,8 @@ class RemoteSpawner:
         self._flags = {name: value for name, value in given.items() if not reaches(name)}
         if hosts:
             reach["hosts"] = ",".join(hosts)
-        self._options, self._roster = resolve_hosts_and_engine(reach, self._flags, nproc)
-        self._nprocs = read_counts(nproc, self._roster)
+        self._options, self._node_list = resolve_hosts_and_engine(reach, self._flags, nproc)
+        self._nprocs = read_counts(nproc, self._node_list)
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._setup = {
             "path": list(path_of_workers(None)),
@@ -77,7 +77,7 @@ class RemoteSpawner:
         self._lock = RLock()
         self._link: NodeLink | None = None
         self._numbers = 0  # given to processes, broadcasts and questions
-        self._meeting = ("", 0)
+        self._rendezvous = ("", 0)
         self._is_closed = False
 
     # ---- the nodes
@@ -90,7 +90,7 @@ class RemoteSpawner:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._link = NodeLink(self._options, self._roster, self._cwd, self._setup)
+                    self._link = NodeLink(self._options, self._node_list, self._cwd, self._setup)
                     call_in_forked_children(self)
                 self._link.start()
             link = self._link
@@ -129,8 +129,8 @@ class RemoteSpawner:
             assert self._link is not None
             counts = self._counts()
             firsts = [0, *accumulate(counts)][:-1]
-            if len(ranks) == sum(counts) or not self._meeting[1]:
-                self._meeting = self._meet(self._link)
+            if len(ranks) == sum(counts) or not self._rendezvous[1]:
+                self._rendezvous = self._find_rendezvous(self._link)
             processes: list[RemoteWorkerProcess] = []
             answers: list[tuple[RemoteNode, int]] = []
             try:
@@ -148,7 +148,7 @@ class RemoteSpawner:
         by_rank = {process.rank: process for process in processes}
         return [by_rank[rank] for rank in ranks]
 
-    def _meet(self, link: NodeLink) -> tuple[str, int]:
+    def _find_rendezvous(self, link: NodeLink) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given."""
         address, port = rendezvous_address(self._options, link.head.agents)
         return address, port if self._options.rdzv_explicit else link.nodes[0].port
@@ -174,10 +174,10 @@ class RemoteSpawner:
             "first": first,
             "world_size": self.world_size,
             "node": node.index,
-            "nnodes": len(self._roster.hosts),
+            "nnodes": len(self._node_list.hosts),
             "host": node.name,
-            "address": self._meeting[0],
-            "port": self._meeting[1],
+            "address": self._rendezvous[0],
+            "port": self._rendezvous[1],
         }
         self._link.call(partial(node.send_control, {"start": asked}))
         return question

@@ -180,8 +180,8 @@ class SpawnServer:
         try:
             if self._is_stopping:
                 raise StartError("this node is being stopped", "starting", 125)
-            meeting = str(asked["address"]), int(asked["port"])
-            self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, meeting)
+            rendezvous = str(asked["address"]), int(asked["port"])
+            self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, rendezvous)
             processes = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
         except InfiniRunError as error:
             answer = _error_fields(error)

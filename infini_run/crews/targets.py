@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from infini_run.crews.exec_spawner import MEETING, python_command
+from infini_run.crews.exec_spawner import RENDEZVOUS_FLAGS, python_command
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.from_python import one_of_two, read_flags
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What is said to the head; all other flags are the workers'.
 _REACH = (
     *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
-    *("join_timeout", "node_timeout", "link_port", "link_address", *MEETING),
+    *("join_timeout", "node_timeout", "link_port", "link_address", *RENDEZVOUS_FLAGS),
 )
 # Flags of the command that have no effect on workers that run Python functions, and why.
 _NO_EFFECT = {
@@ -56,8 +56,8 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
         from infini_run.environments.detect import detect
         from infini_run.options.from_environment import read_file
 
-        site = detect(os.environ, read_file)
-        return tuple(host.name for host in site.hosts) if site is not None and site.nnodes > 1 else ()
+        cluster = detect(os.environ, read_file)
+        return tuple(host.name for host in cluster.hosts) if cluster is not None and cluster.nnodes > 1 else ()
     if isinstance(hosts, str):
         return (hosts,)
     found = tuple(hosts) if isinstance(hosts, (list, tuple)) else ()
@@ -121,16 +121,16 @@ def _engine(reach: Mapping[str, Any]) -> str:
     from infini_run.environments.hostlist import parse_hosts
     from infini_run.options.from_environment import read_file
 
-    site = detect(os.environ, read_file)
-    if site is None or site.engine not in ENGINES or site.form != BATCH:
+    cluster = detect(os.environ, read_file)
+    if cluster is None or cluster.engine not in ENGINES or cluster.form != BATCH:
         return "ssh"
     hosts = parse_hosts(reach["hosts"], "hosts") if reach.get("hosts") else ()
-    return site.engine if {host.name for host in hosts} <= {host.name for host in site.hosts} else "ssh"
+    return cluster.engine if {host.name for host in hosts} <= {host.name for host in cluster.hosts} else "ssh"
 
 
-def read_counts(nproc: int | str | Sequence[int] | None, roster: NodeList) -> list[int | str]:
+def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) -> list[int | str]:
     """For each host. Raises UsageError: one has no room for so many."""
-    hosts = roster.hosts
+    hosts = node_list.hosts
     if nproc is None:
         return [host.slots or 1 for host in hosts]
     counts: list[int | str] = [nproc] * len(hosts) if isinstance(nproc, (int, str)) else list(nproc)

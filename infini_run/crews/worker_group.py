@@ -137,8 +137,8 @@ class ExecProcess:
             return
         if exit_.shell_code and not exit_.last_lines:
             last_lines, stack = self.group.last_output(self.rank)
-            is_told = exit_.signal in FAULTS or exit_.watchdog_reason
-            exit_ = replace(exit_, last_lines=last_lines, python_stack=stack if is_told else ())
+            is_reported = exit_.signal in FAULTS or exit_.watchdog_reason
+            exit_ = replace(exit_, last_lines=last_lines, python_stack=stack if is_reported else ())
         self.exit = exit_
 
     def last_ping_s(self) -> float:

@@ -50,11 +50,11 @@ def main() -> None:
     try:
         zygote.run()
     except InForkedChild as forked:
-        birth = forked.birth
+        child_setup = forked.child_setup
     else:
         return
     zygote.after_fork_in_child()
-    fd = become(birth, zygote.mark)
+    fd = become(child_setup, zygote.mark)
     from infini_run.crews.worker_main import leave, serve
 
     leave(serve(fd))
@@ -287,25 +287,25 @@ def find_refusal() -> str:
     return ""
 
 
-def become(birth: ChildSetup, mark: int) -> int:
+def become(child_setup: ChildSetup, mark: int) -> int:
     """In the child: be as a process that was started for this. Returns the channel's descriptor."""
-    ctypes.memmove(mark, birth.mark.encode(), len(birth.mark))  # /proc/PID/environ, of our own forks too
-    os.dup2(birth.stdout, 1)
-    os.dup2(birth.stderr, 2)
-    os.close(birth.stdout)
-    os.close(birth.stderr)
+    ctypes.memmove(mark, child_setup.mark.encode(), len(child_setup.mark))  # /proc/PID/environ, of our own forks too
+    os.dup2(child_setup.stdout, 1)
+    os.dup2(child_setup.stderr, 2)
+    os.close(child_setup.stdout)
+    os.close(child_setup.stderr)
     os.environ.clear()
-    os.environ.update(birth.env)
-    if birth.cwd:
-        os.chdir(birth.cwd)
+    os.environ.update(child_setup.env)
+    if child_setup.cwd:
+        os.chdir(child_setup.cwd)
     _disown()
     _reseed()
     _set_threads()
-    go = os.read(birth.gate, 1)
-    os.close(birth.gate)
+    go = os.read(child_setup.gate, 1)
+    os.close(child_setup.gate)
     if not go:
         os._exit(1)  # the launch was given up
-    return birth.channel
+    return child_setup.channel
 
 
 def _disown() -> None:

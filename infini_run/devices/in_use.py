@@ -36,9 +36,9 @@ def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root:
     holders: Sequence[GpuUser] = module_of(found.vendor).find_holders(gpus, root)
     if not holders:
         return ""
-    told = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
+    users = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
     more = f"; and {len(holders) - _REPORTED} more" if len(holders) > _REPORTED else ""
-    text = f"GPUs of this job are in use already: {told}{more}"
+    text = f"GPUs of this job are in use already: {users}{more}"
     if mode == "refuse":
         raise DeviceError(
             f"{text}; end what holds them, choose others with {found.variable}, or start with --check_gpus=warn"

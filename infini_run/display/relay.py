@@ -145,8 +145,8 @@ class ObserverRelay:
         rows = []
         for pid, s in self._sampler.sample(ranks, now_s).items():
             at = indexes[ranks[pid][0].rank]
-            said_ns = group.activity(at)[0]
-            rows.append([at, pid, s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended, said_ns])
+            active_ns = group.activity(at)[0]
+            rows.append([at, pid, s.cpu, s.memory, s.gpu_memory, s.gpu, s.is_suspended, active_ns])
         here = [indexes[rank] for rank in asked[:MOST_LINES] if rank in indexes]
         self._queue("usage", rows, [[at, _text(group.line(at)), _text(group.status(at))] for at in here])
         self._flush()

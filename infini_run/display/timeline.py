@@ -170,10 +170,10 @@ def _end(rank: Mapping[str, Any]) -> object:
 
 @record
 class _Log:
-    """What a rank of one attempt has left. birth_s: None where nobody knows."""
+    """What a rank of one attempt has left. created_s: when its file was made; None: not known."""
 
     rank: int
-    birth_s: float | None
+    created_s: float | None
     end_s: float
     error_file: str
     hang_file: str
@@ -249,10 +249,10 @@ def _numbered(folder: str, before: str = "", after: str = "") -> list[tuple[int,
 
 
 def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _Log:
-    births = [birth_s for path in paths if (birth_s := _birth_s(path)) is not None]
+    created = [created_s for path in paths if (created_s := _created_s(path)) is not None]
     return _Log(
         rank=rank,
-        birth_s=min(births, default=None),
+        created_s=min(created, default=None),
         end_s=max(os.stat(path).st_mtime for path in paths),
         error_file=error_file,
         hang_file=hang_file,
@@ -261,10 +261,10 @@ def _log(rank: int, paths: Sequence[str], error_file: str, hang_file: str) -> _L
 
 def _bars(logs: Sequence[_Log], until_s: float = float("inf")) -> list[Bar]:
     """Of one attempt, which begins when the first of its logs is made. until_s: when the next one began."""
-    first_s = min(log.end_s if log.birth_s is None else log.birth_s for log in logs)
+    first_s = min(log.end_s if log.created_s is None else log.created_s for log in logs)
     bars = []
     for log in logs:
-        start_s = min(log.end_s, first_s if log.birth_s is None else log.birth_s)
+        start_s = min(log.end_s, first_s if log.created_s is None else log.created_s)
         bars.append(Bar(rank=log.rank, start_s=start_s, end_s=log.end_s, **_signs(log, start_s, until_s)))
     return _with_first(bars)
 
@@ -284,7 +284,7 @@ def _with_first(bars: list[Bar]) -> list[Bar]:
     return [replace(bar, is_first=bar is first) for bar in bars]
 
 
-def _birth_s(path: str) -> float | None:
+def _created_s(path: str) -> float | None:
     """When a file was made: statx(2), which Python 3.14 and before do not have; None where nobody knows."""
     import ctypes
 

@@ -62,29 +62,29 @@ def detect(environ: Mapping[str, str], read: Reader) -> ClusterEnvironment | Non
     """
     around = Variables(environ, read)
     for detector in DETECTORS:
-        site = detector(around)
-        if site is not None:
-            return _within(checked(site), around)
+        cluster = detector(around)
+        if cluster is not None:
+            return _within(checked(cluster), around)
     return None
 
 
-def _within(site: ClusterEnvironment, around: Variables) -> ClusterEnvironment:
+def _within(cluster: ClusterEnvironment, around: Variables) -> ClusterEnvironment:
     """Add the hosts of the allocation that an MPI launcher fills: it does not name them itself, but uses their
     order."""
-    if site.form != STEP or site.master_addr or site.nnodes < 2:
-        return site
+    if cluster.form != STEP or cluster.master_addr or cluster.nnodes < 2:
+        return cluster
     for allocation in _ALLOCATIONS:
         outer = allocation(around)
-        if outer is not None and outer.form == BATCH and len(outer.hosts) == site.nnodes:
-            said = outer.source("hosts")
-            sources = (*site.sources, ("hosts", said), ("master_addr", said))
-            if not site.master_port:
+        if outer is not None and outer.form == BATCH and len(outer.hosts) == cluster.nnodes:
+            source = outer.source("hosts")
+            sources = (*cluster.sources, ("hosts", source), ("master_addr", source))
+            if not cluster.master_port:
                 sources += (("master_port", outer.source("master_port")),)
             return replace(
-                site,
+                cluster,
                 hosts=outer.hosts,
                 master_addr=outer.hosts[0].name,
-                master_port=site.master_port or outer.master_port,
+                master_port=cluster.master_port or outer.master_port,
                 sources=sources,
             )
-    return site
+    return cluster

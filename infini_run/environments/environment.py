@@ -218,27 +218,29 @@ def without_launcher_variables(environ: Mapping[str, str], keep: tuple[str, ...]
     }
 
 
-def checked(site: ClusterEnvironment) -> ClusterEnvironment:
+def checked(cluster: ClusterEnvironment) -> ClusterEnvironment:
     """Return the facts unchanged.
 
     Args:
-        site: the facts that a detector has found.
+        cluster: the facts that a detector has found.
 
     Raises:
         UsageError: two of them contradict each other; the message shows both.
     """
-    _below(site, "node_rank", "nnodes")
-    _below(site, "local_rank", "tasks_per_node")
-    _below(site, "rank", "world_size")
-    if site.hosts and site.nnodes and len(site.hosts) != site.nnodes:
-        raise UsageError(f"{site.source('nnodes')}, but {site.source('hosts')} are {len(site.hosts)} hosts")
-    if site.is_task and (site.rank < 0 or not site.world_size):
-        raise UsageError(f"{site.source('tasks_per_node')}, but nothing says which rank this is: start one per node")
-    return site
+    _below(cluster, "node_rank", "nnodes")
+    _below(cluster, "local_rank", "tasks_per_node")
+    _below(cluster, "rank", "world_size")
+    if cluster.hosts and cluster.nnodes and len(cluster.hosts) != cluster.nnodes:
+        raise UsageError(f"{cluster.source('nnodes')}, but {cluster.source('hosts')} are {len(cluster.hosts)} hosts")
+    if cluster.is_task and (cluster.rank < 0 or not cluster.world_size):
+        raise UsageError(
+            f"{cluster.source('tasks_per_node')}, but nothing says which rank this is: start one per node"
+        )
+    return cluster
 
 
-def _below(site: ClusterEnvironment, name: str, limit: str) -> None:
-    value, end = getattr(site, name), getattr(site, limit)
+def _below(cluster: ClusterEnvironment, name: str, limit: str) -> None:
+    value, end = getattr(cluster, name), getattr(cluster, limit)
     if end and value >= end:
-        low, high = site.source(name) or f"{name} {value}", site.source(limit) or f"{limit} {end}"
+        low, high = cluster.source(name) or f"{name} {value}", cluster.source(limit) or f"{limit} {end}"
         raise UsageError(f"{low}, but {high}: they contradict each other")

@@ -20,8 +20,8 @@ def detect(around: Variables) -> ClusterEnvironment | None:
     rank, size = around.number("FLUX_TASK_RANK"), around.number("FLUX_JOB_SIZE", 1)
     nnodes, local_rank = around.number("FLUX_JOB_NNODES", 1), around.number("FLUX_TASK_LOCAL_ID")
     if nnodes and size % nnodes:
-        said = f"{around.setting('FLUX_JOB_SIZE')} tasks, {around.setting('FLUX_JOB_NNODES')}"
-        raise UsageError(f"{said}: start one for each node, or the same number on all")
+        numbers = f"{around.setting('FLUX_JOB_SIZE')} tasks, {around.setting('FLUX_JOB_NNODES')}"
+        raise UsageError(f"{numbers}: start one for each node, or the same number on all")
     tasks = max(1, size // nnodes) if nnodes else 1
     return ClusterEnvironment(
         engine="flux",

@@ -60,11 +60,11 @@ def _task(around: Variables, job: str, hosts: tuple[Host, ...]) -> ClusterEnviro
         local_size=_JSM + "LOCAL_SIZE",
         job="LSB_JOBID",
     )
-    site = site_of("lsf", around, words)
-    if len(hosts) != site.nnodes:
-        return site
-    sources = site.sources + around.sources(hosts=_HOSTS, master_addr=_HOSTS)
-    return replace(site, hosts=hosts, master_addr=hosts[0].name, sources=sources)
+    cluster = site_of("lsf", around, words)
+    if len(hosts) != cluster.nnodes:
+        return cluster
+    sources = cluster.sources + around.sources(hosts=_HOSTS, master_addr=_HOSTS)
+    return replace(cluster, hosts=hosts, master_addr=hosts[0].name, sources=sources)
 
 
 def _hosts(around: Variables) -> tuple[Host, ...]:

@@ -38,7 +38,7 @@ def _site(around: Variables, names: object, current: object, origin: str) -> Clu
     if current not in names or len(set(names)) != len(names):
         raise UsageError(f"{origin}: {quoted(str(current))} is expected in this list, and every host once")
     hosts = sorted(names)
-    said = around.setting(origin) if around.has(origin) else origin
+    source = around.setting(origin) if around.has(origin) else origin
     return ClusterEnvironment(
         engine="sagemaker",
         nnodes=len(hosts),
@@ -47,7 +47,7 @@ def _site(around: Variables, names: object, current: object, origin: str) -> Clu
         hosts=tuple(Host(name=name) for name in hosts),
         master_addr=hosts[0],
         sources=(
-            *((name, said) for name in ("nnodes", "node_rank", "hosts", "master_addr")),
+            *((name, source) for name in ("nnodes", "node_rank", "hosts", "master_addr")),
             *around.sources(gpus="SM_NUM_GPUS"),
         ),
     )

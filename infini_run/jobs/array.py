@@ -67,8 +67,8 @@ def _number(text: str, what: str) -> int:
     """what: the part of the list, with its article. Raises ValueError: it is no number, or too large."""
     value = number(text)
     if value is None or value < 0:
-        said = f"{text!a} is not {what}" if text else f"{what} is missing"
-        raise ValueError(f"{said}; such as {_FORMS}")
+        fault = f"{text!a} is not {what}" if text else f"{what} is missing"
+        raise ValueError(f"{fault}; such as {_FORMS}")
     if value > MOST:
         raise ValueError(f"{what} is at most {MOST}, not {value}")
     return value

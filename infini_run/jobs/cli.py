@@ -8,6 +8,7 @@ import sys
 
 from infini_run.errors import InfiniRunError, UsageError, printable
 from infini_run.jobs.options.table import OF_A_RANK, PREFIXES, TABLES, VERBS, defaults
+from infini_run.jobs.stderr import print_line
 from infini_run.options.grammar import parse, quote
 
 TYPE_CHECKING = False
@@ -143,20 +144,20 @@ def _submit(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
 
     if not args:
         raise UsageError("no program was given: infini-job submit [flags] [--] program [args...]")
-    planned, scheduler = prepare(args, values, environ, print_line=_print_line)
+    planned, scheduler = prepare(args, values, environ, print_line=print_line)
     if planned.layout.remark:
-        _print_line(planned.layout.remark)
+        print_line(planned.layout.remark)
     if values["print"]:
         print(planned.text, end="")
     if values["check"]:
         could_run(planned, scheduler)
         if scheduler.name == "pbs":
-            _print_line("pbs says nothing beforehand: no more is known than that its nodes have what is asked for")
+            print_line("pbs says nothing beforehand: no more is known than that its nodes have what is asked for")
         else:
-            _print_line(f"{scheduler.name} could run it")
+            print_line(f"{scheduler.name} could run it")
     if values["print"] or values["check"]:
         return 0
-    folder, order = submit(planned, scheduler, environ, print_line=_print_line)
+    folder, order = submit(planned, scheduler, environ, print_line=print_line)
     try:
         _print_submitted(folder, order, scheduler, as_json=values["json"])
     except BrokenPipeError:  # nobody wants to read it
@@ -175,9 +176,9 @@ def _print_submitted(folder: JobDir, order: Submission, scheduler: Scheduler, *,
     from infini_run.jobs.tables import short_id
 
     if as_json:
-        said = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
+        answer = {"name": order.name, "scheduler": scheduler.name, "id": folder.id, "folder": folder.path}
         shape = {"nodes": order.nodes, "slots_per_node": order.slots_per_node, "array": order.request.array}
-        _print_json({**said, **shape, "pool": order.pool})
+        _print_json({**answer, **shape, "pool": order.pool})
     else:
         what = {"slurm": "partition", "pbs": "queue"}.get(scheduler.name, "")
         pool = f"  {what} {order.pool}" if order.pool and what else ""
@@ -193,7 +194,7 @@ def _status(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
     from infini_run.jobs.job import find_jobs
     from infini_run.jobs.tables import print_statuses
 
-    found = find_jobs(args, dir=values["dir"], problem=_print_line)
+    found = find_jobs(args, dir=values["dir"], problem=print_line)
     if values["json"]:
         return _print_json([status.to_json() for status in found if args or not status.is_final])
     shown = [status for status in found if args or not status.is_final]
@@ -208,7 +209,7 @@ def _list(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
     from infini_run.jobs.tables import print_statuses
 
     _refuse_args("list", args)
-    found = find_jobs(dir=values["dir"], problem=_print_line)
+    found = find_jobs(dir=values["dir"], problem=print_line)
     if values["json"]:
         return _print_json([status.to_json() for status in found])
     return print_statuses(found, is_long=False) if found else _print("no job was ever submitted from here")
@@ -233,7 +234,7 @@ def _logs(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, str
         out.write(scheduler_log(folder, tasks))
         return 0
     scheduler = scheduler_of(folder.read_submission(), above, environ) if values["follow"] else None
-    silence = SilenceReporter(tasks, _print_line)
+    silence = SilenceReporter(tasks, print_line)
     chosen = {name: values[name] for name in ("rank", "node", "attempt")}
     for block in blocks(folder, scheduler, **chosen, tasks=tasks, changed=silence.explain):
         out.write(block)
@@ -256,7 +257,7 @@ def _cancel(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         try:
             find_job(name, dir=values["dir"]).cancel()
         except InfiniRunError as error:
-            _print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
+            print_line(f"{name}: {error}" if len(args) > 1 and name not in str(error) else str(error))
             code = code or error.exit_code
     return code
 
@@ -277,7 +278,7 @@ def _forget(values: dict[str, Any], args: Sequence[str], environ: Mapping[str, s
         try:
             forget(folders[status.name], status)
         except InfiniRunError as error:
-            _print_line(str(error))
+            print_line(str(error))
             code = code or error.exit_code
     return code
 
@@ -329,10 +330,6 @@ def _one(verb: str, args: Sequence[str]) -> str:
 def _refuse_args(verb: str, args: Sequence[str]) -> None:
     if args:
         raise UsageError(f"infini-job {verb} takes flags only, not {quote(args[0])}")
-
-
-def _print_line(text: str) -> None:
-    print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
 
 
 _DO = {

@@ -112,8 +112,8 @@ def choose(
                 print_line(f"{trouble.scheduler} does not answer: {trouble.query_error}; {found} does, and is taken")
             return scheduler, facts
         troubles.append(facts)
-    said = "; ".join(f"{trouble.scheduler}: {trouble.query_error}" for trouble in troubles)
-    raise QueryError(f"no scheduler answers: {said}; {_HERE}")
+    reasons = "; ".join(f"{trouble.scheduler}: {trouble.query_error}" for trouble in troubles)
+    raise QueryError(f"no scheduler answers: {reasons}; {_HERE}")
 
 
 def facts_of(scheduler: Scheduler) -> Facts:

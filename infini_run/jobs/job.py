@@ -7,7 +7,6 @@ status = job.wait()
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 from infini_run.errors import InfiniRunError, UsageError
@@ -17,6 +16,7 @@ from infini_run.jobs.job_store import all_folders, find_folder, home, remove
 from infini_run.jobs.options.table import TABLES
 from infini_run.jobs.prepare import prepare, read_flags
 from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
+from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
 from infini_run.options.from_python import check_names, check_words, make_environment
@@ -68,10 +68,10 @@ def submit(
     values = read_flags(flags, environ)
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
-    planned, scheduler = prepare(command, values, environ, print_line=_print_line)
+    planned, scheduler = prepare(command, values, environ, print_line=print_line)
     if planned.layout.remark:
-        _print_line(planned.layout.remark)
-    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line)
+        print_line(planned.layout.remark)
+    folder, _ = hand_in(planned, scheduler, environ, print_line=print_line)
     return Job(folder, scheduler)
 
 
@@ -313,7 +313,3 @@ def _warn(text: str) -> None:
 def is_hopeless(status: Status) -> bool:
     """Return whether the job never begins as it is."""
     return status.hold == HOPELESS or (status.state == LOST and status.is_final)
-
-
-def _print_line(text: str) -> None:
-    print(f"infini-job: {text}", file=sys.stderr, flush=True)

@@ -14,11 +14,12 @@ import time
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.environment import BATCH
 from infini_run.environments.hostlist import Host
-from infini_run.errors import InfiniRunError, UsageError, printable
+from infini_run.errors import InfiniRunError, UsageError
 from infini_run.jobs.job_dir import JobDir
 from infini_run.jobs.records import JobResult, Phase
 from infini_run.jobs.result import classify
 from infini_run.jobs.schedulers.scheduler import FAILED, RUNNING, STARTING, WARNED
+from infini_run.jobs.stderr import write_line, write_text
 from infini_run.jobs.time_limit import NEVER, EndReason, TimeLimitTimer
 from infini_run.multinode.command import raise_fd_limit
 from infini_run.multinode.head import Head
@@ -49,7 +50,7 @@ class JobRun:
         self._job = job
         self._number = number
         self._signals = signals
-        self._site = environ  # the allocation's: what the scheduler's commands get
+        self._outer_environ = environ  # the allocation's: what the scheduler's commands get
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
@@ -62,16 +63,18 @@ class JobRun:
         self._write_phase(STARTING)
         self._open_log()
         try:
-            options, roster, environ = self._prepare()
-            head = Head(options, roster, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
+            options, node_list, environ = self._prepare()
+            head = Head(options, node_list, environ=environ, print_line=print_line, cwd=self._job.request.cwd)
             head.start()
         except InfiniRunError as error:
             print_line(str(error))
             return self._failed(error)
         try:
-            raise_fd_limit(len(roster.hosts))
+            raise_fd_limit(len(node_list.hosts))
             is_ours = self._job.request.scheduler not in ENGINES
-            alarm = TimeLimitTimer(self._job.request, with_programs(self._site), self._start_s, is_ours=is_ours)
+            alarm = TimeLimitTimer(
+                self._job.request, with_programs(self._outer_environ), self._start_s, is_ours=is_ours
+            )
             try:
                 while not head.ended:
                     wait_s = None if alarm.due_s == NEVER else max(0.0, alarm.due_s - time.time())
@@ -109,15 +112,15 @@ class JobRun:
             ) from None
         given |= {"INFINI_JOB_NAME": self._folder.name, "INFINI_JOB_ATTEMPT": str(self._number)}
         given["INFINI_JOB_FOLDER"] = self._folder.path
-        site = {name: text for name, text in self._site.items() if name not in _OF_A_TASK}
+        cluster = {name: text for name, text in self._outer_environ.items() if name not in _OF_A_TASK}
         given = {name: text for name, text in given.items() if name not in _OF_A_TASK}  # who submits may be one
         if self._folder.index >= 0:
             given |= dict(zip(_OF_A_TASK, (str(self._folder.index), str(len(job.tasks))), strict=True))
         given.setdefault("PYTHONUNBUFFERED", "1")  # who follows a log wants to see a line when it is written
-        if self._site.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
+        if self._outer_environ.get("TMPDIR"):  # a scheduler's is this job's own, and goes with it
             given.pop("TMPDIR", None)
-        environ = {**site, **given}
-        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._site)["PATH"])))
+        environ = {**cluster, **given}
+        environ["PATH"] = ":".join(filter(None, (given.get("PATH", ""), with_programs(self._outer_environ)["PATH"])))
         engine = ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
         words += [f"--hosts={','.join(self._hosts())}"] if engine else []
@@ -130,8 +133,8 @@ class JobRun:
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
-        roster = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
-        return options, roster, environ
+        node_list = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
+        return options, node_list, environ
 
     def _hosts(self) -> list[str]:
         """Those of the allocation, each once: how many ranks they run is in the order, whatever it has room for.
@@ -139,11 +142,11 @@ class JobRun:
         from infini_run.environments.detect import detect
         from infini_run.options.from_environment import read_file
 
-        site = detect(self._site, read_file)
-        if site is None or site.form != BATCH or not site.hosts:
+        cluster = detect(self._outer_environ, read_file)
+        if cluster is None or cluster.form != BATCH or not cluster.hosts:
             name = self._job.request.scheduler
             raise UsageError(f"there is no allocation of {name} here: the script of a job is run by its scheduler")
-        return [host.name for host in site.hosts]
+        return [host.name for host in cluster.hosts]
 
     # ---- how far it is
 
@@ -196,7 +199,7 @@ class JobRun:
             self._nodes = tuple(peer.name for peer in head.agents)
             self._write_phase(RUNNING)
         if report.text():
-            _write(report.text())
+            write_text(report.text())
         content = report.to_json()
         if first is not None:
             failure = {"node": first.host, "rank": first.rank, "code": first.shell_code, "what": report.headline()}
@@ -212,7 +215,7 @@ class JobRun:
         return classify(
             report,
             head.error,
-            blames_node=head.is_node_failure,
+            is_node_failure=head.is_node_failure,
             is_cancelled=self._is_cancelled or self._folder.is_cancelled,
             is_late=self._is_over or (report.received_signal != 0 and end_reason.is_late),
             is_preempted=end_reason.is_preempted,
@@ -233,14 +236,8 @@ def _literal(name: str) -> str:
 
 
 def print_line(text: str) -> None:
-    _write(f"infini-run: {printable(text)}")
-
-
-def _write(text: str) -> None:
-    try:
-        os.write(2, os.fsencode(text + "\n"))
-    except OSError:  # the log is on a full disk
-        return
+    """Write a line of the launcher to the job's log."""
+    write_line(text, "infini-run")
 
 
 def try_write(what: str, write: Callable[[], None]) -> None:

@@ -47,7 +47,7 @@ class Chosen:
             if self.lacks_node and not may_lack_node:
                 raise _no_node(node, nodes, len(nodes))
             self._host = b"" if self.lacks_node else os.fsencode(nodes[index])
-        self._is_lone = len(nodes) == 1
+        self._is_single = len(nodes) == 1
 
     def has(self, line: bytes) -> bool:
         if self.lacks_node:
@@ -60,7 +60,7 @@ class Chosen:
         rank = label[1] or label[3]
         if self._rank >= 0 and int(rank) != self._rank:
             return False
-        return not self._host or self._is_lone or label[2] == self._host
+        return not self._host or self._is_single or label[2] == self._host
 
 
 def _no_node(node: str, nodes: Iterable[str], count: int) -> UsageError:
@@ -275,8 +275,8 @@ def scheduler_log(folder: JobDir, tasks: Sequence[int] = ()) -> bytes:
         folder: Of the job, array or task.
         tasks: Indices of the tasks that are meant; empty: all.
     """
-    said = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
+    found_lines = b"".join(map(scheduler_log, tasks_of(folder, tasks)))
     for path in () if tasks else folder.scheduler_logs:
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
-            said += file.read()
-    return said
+            found_lines += file.read()
+    return found_lines

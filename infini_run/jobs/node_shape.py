@@ -171,7 +171,7 @@ def _filled(request: JobRequest, per_node: int) -> tuple[int, str]:
     nearest = f"{low} or {high}" if low else f"{high}"
     verb = "does" if request.slots == 1 else "do"
     raise UsageError(
-        f"--slots={request.slots}: {_counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}: "
+        f"--slots={request.slots}: {counted(request.slots, 'slot')} {verb} not fill nodes of {per_node}: "
         f"ask for {nearest}, or for --slots_per_node={others}; --round_up takes {high}"
     )
 
@@ -210,16 +210,16 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
     if is_gpu and known:
         fits = [kind for kind in pool.kinds if kind.gpus_of(request.gpu_type) >= per_node]
         most = max(kind.gpus_of(request.gpu_type) for kind in pool.kinds)
-        what = _counted(per_node, "GPU")
+        what = counted(per_node, "GPU")
     else:
         need = layout.cpus_per_node
         fits = [kind for kind in pool.kinds if kind.cpus >= need]
-        most, what = max(kind.cpus for kind in pool.kinds), _counted(need, "CPU")
+        most, what = max(kind.cpus for kind in pool.kinds), counted(need, "CPU")
     nodes = sum(kind.nodes for kind in fits)
     if not fits:
         return [f"a node with {what} is asked for; those of pool {pool.name} have {most} at most"]
     if nodes < layout.nodes:
-        asked = f"{_counted(layout.nodes, 'node')} with {what} {'is' if layout.nodes == 1 else 'are'} asked for"
+        asked = f"{counted(layout.nodes, 'node')} with {what} {'is' if layout.nodes == 1 else 'are'} asked for"
         return [f"{asked}; pool {pool.name} has {nodes}"]
     return _share_problems(layout, pool, fits)
 
@@ -238,7 +238,8 @@ def _share_problems(layout: Layout, pool: Queue, fits: list[Kind]) -> list[str]:
     return found
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun, such as `1 node` or `2 nodes`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

@@ -27,16 +27,16 @@ def wait(job: Job) -> int:
     from infini_run.jobs.job import is_hopeless
 
     is_live = sys.stderr.isatty()
-    said = ""
+    shown = ""
 
     def changed(status: Status) -> None:
-        nonlocal said
+        nonlocal shown
         text = f"{status.name}  {status.headline}" + (f"  ({status.query_error})" if status.query_error else "")
         if is_hopeless(status):
             text += f": {status.advice or status.reason}"
-        if text == said or (status.is_final and is_live):
+        if text == shown or (status.is_final and is_live):
             return
-        said = text
+        shown = text
         print(f"\r\033[K{printable(text)}" if is_live else printable(text), file=sys.stderr, flush=True,
               end="" if is_live else "\n")  # fmt: skip
 
@@ -55,7 +55,7 @@ class SilenceReporter:
     def __init__(self, tasks: Sequence[int], print_line: Callable[[str], None]) -> None:
         self._tasks = tasks
         self._print_line = print_line
-        self._said = ""
+        self._shown = ""
         self._lost: set[str] = set()
 
     def explain(self, status: Status) -> None:
@@ -77,6 +77,6 @@ class SilenceReporter:
             text += f" ({status.hold}: {status.advice})" if status.advice else ""
         elif status.state == "SUSPENDED":
             text = f"{status.name} is suspended by {status.scheduler}"
-        if text and text != self._said:
+        if text and text != self._shown:
             self._print_line(text)
-        self._said = text
+        self._shown = text

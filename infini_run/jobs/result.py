@@ -21,7 +21,7 @@ def classify(
     report: Report,
     error: InfiniRunError | None,
     *,
-    blames_node: bool,
+    is_node_failure: bool,
     is_cancelled: bool,
     is_late: bool,
     is_preempted: bool = False,
@@ -32,7 +32,7 @@ def classify(
     Args:
         report: The launch's.
         error: Why the launch ended, if no rank was the reason; None: a rank was, or it ended well.
-        blames_node: Whether `error` came before any rank failed.
+        is_node_failure: Whether `error` came before any rank failed.
         is_cancelled: Whether the user has asked for the end, which goes before all else.
         is_late: Whether the time limit was reached.
         is_preempted: Whether the scheduler has given the nodes to another job.
@@ -47,17 +47,19 @@ def classify(
     # who takes a job off the queue (scancel, qdel) wants its end; its limit and a preemption are nobody's wish
     may_ask = (is_late or is_preempted) and not is_cancelled
     # what was cancelled is ended by TERM, and we may be the last to be told
-    told = report.received_signal or (SIGTERM if is_known and (first is not None or error is not None) else 0)
-    if error is not None and blames_node:
+    stop_signal = report.received_signal or (SIGTERM if is_known and (first is not None or error is not None) else 0)
+    if error is not None and is_node_failure:
         end = _of_error(error, end)
-        if not told or end.state != NODE_FAIL:
+        if not stop_signal or end.state != NODE_FAIL:
             return end
         # who ends a job ends what reaches its nodes, too (PBS: pbs_tmrsh), and that may be seen first
         if is_known or is_late:
-            return _of_signal(told, end, is_cancelled, is_preempted, is_late)
+            return _of_signal(stop_signal, end, is_cancelled, is_preempted, is_late)
         return _changed(end, NODE_FAIL, end.reason, scheduler_ended_it=True)
-    if told and (first is None or first.shell_code == 128 + told or (first.code == AGAIN and not may_ask)):
-        return _of_signal(told, end, is_cancelled, is_preempted, is_late)
+    if stop_signal and (
+        first is None or first.shell_code == 128 + stop_signal or (first.code == AGAIN and not may_ask)
+    ):
+        return _of_signal(stop_signal, end, is_cancelled, is_preempted, is_late)
     if first is not None and first.signal == SIGTERM:  # nobody of ours: whose it was, the scheduler may say
         return _changed(end, FAILED, report.headline(), node=first.host, rank=first.rank, scheduler_ended_it=True)
     if first is not None:
@@ -68,16 +70,16 @@ def classify(
     return end
 
 
-def _of_signal(told: int, end: JobResult, is_cancelled: bool, is_preempted: bool, is_late: bool) -> JobResult:
+def _of_signal(stop_signal: int, end: JobResult, is_cancelled: bool, is_preempted: bool, is_late: bool) -> JobResult:
     """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
-    end = _changed(end, end.state, "", code=128 + told, node="")
+    end = _changed(end, end.state, "", code=128 + stop_signal, node="")
     if is_cancelled:
         return _changed(end, CANCELLED, "it was cancelled")
     if is_preempted:
         return _changed(end, PREEMPTED, "it was preempted")
     if is_late:
         return _changed(end, TIMEOUT, "its time limit was reached", scheduler_ended_it=True)
-    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(told)})", scheduler_ended_it=True)
+    return _changed(end, CANCELLED, f"it was told to stop ({signal_name(stop_signal)})", scheduler_ended_it=True)
 
 
 def _of_error(error: InfiniRunError, end: JobResult) -> JobResult:

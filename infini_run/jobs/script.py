@@ -13,7 +13,7 @@ from infini_run.errors import UsageError
 from infini_run.jobs.array import parse
 from infini_run.jobs.container import Place, srun_options, wrap
 from infini_run.jobs.container import problems as image_problems
-from infini_run.jobs.node_shape import lay_out
+from infini_run.jobs.node_shape import counted, lay_out
 from infini_run.jobs.request import LOG, SPOOL
 from infini_run.jobs.schedulers import pbs_script, slurm_script
 from infini_run.record import replace
@@ -114,17 +114,13 @@ def described(layout: Layout) -> str:
     """`2 nodes x 8 gpus`, for people."""
     what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
     if not layout.nodes:
-        return f"{_counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
-    return f"{_counted(layout.nodes, 'node')} x {_counted(layout.slots_per_node or layout.slots, what)}"
+        return f"{counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
+    return f"{counted(layout.nodes, 'node')} x {counted(layout.slots_per_node or layout.slots, what)}"
 
 
 def _tasks(array: str) -> str:
     """`10 tasks (--array=0-9%3) x `; "": it is no array."""
-    return f"{_counted(len(parse(array).tasks), 'task')} (--array={array}) x " if array else ""
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return f"{counted(len(parse(array).tasks), 'task')} (--array={array}) x " if array else ""
 
 
 def _option_problems(request: JobRequest, facts: Facts) -> list[str]:

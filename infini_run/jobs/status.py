@@ -133,10 +133,11 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
         one = min(bad, key=lambda task: (task.state == CANCELLED, task.since_s))
     else:
         one = max(tasks, key=lambda task: task.since_s)
-    blamed = one.task if bad and one.state != CANCELLED else -1
+    failed_task = one.task if bad and one.state != CANCELLED else -1
+    reason = f"task {failed_task}: {one.reason}" if failed_task >= 0 and one.reason else one.reason
     return replace(
-        one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=blamed,
-        tasks=tuple(tasks), reason=f"task {blamed}: {one.reason}" if blamed >= 0 and one.reason else one.reason,
+        one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=failed_task,
+        tasks=tuple(tasks), reason=reason,
         attempt=max(task.attempt for task in tasks), scheduler_ended_it=any(task.scheduler_ended_it for task in live),
         query_error=next((task.query_error for task in tasks if task.query_error), ""),
     )  # fmt: skip

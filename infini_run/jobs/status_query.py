@@ -200,9 +200,9 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     if status.scheduler_ended_it:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
         return _record_end(folder, replace(status, state=state), now_s, replaces=True)
-    reason, said = answer.reason, _out_of_memory(folder)
-    if said and answer.state in (FAILED, CANCELLED, OOM):
-        return _record_end(folder, replace(status, state=OOM, code=answer.code, reason=said), now_s)
+    reason, last_line = answer.reason, _out_of_memory(folder)
+    if last_line and answer.state in (FAILED, CANCELLED, OOM):
+        return _record_end(folder, replace(status, state=OOM, code=answer.code, reason=last_line), now_s)
     state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
     if state == CANCELLED and status.attempt < 0:
         reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
@@ -233,14 +233,14 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
     if status.scheduler == LOCAL:  # nothing is hidden from us here
         who = "its process" if folder.id else "what starts the tasks of its array"
-        said = _last_line(folder)
+        last_line = _last_line(folder)
         if isinstance(folder, Task) and not folder.id:
-            said = said or _last_line(folder.array)
-        reason = said or f"{who} has ended without a word (SIGKILL?)"
+            last_line = last_line or _last_line(folder.array)
+        reason = last_line or f"{who} has ended without a word (SIGKILL?)"
         return _record_end(folder, replace(status, state=LOST, reason=reason), now_s)
     reason = f"{status.scheduler} does not know it any more, and it has not said how it ended"
-    said = _last_line(folder)
-    return replace(status, state=LOST, reason=f"{reason}: {said}" if said else reason)
+    last_line = _last_line(folder)
+    return replace(status, state=LOST, reason=f"{reason}: {last_line}" if last_line else reason)
 
 
 def _last_line(folder: JobDir) -> str:

@@ -70,8 +70,8 @@ def plan(request: JobRequest, scheduler: Scheduler, facts: Facts) -> SubmissionP
     request = replace(request, scheduler=scheduler.name, slot_type=layout.slot_type)
     pool = facts.pool(request.pool)
     if request.warn_s and not request.time_s and pool is not None and pool.default_s == 0:
-        said = f"--warn has no effect: nothing limits a job of {pool.name} but --time"
-        layout = replace(layout, remark="; ".join(filter(None, (layout.remark, said))))
+        no_effect = f"--warn has no effect: nothing limits a job of {pool.name} but --time"
+        layout = replace(layout, remark="; ".join(filter(None, (layout.remark, no_effect))))
     programs = {"node": render_node(request, layout), "bin/srun": render_srun(request, layout)}
     return SubmissionPlan(
         request, layout, render(request, layout, facts), request.pool or (pool.name if pool else ""), programs

@@ -59,9 +59,9 @@ class Deadline:
         self._start_s = start_s
         self._environ = strip_scheduler_environment(environ)
         self.at_s = start_s + request.time_s if request.time_s else NEVER
-        said = environ.get("SLURM_JOB_END_TIME", "")
+        answer = environ.get("SLURM_JOB_END_TIME", "")
         if self._job and not self._is_pbs:
-            self.at_s = float(said) if said.isdecimal() else NEVER
+            self.at_s = float(answer) if answer.isdecimal() else NEVER
         self._text = b""
         self._pid = 0
         self.fd, self._answer_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -112,9 +112,9 @@ class Deadline:
             return EndReason(is_late=self._is_past(spare_s, limit_s))
         from infini_run.jobs.scheduler_command import run_command
 
-        said = run_command(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
+        answer = run_command(["squeue", "--noheader", "--states=all", f"--jobs={self._job}", f"--Format={_FIELDS}"],
                    self._environ, limit_s)  # fmt: skip
-        words = said.out.split() if said.code == 0 else []
+        words = answer.out.split() if answer.code == 0 else []
         if len(words) < 2:
             return EndReason(is_late=time.time() >= self.at_s - spare_s)
         return EndReason(is_late=_is_up(words[1]), is_preempted=words[0][:1].isdigit())

@@ -158,17 +158,17 @@ class _Scan:
                 self._add(name, rest, f"-{letter}{rest}", is_known=is_known)
                 return
 
-    def _with_next(self, name: str, said: str) -> None:
+    def _with_next(self, name: str, origin: str) -> None:
         """The next word is its value, whatever it looks like (getopt(3))."""
         if self.at == len(self.words):
-            self.problems.append(f"{quote(said)}: its value is missing")
+            self.problems.append(f"{quote(origin)}: its value is missing")
             return
-        self._add(name, self.words[self.at], said, self.words[self.at])
+        self._add(name, self.words[self.at], origin, self.words[self.at])
         self.at += 1
 
     def _next_is_value(self) -> bool:
         return self.at < len(self.words) and not self.words[self.at].startswith("-")
 
     def _add(self, name: str, value: str | None, *words: str, is_known: bool = True) -> None:
-        said = quote(" ".join(words))
-        self.found.append(Option(name=name, value=value, text=said, argv=words, is_known=is_known))
+        origin = quote(" ".join(words))
+        self.found.append(Option(name=name, value=value, text=origin, argv=words, is_known=is_known))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
-    from infini_run.report.report import Report
 
 _SHORT_TOKEN = 16  # characters
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
@@ -68,21 +67,16 @@ def run_on_hosts(
         if problem:
             print_line(f"infini-run: {printable(problem)}")
     if options.report:
-        _write_report(options.report, report, print_line)
+        from infini_run.system.secure_files import save_report
+
+        problem = save_report(options.report, report.to_json())
+        if problem:
+            print_line(f"infini-run: {printable(problem)}")
     text = report.text()
     if text:
         data = os.fsencode(f"{text}\n")
         write_all(2, data, CONSOLE_WAIT_S if report.received_signal else None, lambda: signals.fd)
     return report.exit_code
-
-
-def _write_report(path: str, report: Report, print_line: Callable[[str], None]) -> None:
-    from infini_run.system.secure_files import write_report
-
-    try:
-        write_report(os.path.abspath(path), report.to_json())
-    except OSError as error:
-        print_line(f"infini-run: the report {printable(path)} cannot be written: {error.strerror}")
 
 
 def raise_fd_limit(nodes: int) -> None:

@@ -108,15 +108,15 @@ DONE: Schema = {"report": _record, "port": _port}
 
 def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:
     """Return the fields of a payload that fits one of these schemas. Raises LinkError."""
-    said = unpack_json(payload)
+    content = unpack_json(payload)
     for schema in schemas:
-        if type(said) is dict and said.keys() == schema.keys():
+        if type(content) is dict and content.keys() == schema.keys():
             for name, fits in schema.items():
-                if not fits(said[name]):
-                    why = f"{name} is {_short(said[name])}"
+                if not fits(content[name]):
+                    why = f"{name} is {_short(content[name])}"
                     raise LinkError(f"what came over the link is not what infini-run sends: {why}")
-            return said
-    names = _short(" ".join(map(str, said))) if type(said) is dict else _short(said)
+            return content
+    names = _short(" ".join(map(str, content))) if type(content) is dict else _short(content)
     raise LinkError(f"what came over the link is not what infini-run sends: {names}")
 
 

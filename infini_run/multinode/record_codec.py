@@ -76,11 +76,11 @@ def _read_record(name: str, value: Any) -> Any:
     if type(value) is not dict or value.get("record") != name:
         raise LinkError(f"no {name} came over the link where one was due")
     cls: Any = _RECORDS[name]
-    said = value.get("fields")
-    if type(said) is not dict or said.keys() != cls._names:
+    content = value.get("fields")
+    if type(content) is not dict or content.keys() != cls._names:
         raise LinkError("a record came over the link that this version does not know")
     kinds = cls.__annotations__
-    values = {field: _read(kinds[field], item) for field, item in said.items()}
+    values = {field: _read(kinds[field], item) for field, item in content.items()}
     for field, most in _BOUNDS.get(name, ()):
         if values[field] is not None and not 0 <= values[field] <= most:
             raise LinkError(f"{field} {values[field]} of {name} came over the link")

@@ -41,9 +41,9 @@ def explain_missed(
     text = "; ".join(str(each) for _, each in missed[:_NAMED]) + more + rest
     if len(missed) > 1:
         text = f"{len(missed)} of {len(agents)} nodes do not come: {text}"
-    joint = NodeLost(text, first.name, first.index) if isinstance(error, NodeLost) else type(error)(text)
-    joint.exit_code = error.exit_code
-    return joint
+    merged = NodeLost(text, first.name, first.index) if isinstance(error, NodeLost) else type(error)(text)
+    merged.exit_code = error.exit_code
+    return merged
 
 
 def join_names(agents: Sequence[RemoteAgent]) -> str:

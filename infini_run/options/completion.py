@@ -133,10 +133,10 @@ def _bash() -> str:
     flags, cases = _flags(), []
     for flag in flags:
         words, other = " ".join(values(flag)), kind(flag)
-        said = [f"echo '{words}'"] if words else []
-        said += [f"kind={other}"] if other else []
-        if said:
-            cases.append(f"    {'|'.join((flag.name, *flag.aliases))}) {'; '.join(said)} ;;")
+        commands = [f"echo '{words}'"] if words else []
+        commands += [f"kind={other}"] if other else []
+        if commands:
+            cases.append(f"    {'|'.join((flag.name, *flag.aliases))}) {'; '.join(commands)} ;;")
     names = [name + ("" if flag.bare is not None else "=") for flag in flags for name in _spellings(flag)]
     negated = ["no" + name for flag in flags if flag.negated is not None for name in _spellings(flag)]
     valued = [name for flag in (*FLAGS, *GRAMMAR) if flag.bare is None for name in (flag.name, *flag.aliases)]

@@ -345,11 +345,11 @@ def _either(words: Sequence[str]) -> str:
 
 
 def _refuse_unknown(scan: _Scan, hint: Callable[[str], str] | None) -> None:
-    for name, said in scan.unknown:
+    for name, written in scan.unknown:
         if name in scan.undefok or (name.startswith("no") and name[2:] in scan.undefok):
             continue
         from infini_run.options.hints import nearest
 
         near = nearest(name, scan.table) if len(name) > 1 else ""  # one letter is near to any other
         text = (hint(name) if hint is not None else "") or (f"the nearest is --{near}" if near else "")
-        raise UsageError(f"there is no flag {said}; {text or '--help lists them all'}")
+        raise UsageError(f"there is no flag {written}; {text or '--help lists them all'}")

@@ -236,6 +236,23 @@ def write_report(path: str, content: dict[str, object]) -> None:
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode("utf-8", "surrogateescape"))
 
 
+def save_report(path: str, content: dict[str, object]) -> str:
+    """Write a report, as `write_report` does.
+
+    Args:
+        path: the file.
+        content: plain types.
+
+    Returns:
+        A sentence that says why it cannot be written; empty: it was.
+    """
+    try:
+        write_report(path, content)
+    except OSError as error:
+        return f"the report {path} cannot be written: {error.strerror}"
+    return ""
+
+
 def write_atomic(path: str, data: bytes) -> None:
     """Write a file by rename: a reader finds all of it, or what was there before.
 

@@ -26,7 +26,8 @@ def judged(first=None, told=0, error=None, *, cancelled=False, late=False, preem
         exits=(first,) if first else (), first_failure=first, received_signal=told,
     )  # fmt: skip
     return classify(
-        report, error, blames_node=error is not None, is_cancelled=cancelled, is_late=late, is_preempted=preempted,
+        report, error, is_node_failure=error is not None, is_cancelled=cancelled, is_late=late,
+        is_preempted=preempted,
         attempt=3,
     )  # fmt: skip
 

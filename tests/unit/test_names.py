@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Not as a part of any name: of a file, class, function, method, field or constant.
+# Not as a part of any name: of a file, class, function, method, field, parameter, variable or constant.
 RETIRED = frozenset(
     {
-        "beat", "blame", "blamed", "blames", "bury", "complaint", "culprit", "fleet", "gang", "gift", "hasten",
-        "hear", "heard", "hurry", "inquest", "joint", "judge", "lends", "lobby", "lone", "looks", "muster",
-        "noise", "outlet", "outpost", "revival", "roster", "said", "say", "says", "scene", "scratch", "seat",
-        "seeing", "shortage", "strays", "surroundings", "tally", "tell", "tells", "told", "unsaid", "untold",
+        "beat", "bell", "birth", "blame", "blamed", "blames", "bury", "complaint", "culprit", "fleet", "gang", "gift",
+        "hasten", "hear", "heard", "hurry", "inquest", "joint", "judge", "lends", "lobby", "lone", "looks", "meeting",
+        "muster", "noise", "outlet", "outpost", "revival", "roster", "said", "say", "says", "scene", "scratch",
+        "seat", "seeing", "shortage", "strays", "surroundings", "tally", "tell", "tells", "told", "unsaid", "untold",
         "verdict", "vigil", "withhold",
     }
 )  # fmt: skip
@@ -41,7 +41,7 @@ def parts_of(name: str) -> set[str]:
 
 
 def names_in(path: Path) -> set[tuple[str, str]]:
-    """What a module defines, as (kind, name). Parameters and local variables are not looked at."""
+    """What a module defines, as (kind, name)."""
     found = {("file", path.stem)}
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -50,8 +50,12 @@ def names_in(path: Path) -> set[tuple[str, str]]:
             found |= {("field", name) for name in assigned_in(node.body)}
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found.add(("function", node.name))
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and not node.attr.startswith("_"):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             found.add(("field", node.attr))
+        elif isinstance(node, ast.arg):
+            found.add(("parameter", node.arg))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(("variable", node.id))
     return found | {("constant", name) for name in assigned_in(tree.body)}
 
 
@@ -68,7 +72,7 @@ def c_functions_in(text: str) -> set[str]:
 
 
 def is_retired(kind: str, name: str) -> bool:
-    """kind: file, class, field, constant, function, or c: a function of the core, whose last part is its verb."""
+    """kind: file, class, field, parameter, variable, constant, function, or c (a function of the core)."""
     if kind == "c":
         return bool(parts_of(name.replace("take_over", "")) & (RETIRED | RETIRED_FUNCTIONS) - KEPT_IN_C)
     return bool(parts_of(name) & RETIRED) or (kind == "function" and name.strip("_") in RETIRED_FUNCTIONS)

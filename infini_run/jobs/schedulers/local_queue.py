@@ -9,7 +9,6 @@ full disk, ends the others.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -27,6 +26,7 @@ from infini_run.jobs.schedulers.local import Local, id_of
 from infini_run.jobs.schedulers.scheduler import CANCELLED, FAILED
 from infini_run.jobs.script import inside_of
 from infini_run.jobs.status_query import query_status
+from infini_run.jobs.stderr import write_line  # to the array's job.log
 from infini_run.jobs.task import tasks_of
 from infini_run.system.cgroup import count_cpus
 
@@ -124,7 +124,7 @@ class Queue:
             except OSError as error:
                 if error.errno in _PASSING:
                     if not self._pause_s:
-                        _print_line(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
+                        write_line(f"{self._waiting[0].name} waits until it can be started: {error.strerror}")
                     return min(2 * self._pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
                 what = f"{error.filename}: " if error.filename else ""
                 self._end(self._waiting[0], FAILED, -1, f"it cannot be started: {what}{error.strerror}")
@@ -167,7 +167,7 @@ class Queue:
         try:
             query_status([task], lambda _: self._scheduler)
         except (InfiniRunError, OSError) as error:
-            _print_line(str(error))
+            write_line(str(error))
 
     def _stop(self) -> None:
         for task in self._waiting:
@@ -186,7 +186,7 @@ class Queue:
         try:
             write()
         except OSError as error:
-            _print_line(f"{error.filename or self._folder.path}: {error.strerror}")
+            write_line(f"{error.filename or self._folder.path}: {error.strerror}")
             self._unwritten.append(write)
 
     def _write_rest(self) -> None:
@@ -196,12 +196,6 @@ class Queue:
                 write()
             except OSError:
                 self._unwritten.append(write)
-
-
-def _print_line(text: str) -> None:
-    """Into the array's job.log, which may be on the same full disk."""
-    with contextlib.suppress(OSError):
-        os.write(2, os.fsencode(f"infini-job: {text}\n"))
 
 
 def _nothing(number: int, frame: object) -> None:

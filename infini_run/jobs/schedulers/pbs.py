@@ -71,10 +71,10 @@ class Pbs:
     def facts(self) -> Facts:
         """By one command: a second qstat within a second sleeps for 0.2 s (its delay_query), and each connects and
         proves who we are anew. Raises QueryError."""
-        said = run_command(["qmgr"], self._environ, given=_LISTS)
-        found = read_objects(said.out)
-        if said.timed_out or not found["Server"] or (said.code and not found["Queue"]):
-            raise QueryError(failure_text("qmgr -c 'list server'", said, is_garbage=said.code == 0))
+        result = run_command(["qmgr"], self._environ, given=_LISTS)
+        found = read_objects(result.out)
+        if result.timed_out or not found["Server"] or (result.code and not found["Queue"]):
+            raise QueryError(failure_text("qmgr -c 'list server'", result, is_garbage=result.code == 0))
         queues, nodes = found["Queue"], found["Node"]
         first = next(iter(found["Server"].values()))
         kinds = hosts_of(nodes)
@@ -92,20 +92,20 @@ class Pbs:
 
     def submit(self, script_path: str, name: str) -> str:
         """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it."""
-        said = run_command(["qsub", "-N", name, script_path], self._environ)
-        job_id = said.out.strip()
-        if said.code == 0 and is_id(job_id):
+        result = run_command(["qsub", "-N", name, script_path], self._environ)
+        job_id = result.out.strip()
+        if result.code == 0 and is_id(job_id):
             return job_id
-        if said.code == MISSING:
-            raise SubmitError(UNREACHABLE, said.error)
-        is_unsure = said.timed_out or said.code == 0 or any(part in said.error for part in _UNSURE)
+        if result.code == MISSING:
+            raise SubmitError(UNREACHABLE, result.error)
+        is_unsure = result.timed_out or result.code == 0 or any(part in result.error for part in _UNSURE)
         if (
-            is_unsure or not said.error.strip()
+            is_unsure or not result.error.strip()
         ):  # one that a signal ends says nothing; its exit code may be one of PBS's
-            raise SubmitError(TIMED_OUT, failure_text("qsub", said))
-        if any(part in said.error for part in _AWAY):
-            raise SubmitError(UNREACHABLE, failure_text("qsub", said))
-        raise SubmitError(REFUSED, advised(said))
+            raise SubmitError(TIMED_OUT, failure_text("qsub", result))
+        if any(part in result.error for part in _AWAY):
+            raise SubmitError(UNREACHABLE, failure_text("qsub", result))
+        raise SubmitError(REFUSED, advised(result))
 
     def find(self, name: str) -> str | None:
         """In whatever state: it was taken."""
@@ -143,9 +143,9 @@ class Pbs:
 
     def _signal(self, ids: Sequence[str]) -> list[str]:
         """Those that do not run (yet). Raises QueryError."""
-        said = run_command(["qsig", "-s", "URG", *ids], self._environ)
-        refused = [line.split() for line in said.error.splitlines() if _NOT_NOW in line]
-        if failed := said.failure(_NOT_NOW, *_UNKNOWN):
+        result = run_command(["qsig", "-s", "URG", *ids], self._environ)
+        refused = [line.split() for line in result.error.splitlines() if _NOT_NOW in line]
+        if failed := result.failure(_NOT_NOW, *_UNKNOWN):
             raise QueryError(failure_text("qsig", failed))
         return [job_id for job_id in ids if any(job_id in words for words in refused)]
 
@@ -158,8 +158,8 @@ class Pbs:
         return [job_id for job_id in live if job_id not in running], running
 
     def _delete(self, ids: Sequence[str]) -> None:
-        said = run_command(["qdel", *ids], self._environ) if ids else None
-        if said is not None and (failed := said.failure(*_UNKNOWN)):
+        result = run_command(["qdel", *ids], self._environ) if ids else None
+        if result is not None and (failed := result.failure(*_UNKNOWN)):
             raise QueryError(failure_text("qdel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
@@ -169,14 +169,14 @@ class Pbs:
     def _listed(self, names: Sequence[str]) -> list[str]:
         """The jobs of a name, or all of ours; those that have ended too, where there is a history."""
         which = ["-N", names[0]] if len(names) == 1 and split(names[0])[1] < 0 else ["-u", _user()]
-        said = run_command(["qselect", "-x", *which], self._environ)
-        if _NO_HISTORY in said.error:  # with exit code 0
-            said = run_command(["qselect", *which], self._environ)
-        if said.code or said.timed_out:
-            raise QueryError(failure_text("qselect", said))
-        lines = said.out.split()
+        result = run_command(["qselect", "-x", *which], self._environ)
+        if _NO_HISTORY in result.error:  # with exit code 0
+            result = run_command(["qselect", *which], self._environ)
+        if result.code or result.timed_out:
+            raise QueryError(failure_text("qselect", result))
+        lines = result.out.split()
         if not all(is_id(line) for line in lines):
-            raise QueryError(f"qselect: an answer that cannot be understood: {said.out[:80]!r}")
+            raise QueryError(f"qselect: an answer that cannot be understood: {result.out[:80]!r}")
         return lines
 
     def _jobs(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -193,31 +193,31 @@ class Pbs:
     def _express(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Those that are live, by one request. Without -E qstat connects anew for each job: 1 s for 100 of them, and
         12 to 25 s when it is done again and again. Of those that are not live -E says nothing. Raises QueryError."""
-        said = run_command(["qstat", "-E", "-f", "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
-        found = read_jobs(said.out)
-        if found is None or said.timed_out:
-            raise QueryError(failure_text("qstat -E -f", said, is_garbage=not said.timed_out))
+        result = run_command(["qstat", "-E", "-f", "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
+        found = read_jobs(result.out)
+        if found is None or result.timed_out:
+            raise QueryError(failure_text("qstat -E -f", result, is_garbage=not result.timed_out))
         return found
 
     def _query_some(self, ids: Sequence[str], *flags: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
         """What one qstat tells, and which jobs it says are over. Those of which it says nothing are asked for by
         themselves. Not in JSON: of several jobs OpenPBS prints the first alone since it has cJSON (December 2023).
         Raises QueryError."""
-        said = run_command(["qstat", *flags, "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
-        found = read_jobs(said.out)
-        if found is None or said.timed_out:
-            raise QueryError(failure_text("qstat -f", said, is_garbage=not said.timed_out))
+        result = run_command(["qstat", *flags, "-F", "dsv", "-D", SEPARATOR, *ids], self._environ)
+        found = read_jobs(result.out)
+        if found is None or result.timed_out:
+            raise QueryError(failure_text("qstat -f", result, is_garbage=not result.timed_out))
         numbers = {number_of(job_id) for job_id in found}
         over: list[str] = []
         silent: list[str] = []
         for job_id in ids:
-            about = next((line for line in said.error.splitlines() if job_id in line.split()), "")
+            about = next((line for line in result.error.splitlines() if job_id in line.split()), "")
             if number_of(job_id) in numbers or _NEVER_WAS in about or _NO_HISTORY in about:
                 continue
             (over if _IS_OVER in about else silent).append(job_id)
         if silent and (len(ids) == 1 or not found):
-            if said.code:
-                raise QueryError(failure_text("qstat -f", said))
+            if result.code:
+                raise QueryError(failure_text("qstat -f", result))
             raise QueryError(f"qstat -f says nothing of job {silent[0]}")
         for job_id in silent:
             one, is_over = self._query_some([job_id], *flags)
@@ -229,8 +229,8 @@ class Pbs:
 def is_pbs(environ: Mapping[str, str]) -> bool:
     """Whether the qstat on PATH is PBS's. Grid Engine and Torque have commands of the same names; PBS alone says
     `pbs_version = 23.06.06`."""
-    said = run_command(["qstat", "--version"], strip_scheduler_environment(environ), _ASK_S)
-    return "pbs_version" in said.out + said.error
+    result = run_command(["qstat", "--version"], strip_scheduler_environment(environ), _ASK_S)
+    return "pbs_version" in result.out + result.error
 
 
 def _user() -> str:

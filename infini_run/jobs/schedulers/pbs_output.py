@@ -273,23 +273,25 @@ def _whole(value: object) -> int:
     return value if isinstance(value, int) else number(str(value)) or 0
 
 
-def advised(said: CommandResult) -> str:
+def advised(result: CommandResult) -> str:
     """Return qsub's own words for a refusal, and what to do."""
-    lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
+    lines = [line.strip() for line in (result.error or result.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("usage:", "[-", "qsub --version"))]
     lines.sort(key=lambda line: not line.startswith("qsub: "))  # its own before a library's
-    text = (lines[0] if lines else f"qsub ended with {said.code} and said nothing").removeprefix("qsub: ")
+    text = (lines[0] if lines else f"qsub ended with {result.code} and said nothing").removeprefix("qsub: ")
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
     return f"{text}; {advice}" if advice else text
 
 
-def failure_text(what: str, said: CommandResult, is_garbage: bool = False) -> str:
+def failure_text(what: str, result: CommandResult, is_garbage: bool = False) -> str:
     """Return what went wrong with a command, in one line."""
-    if said.timed_out:
+    if result.timed_out:
         return f"{what}: no answer in time; the server may be down or busy"
-    if said.code == MISSING:
-        return said.error
+    if result.code == MISSING:
+        return result.error
     if is_garbage:
-        return f"{what}: an answer that cannot be understood: {said.out[:80]!r}"
-    words = said.last_line
-    return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"
+        return f"{what}: an answer that cannot be understood: {result.out[:80]!r}"
+    words = result.last_line
+    return (
+        f"{what} ended with {result.code}: {words}" if words else f"{what} ended with {result.code} and said nothing"
+    )

@@ -133,55 +133,55 @@ class _Resources:
         self.problems: list[str] = []
         self.sharing = self.group = ""
 
-    def add(self, item: str, said: str) -> None:
+    def add(self, item: str, origin: str) -> None:
         name, _, value = item.partition("=")
         name = name.strip()
         if name == "select":
-            self._select(value, said)
+            self._select(value, origin)
         elif name == "place":
-            self._place(value, said)
+            self._place(value, origin)
         elif name == "walltime":
-            self.problems.append(f"{said}: --time of infini-job says it")
+            self.problems.append(f"{origin}: --time of infini-job says it")
         elif name in ("nodes", "nodect"):
-            self.problems.append(f"{said}: {_SIZE}")
+            self.problems.append(f"{origin}: {_SIZE}")
         elif name in _CHUNK_ONLY:
             ours = "ngpus" if name == "ngpus" else "ncpus" if name == "ncpus" else ""
-            self.problems.append(f"{said}: {_SIZE if ours else _OF_A_NODE.format(name, value)}")
+            self.problems.append(f"{origin}: {_SIZE if ours else _OF_A_NODE.format(name, value)}")
         elif item not in self.others:
             self.others.append(item)
 
-    def _select(self, text: str, said: str) -> None:
+    def _select(self, text: str, origin: str) -> None:
         """[count:]name=value:..., the count and the slots being ours: Determined ignores them, we refuse them."""
         if "+" in text:
-            self.problems.append(f"{said}: all nodes are alike; one chunk is expected")
+            self.problems.append(f"{origin}: all nodes are alike; one chunk is expected")
             return
         first, *rest = text.split(":")
         if number(first) is None:
             rest = [first, *rest]
         elif number(first) != 1 and not self.is_determined:
-            self.problems.append(f"{said}: {_SIZE}; -l select=1:... says what each node has")
+            self.problems.append(f"{origin}: {_SIZE}; -l select=1:... says what each node has")
         for item in rest:
-            self._resource(item, said)
+            self._resource(item, origin)
 
-    def _resource(self, item: str, said: str) -> None:
+    def _resource(self, item: str, origin: str) -> None:
         name, equals, value = item.partition("=")
         if not equals or not name:
-            self.problems.append(f"{said}: name=value is expected, not {item!r}")
+            self.problems.append(f"{origin}: name=value is expected, not {item!r}")
         elif self.is_determined and name == ("ncpus" if self.request.slot_type == CPU else "ngpus"):
             return
         elif not self.is_determined and name in ("ngpus", "ncpus"):
             why = "--cpus_per_slot says it" if name == "ncpus" else _SIZE
-            self.problems.append(f"{said}: {name}: {why}")
+            self.problems.append(f"{origin}: {name}: {why}")
         elif name == "mpiprocs":
-            self.problems.append(f"{said}: mpiprocs: one launcher is started on each node")
+            self.problems.append(f"{origin}: mpiprocs: one launcher is started on each node")
         elif name == "mem" and self.request.mem_mb_per_slot:
-            self.problems.append(f"{said}: mem: --mem_per_slot says it")
+            self.problems.append(f"{origin}: mem: --mem_per_slot says it")
         elif any(other.partition("=")[0] == name and other != item for other in self.chunk):
-            self.problems.append(f"{said}: {name} was said before with another value")
+            self.problems.append(f"{origin}: {name} was said before with another value")
         elif f"{name}={value}" not in self.chunk:
             self.chunk.append(item)
 
-    def _place(self, text: str, said: str) -> None:
+    def _place(self, text: str, origin: str) -> None:
         """[arrangement][:sharing][:group=resource], the arrangement being ours."""
         for item in text.split(":"):
             if item in _SHARED:
@@ -189,9 +189,9 @@ class _Resources:
             elif item.startswith("group="):
                 self.group = item
             elif item not in _ARRANGED:
-                self.problems.append(f"{said}: {item!r} is no way to place a job")
+                self.problems.append(f"{origin}: {item!r} is no way to place a job")
             elif item != "scatter" and not self.is_determined:
-                self.problems.append(f"{said}: each node gets one part of the job; scatter is what we say")
+                self.problems.append(f"{origin}: each node gets one part of the job; scatter is what we say")
 
 
 def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ...]]:

@@ -85,27 +85,27 @@ class Slurm:
 
     def check(self, script_path: str) -> str:
         """Ask `sbatch --test-only`. Raises QueryError where nobody answers."""
-        said = run_command(["sbatch", "--test-only", script_path], self._environ)
-        if said.code == 0:
+        result = run_command(["sbatch", "--test-only", script_path], self._environ)
+        if result.code == 0:
             return ""
-        if is_unsure(said) or is_away(said):
-            raise QueryError(failure_text("sbatch --test-only", said))
-        return advised(said)
+        if is_unsure(result) or is_away(result):
+            raise QueryError(failure_text("sbatch --test-only", result))
+        return advised(result)
 
     def submit(self, script_path: str, name: str) -> str:
         """Once. Raises SubmitError; after `timed_out` the job may be there all the same: `find` it. name: NAME.K: of
         that array this task alone, once more."""
         base, index = split(name)
         only = [f"--array={index}"] if index >= 0 else []
-        said = run_command(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
-        job_id = said.out.strip().partition(";")[0]
-        if said.code == 0 and number(job_id) is not None:
+        result = run_command(["sbatch", "--parsable", f"--job-name={base}", *only, script_path], self._environ)
+        job_id = result.out.strip().partition(";")[0]
+        if result.code == 0 and number(job_id) is not None:
             return task_id(job_id, index) if only else job_id
-        if said.code == 0 or is_unsure(said):
-            raise SubmitError(TIMED_OUT, failure_text("sbatch", said))
-        if is_away(said):
-            raise SubmitError(UNREACHABLE, failure_text("sbatch", said))
-        raise SubmitError(REFUSED, advised(said))
+        if result.code == 0 or is_unsure(result):
+            raise SubmitError(TIMED_OUT, failure_text("sbatch", result))
+        if is_away(result):
+            raise SubmitError(UNREACHABLE, failure_text("sbatch", result))
+        raise SubmitError(REFUSED, advised(result))
 
     def find(self, name: str) -> str | None:
         """A submission that was refused may leave a record under its name: FAILED, BadConstraints. What was taken may
@@ -136,8 +136,8 @@ class Slurm:
 
     def cancel(self, *ids: str, again: bool = False) -> None:
         """TERM to all of them, KILL after KillWait."""
-        said = run_command(["scancel", *ids], self._environ)
-        if failed := said.failure(*GONE):
+        result = run_command(["scancel", *ids], self._environ)
+        if failed := result.failure(*GONE):
             raise QueryError(failure_text("scancel", failed))
 
     def requeue(self, id: str) -> bool:  # noqa: A002
@@ -145,18 +145,18 @@ class Slurm:
         is pending, as of one that it has queued by itself (PreemptMode=REQUEUE): an answer that was lost is asked for
         again. Raises QueryError."""
         for _ in range(_REQUEUES):
-            said = run_command(["scontrol", "requeue", id], self._environ)
-            if said.code == 0 or is_queued(said):
+            result = run_command(["scontrol", "requeue", id], self._environ)
+            if result.code == 0 or is_queued(result):
                 return True
-            if not is_unsure(said) and not is_away(said):
+            if not is_unsure(result) and not is_away(result):
                 return False
-        raise QueryError(failure_text("scontrol requeue", said))
+        raise QueryError(failure_text("scontrol requeue", result))
 
     def _output(self, *argv: str) -> str:
-        said = run_command(argv, self._environ)
-        if said.code:
-            raise QueryError(failure_text(argv[0], said))
-        return said.out
+        result = run_command(argv, self._environ)
+        if result.code:
+            raise QueryError(failure_text(argv[0], result))
+        return result.out
 
     def _accounted(self, names: Sequence[str], ids: Mapping[str, str]) -> dict[str, SchedulerJob]:
         """What the accounting knows of these jobs. Raises QueryError."""
@@ -170,17 +170,17 @@ class Slurm:
 
     def _records(self, *which: str) -> dict[str, SchedulerJob]:
         """Where there is no accounting we are told so, and ask no more. Raises QueryError."""
-        said = run_command(
+        result = run_command(
             ["sacct", "--allocations", "--parsable2", "--noheader", *which,
              "--format=JobName,JobID,State,ExitCode,NodeList"], self._environ,
         )  # fmt: skip
-        if said.code and "disabled" in said.error:
+        if result.code and "disabled" in result.error:
             self._has_accounting = False
             return {}
-        if said.code:
-            raise QueryError(failure_text("sacct", said))
+        if result.code:
+            raise QueryError(failure_text("sacct", result))
         self._has_accounting = True
-        return _best(pair for line in said.out.splitlines() for pair in _account_line(line))
+        return _best(pair for line in result.out.splitlines() for pair in _account_line(line))
 
 
 # ---- what the answers mean

@@ -112,19 +112,19 @@ def state_of(word: str) -> str:
     return _STATES.get(word.split()[0].rstrip("+") if word.split() else "", RUNNING)
 
 
-def is_unsure(said: CommandResult) -> bool:
+def is_unsure(result: CommandResult) -> bool:
     """Whether what was asked for may have been done all the same. Who was killed has not said."""
-    return said.timed_out or _SIGNAL < said.code <= _SIGNAL + 64 or any(part in said.error for part in _UNSURE)
+    return result.timed_out or _SIGNAL < result.code <= _SIGNAL + 64 or any(part in result.error for part in _UNSURE)
 
 
-def is_away(said: CommandResult) -> bool:
+def is_away(result: CommandResult) -> bool:
     """Whether there was nobody to ask."""
-    return said.code == MISSING or any(part in said.error for part in _AWAY)
+    return result.code == MISSING or any(part in result.error for part in _AWAY)
 
 
-def is_queued(said: CommandResult) -> bool:
+def is_queued(result: CommandResult) -> bool:
     """Whether a job that is to be queued again is (ESLURM_JOB_PENDING)."""
-    return "Job is pending execution" in said.error
+    return "Job is pending execution" in result.error
 
 
 def is_out_of_memory(line: str) -> bool:
@@ -132,22 +132,24 @@ def is_out_of_memory(line: str) -> bool:
     return any(part in line for part in _OUT_OF_MEMORY)
 
 
-def advised(said: CommandResult) -> str:
+def advised(result: CommandResult) -> str:
     """Slurm's own words, without the command's name, and what to do."""
-    lines = [line.strip() for line in (said.error or said.out).splitlines() if line.strip()]
+    lines = [line.strip() for line in (result.error or result.out).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Try ")]
-    text = lines[-1] if lines else f"sbatch ended with {said.code} and said nothing"
+    text = lines[-1] if lines else f"sbatch ended with {result.code} and said nothing"
     for prefix in ("sbatch: error: ", "sbatch: fatal: ", "sbatch: ", "allocation failure: "):
         text = text.removeprefix(prefix)
     advice = next((advice for part, advice in _ADVICE.items() if any(part in line for line in lines)), "")
     return f"{text}; {advice}" if advice else text
 
 
-def failure_text(what: str, said: CommandResult) -> str:
+def failure_text(what: str, result: CommandResult) -> str:
     """Return what went wrong with a command, in one line."""
-    if said.timed_out:
+    if result.timed_out:
         return f"{what}: no answer in time; the controller may be down or busy"
-    if said.code == MISSING:
-        return said.error
-    words = said.last_line
-    return f"{what} ended with {said.code}: {words}" if words else f"{what} ended with {said.code} and said nothing"
+    if result.code == MISSING:
+        return result.error
+    words = result.last_line
+    return (
+        f"{what} ended with {result.code}: {words}" if words else f"{what} ended with {result.code} and said nothing"
+    )

@@ -99,13 +99,13 @@ def user_options(request: JobRequest) -> tuple[Read, list[str]]:
     return given, problems
 
 
-def _gres_problems(said: str, value: str) -> list[str]:
+def _gres_problems(origin: str, value: str) -> list[str]:
     names = [item.strip().lower().removeprefix("gres:").removeprefix("gres/") for item in value.split(",")]
     found = []
     if any(name.partition(":")[0].partition("=")[0] == "gpu" for name in names):
-        found.append(f"{said}: GPUs are computed from --slots; --gpu_type says which")
+        found.append(f"{origin}: GPUs are computed from --slots; --gpu_type says which")
     if any(name in ("", "none", "help", "list") for name in names):
-        found.append(f"{said}: names of resources are expected, such as nvme:1")
+        found.append(f"{origin}: names of resources are expected, such as nvme:1")
     return found
 
 

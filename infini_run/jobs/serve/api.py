@@ -6,7 +6,6 @@ The one rule: an answer is what `infini-job VERB --json` prints, a problem is th
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
@@ -31,6 +30,7 @@ from infini_run.jobs.serve.http_errors import PROBLEM, Answer, NotThere, problem
 from infini_run.jobs.serve.job_cache import JobCache
 from infini_run.jobs.serve.job_timeline import read_timelines
 from infini_run.jobs.serve.stream import Stream, Threads, events, lines
+from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import SubmissionPlan, submit
 from infini_run.options.from_python import check_environment
 from infini_run.record import fields
@@ -71,7 +71,7 @@ class Api:
         """All jobs, or those named, the latest last: one query for each scheduler."""
         for one in name:
             self._folder(one)
-        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=_print_line))
+        found = await self._threads.do(lambda: find_jobs(name, dir=self._above, problem=print_line))
         return Answer([status.to_json() for status in found])
 
     async def status(self, name: Name) -> Response:
@@ -126,7 +126,7 @@ class Api:
 
         def call() -> dict[str, Any]:
             planned, scheduler, environ = self._prepare(submission)
-            folder, _ = submit(planned, scheduler, environ, print_line=_print_line)
+            folder, _ = submit(planned, scheduler, environ, print_line=print_line)
             return {"name": folder.name, "id": folder.id, "folder": folder.path, **_about(planned, scheduler)}
 
         content = await self._threads.do(call)
@@ -194,11 +194,7 @@ class Api:
         values = {**read_flags(submission.flags, environ), "dir": self._above}
         if submission.cwd:
             values["cwd"] = submission.cwd
-        return *prepare(submission.command, values, environ, print_line=_print_line), environ
-
-
-def _print_line(text: str) -> None:
-    print(f"infini-job: {printable(text)}", file=sys.stderr, flush=True)
+        return *prepare(submission.command, values, environ, print_line=print_line), environ
 
 
 def _about(planned: SubmissionPlan, scheduler: Scheduler) -> dict[str, Any]:

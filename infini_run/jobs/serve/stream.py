@@ -125,13 +125,13 @@ async def lines(
 async def events(cache: JobCache) -> AsyncGenerator[bytes, None]:
     """Server-sent events `jobs`: those that have changed, by name; first, all of them."""
     sent: dict[str, Status] = {}
-    said = ""
+    sent_problem = ""
     is_first = True
     async with contextlib.aclosing(cache.changes()) as found:  # type: ignore[type-var]
         async for jobs, problem in found:
             changed = [status.to_json() for name, status in jobs.items() if sent.get(name) != status]
             gone = [name for name in sent if name not in jobs]
-            if changed or gone or problem != said or is_first:
+            if changed or gone or problem != sent_problem or is_first:
                 content = json.dumps({"jobs": changed, "gone": gone, "problem": problem})
                 yield f"event: jobs\ndata: {content}\n\n".encode("ascii")
-            sent, said, is_first = jobs, problem, False
+            sent, sent_problem, is_first = jobs, problem, False
