@@ -35,6 +35,8 @@ struct worker {
     bool ready;      /* it said READY=1 */
     bool triggered;  /* it said WATCHDOG=trigger, and no WATCHDOG=1 since */
     int64_t active_ns, ping_ns; /* struct ir_activity */
+    int64_t progress;   /* its highest PROGRESS=; -1: there was none */
+    struct ir_event *progress_event; /* that nobody has taken yet; NULL: none */
     char *status;    /* STATUS_SIZE, once there was one */
     uint32_t status_size;
 };

@@ -20,6 +20,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
         g->workers[i].pidfd = g->workers[i].log_fd = g->workers[i].log_open = -1;
         g->workers[i].error_log_fd = -1;
         g->workers[i].notify_fd = -1;
+        g->workers[i].progress = -1;
         g->workers[i].streams[0].fd = g->workers[i].streams[1].fd = -1;
         for (int k = 0; k < 3; k++) g->workers[i].child_ends[k] = -1;
     }

@@ -141,6 +141,7 @@ enum { /* ir_event.kind */
     IR_UNPLACED,      /* worker, signal: the errno; the kernel takes no memory policy: CPUs alone; told once */
     IR_SUSPEND,       /* Ctrl-Z, with IR_REPORT_TSTP */
     IR_LEASE_ENDED,   /* the workers are killed; code: 0: it was not renewed in time; 1: its guard was killed */
+    IR_PROGRESS,      /* worker, pid, value: its PROGRESS= is higher than ever; the highest since the last was taken */
     IR_ENDED,         /* code: how many strays there were in all; nothing is left; the last event */
 };
 
@@ -161,6 +162,7 @@ struct ir_event {
     int64_t user_us;
     int64_t system_us;
     int64_t max_rss_kib;
+    int64_t value;
     char name[16];
 };
 

@@ -59,9 +59,30 @@ static bool line_is(const char *line, size_t size, const char *text) {
     return size == strlen(text) && memcmp(line, text, size) == 0;
 }
 
+/* A whole number of digits alone, which 63 bits hold; -1: it is none. */
+static int64_t parse_progress(const char *digits, size_t size) {
+    int64_t value = size > 0 ? 0 : -1;
+    for (size_t i = 0; i < size; i++) {
+        if (digits[i] < '0' || digits[i] > '9' || value > (INT64_MAX - (digits[i] - '0')) / 10)
+            return -1;
+        value = value * 10 + (digits[i] - '0');
+    }
+    return value;
+}
+
+/* A worker that says it without end has one event in the queue, with the highest: it costs no room. */
+static void note_progress(struct ir_group *g, uint32_t index, int64_t value) {
+    struct worker *w = &g->workers[index];
+    if (value <= w->progress) return;
+    w->progress = value;
+    if (w->progress_event == NULL)
+        w->progress_event = event_push(g, IR_PROGRESS, (int)index, w->pid);
+    w->progress_event->value = value;
+}
+
 static void handle_line(struct ir_group *g, uint32_t index, const char *line, size_t size) {
     struct worker *w = &g->workers[index];
-    const size_t status = sizeof "STATUS=" - 1;
+    const size_t status = sizeof "STATUS=" - 1, progress = sizeof "PROGRESS=" - 1;
     if (line_is(line, size, "READY=1")) {
         if (!w->ready) event_push(g, IR_READY, (int)index, w->pid);
         w->ready = true;
@@ -75,6 +96,8 @@ static void handle_line(struct ir_group *g, uint32_t index, const char *line, si
         }
     } else if (size >= status && memcmp(line, "STATUS=", status) == 0) {
         status_keep(w, line + status, size - status);
+    } else if (size > progress && memcmp(line, "PROGRESS=", progress) == 0) {
+        note_progress(g, index, parse_progress(line + progress, size - progress));
     }
 }
 

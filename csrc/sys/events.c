@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 /* What must never be dropped has its room before the first worker, even if nobody collects. */
-#define WORKER_EVENTS 7 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD */
+#define WORKER_EVENTS                                                                              \
+    8 /* STARTED, START_FAILED, EXITED, STUCK, OUTPUT_LOST, twice OUTPUT_HELD, PROGRESS */
 #define GROUP_EVENTS                                                                               \
     (2 * STRAYS_NAMED + 16) /* LEFTOVER and STUCK; SIGNALLED, OUTPUT_LOST, ENDED, ... */
 #define SIGNAL_EVENTS 128   /* these may be dropped: event_room */
@@ -38,6 +39,8 @@ int events_pop(struct ir_group *g, struct ir_event *ret_events, uint32_t n) {
     uint32_t taken = 0;
     for (; taken < n && g->event_count > 0; taken++) {
         ret_events[taken] = g->events[g->event_head];
+        if (ret_events[taken].kind == IR_PROGRESS)
+            g->workers[ret_events[taken].worker].progress_event = NULL;
         g->event_head = (g->event_head + 1) % g->event_capacity;
         g->event_count--;
     }

@@ -48,6 +48,7 @@ KINDS = {
     lib.IR_UNPLACED: "unplaced",
     lib.IR_SUSPEND: "suspend",
     lib.IR_LEASE_ENDED: "lease_ended",
+    lib.IR_PROGRESS: "progress",
     lib.IR_ENDED: "ended",
 }
 
@@ -109,7 +110,8 @@ class Event:
             output_held; console_stuck; unguarded; triggered (WATCHDOG=trigger); late (not ready in time); hung;
             unplaced (no memory policy, signal: the errno); restarting (in place of ended if another attempt follows,
             code: the restarts so far); suspend (Ctrl-Z); lease_ended (the ranks were killed; code: 0 if the lease
-            was not renewed in time, 1 if its guard was killed); ended.
+            was not renewed in time, 1 if its guard was killed); progress (PROGRESS=value, higher than ever before; of
+            several between two looks the highest); ended.
         worker: Its index in the spawn.
         rank: Its global rank.
         pid: Its process.
@@ -123,6 +125,7 @@ class Event:
         system_us: The CPU time of the kernel for it, in microseconds.
         max_rss_kib: The most memory that it had resident, in KiB.
         name: The program name of a leftover or stuck process.
+        value: How far a rank has come, as it says: a number from 0 to 2**63 - 1.
     """
 
     kind: str
@@ -139,6 +142,7 @@ class Event:
     system_us: int = 0
     max_rss_kib: int = 0
     name: str = ""
+    value: int = 0
 
     @property
     def is_failure(self) -> bool:
@@ -637,4 +641,5 @@ def _event(event: Any, ranks: list[int]) -> Event:
         system_us=event.system_us,
         max_rss_kib=event.max_rss_kib,
         name=os.fsdecode(ffi.string(event.name)) if event.name[0] != b"\0" else "",
+        value=event.value,
     )

@@ -96,9 +96,16 @@ class FollowedLaunch:
             events = self.run.poll(None if deadline is None else max(0.0, deadline - time.monotonic()), also)
             if events:
                 with self._lock:
+                    self._drop_outdated(events)
                     self._pending += events
                     self._wake()
         return not self.run.ended
+
+    def _drop_outdated(self, events: Sequence[Event]) -> None:
+        """Of a rank's progress that nobody has read the highest is kept: it may come without end."""
+        ranks = {event.rank for event in events if event.kind == "progress"}
+        if ranks:
+            self._pending = [e for e in self._pending if e.kind != "progress" or e.rank not in ranks]
 
     def close(self) -> None:
         """Close the launch, which kills the processes that are left of it, and wake every thread that waits."""

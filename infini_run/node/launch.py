@@ -87,6 +87,7 @@ class NodeLaunch:
         self._stdins = stdins or {}
         self._lease_s, self._lease_since_s = lease_s, lease_since_s
         self.lease_ended = False  # over: the ranks were killed, and the launch ends
+        self.progress = -1  # the highest PROGRESS= of a rank; -1: none has said it
         self._lock = RLock()  # the group has its own; this one keeps events and what they tell in one order
         self._group: Group | None = None
         self._resources = LaunchResources()
@@ -317,6 +318,9 @@ class NodeLaunch:
         self._ended = self._ended or event.kind == "ended"
         if event.is_failure and not self.options.keep_going:
             self.stop()
+        if event.kind == "progress":  # often, and no news for the report
+            self.progress = max(self.progress, event.value)
+            return
         if event.kind == "ready":
             self._count_ready()
         elif event.kind == "lease_ended":

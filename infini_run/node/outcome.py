@@ -76,7 +76,7 @@ class Outcome:
         Returns:
             A line for the user. Empty: none.
         """
-        if event.kind == "triggered":
+        if event.kind in ("triggered", "progress"):
             return ""
         text: str = getattr(self, f"_record_{event.kind}")(event) or ""
         return text

@@ -182,6 +182,7 @@ class RestartingLaunch:
             from infini_run.plan.restart_policy import RestartState
 
             self._restarts = RestartState(self._options)
+        self._restarts.note_progress(self._run.progress)
         return self._wait_or_end(self._restarts, self._restarts.decide(self._run.report()))
 
     def _wait_or_end(self, restarts: RestartState, line: str) -> list[Event]:

@@ -41,6 +41,7 @@ class CrewOptions(TypedDict, total=False):
     local_ranks_filter: str | Sequence[int] | None
     stop_signal: int | str | None
     stop_scope: Literal["group", "leader", "mixed"] | None
+    max_no_progress: int | None
     ready_timeout: float | str | None
     hang_timeout: float | str | None
     on_hang: Literal["report", "stop"] | None

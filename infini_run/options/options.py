@@ -90,6 +90,7 @@ class Options:
     max_restarts: int
     restart_delay_s: float
     restart_window_s: float  # 0: off
+    max_no_progress: int  # 0: no bound
     ready_timeout_s: float  # 0: off
     hang_timeout_s: float  # 0: off
     on_hang: str

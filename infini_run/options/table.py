@@ -243,6 +243,9 @@ FLAGS = (
          "time before the first restart; it doubles with each one, up to 5 minutes", shown="1s"),
     _flag("ending", "restart_window", value_types.timeout, 0.0, "TIME|off",
          "a failure after so long a good run has all of --max_restarts before it again", shown="off"),
+    _flag("ending", "max_no_progress", value_types.bounded_int(0), 3, "N",
+         "end the job when so many starts in a row got no further, once a process has told its NOTIFY_SOCKET "
+         "PROGRESS=number; a start that got further has all of --max_restarts before it again; 0: no such bound"),
     _flag("ending", "ready_timeout", value_types.timeout, 0.0, "TIME|off",
          "stop the job when a process has not told its NOTIFY_SOCKET READY=1 so long after its start", shown="off"),
     _flag("ending", "hang_timeout", value_types.timeout, 0.0, "TIME|off",

@@ -36,10 +36,14 @@ class RestartCount:
     Attributes:
         spent: Restarts since the budget (`--max_restarts`) was last whole.
         total: Restarts of the launch.
+        progress: The highest PROGRESS= of a rank in the attempts so far; -1: none has sent it.
+        fruitless: Attempts since then of which none has exceeded it.
     """
 
     spent: int = 0
     total: int = 0
+    progress: int = -1
+    fruitless: int = 0
 
 
 @record
@@ -69,6 +73,7 @@ class RestartState:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._count = RestartCount()
+        self._progress = -1  # of the attempt that runs
         self._earlier: tuple[Exit, ...] = ()
         self._before_decision: tuple[RestartCount, tuple[Exit, ...]] = (self._count, self._earlier)
         self._not_restarted = ""
@@ -87,13 +92,17 @@ class RestartState:
         """Whether the delay before the next attempt is running."""
         return self.due_s != _NEVER
 
+    def note_progress(self, value: int) -> None:
+        """Take in the PROGRESS= of a rank in the attempt that runs. The highest counts; -1: none."""
+        self._progress = max(self._progress, value)
+
     def decide(self, report: Report) -> str:
         """Decide what follows the attempt that `report` describes.
 
         Returns:
             One line that announces the restart; empty if there is none.
         """
-        decision = decide(report, self._options, self._count, _random_fraction())
+        decision = decide(report, self._options, self._count_attempt(), _random_fraction())
         failure = "; ".join(filter(None, (report.headline(), report.left_behind())))
         return self._apply(decision, report.first_failure, failure)
 
@@ -106,11 +115,16 @@ class RestartState:
         Returns:
             As `decide`.
         """
-        decision = spend(self._options, self._count, 0.0, _random_fraction())
+        decision = spend(self._options, self._count_attempt(), 0.0, _random_fraction())
         if not decision.again:
-            self._not_restarted = reason
+            self._not_restarted = "; ".join(filter(None, (reason, decision.why)))
             return ""
         return self._apply(decision, None, reason)
+
+    def _count_attempt(self) -> RestartCount:
+        """The count when the attempt has failed, which its progress may have renewed."""
+        count, self._progress = count_attempt(self._count, self._progress), -1
+        return count
 
     def _apply(self, decision: Decision, first: Exit | None, failure: str) -> str:
         if not decision.again:
@@ -184,6 +198,18 @@ def decide(report: Report, options: Options, count: RestartCount, random_fractio
     return spend(options, count, healthy_s(report, options), random_fraction)
 
 
+def count_attempt(count: RestartCount, progress: int) -> RestartCount:
+    """Return the count after an attempt that failed. If it got further than all before it, the budget is whole again.
+
+    Args:
+        count: The restarts before.
+        progress: The highest PROGRESS= of its ranks; -1: none has sent it.
+    """
+    if progress > count.progress:
+        return replace(count, spent=0, progress=progress, fruitless=0)
+    return replace(count, fruitless=count.fruitless + 1) if count.progress >= 0 else count
+
+
 def spend(options: Options, count: RestartCount, healthy_s: float, random_fraction: float = 0.0) -> Decision:
     """Take one restart from the budget, if there is one left.
 
@@ -193,12 +219,15 @@ def spend(options: Options, count: RestartCount, healthy_s: float, random_fracti
         healthy_s: Seconds in which all ranks were well. After `--restart_window` of them the budget is whole again.
         random_fraction: As for `decide`.
     """
+    if 0 < options.max_no_progress <= count.fruitless:
+        times = "the last attempt" if count.fruitless == 1 else f"{count.fruitless} attempts in a row"
+        return Decision(again=False, count=count, why=f"{times} got no further than PROGRESS={count.progress}")
     spent = 0 if 0 < options.restart_window_s <= healthy_s else count.spent
     if spent >= options.max_restarts:
         return Decision(again=False, count=count)
     jitter = JITTER * random_fraction if options.nnodes > 1 else 0.0
     delay_s = delay_of(options.restart_delay_s, spent + 1) * (1 - jitter)
-    return Decision(again=True, count=RestartCount(spent=spent + 1, total=count.total + 1), delay_s=delay_s)
+    return Decision(again=True, count=replace(count, spent=spent + 1, total=count.total + 1), delay_s=delay_s)
 
 
 def delay_of(first_s: float, number: int, most_s: float | None = None) -> float:

@@ -374,3 +374,80 @@ def test_a_late_rank_ends_a_launch_of_the_library_too():
     with pytest.raises(ir.WorkerError, match=r"rank 1 .* was not ready after 2\.0 s") as caught:
         ir.run(play("@0", "notify=READY=1", "@*", "wait"), nproc_per_node=2, ready_timeout=2)
     assert (caught.value.rank, caught.value.exit_code) == (1, 1)
+
+
+# ---- progress
+
+
+def test_progress_is_told_when_it_is_higher_than_ever(debug):
+    with (
+        Live(waiter(0), waiter(1), debug=debug) as live,
+        sender_to(address(0)) as first,
+        sender_to(address(1)) as other,
+    ):
+        for text in ("PROGRESS=7", "PROGRESS=3", "PROGRESS=7"):
+            first.send(text.encode())
+        live.until(lambda: live.of("progress"))
+        live.settle()
+        assert [(event.rank, event.value) for event in live.of("progress")] == [(0, 7)]
+        other.send(b"STATUS=on\nPROGRESS=0\n")
+        first.send(b"PROGRESS=9223372036854775807")
+        live.until(lambda: len(live.of("progress")) == 3)
+        told = {(event.rank, event.value) for event in live.of("progress")}
+        assert told == {(0, 7), (1, 0), (0, 2**63 - 1)}
+        assert {event.pid for event in live.of("progress")} == {live.pid(0), live.pid(1)}
+        live.group.kill()
+        live.end()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", " 1", "1 ", "1.5", "0x1", "one", "9223372036854775808", "1" * 400, "\0", "1\0"]
+)
+def test_progress_that_is_no_number_is_ignored(text, debug):
+    with Live(waiter(0), debug=debug) as live, sender_to(address(0)) as sender:
+        sender.send(f"PROGRESS={text}".encode())
+        sender.send(b"progress=5\nPROGRESS 5\nREADY=1")
+        live.until(lambda: live.of("ready"))
+        live.settle()
+        assert not live.of("progress")
+        live.group.kill()
+        live.end()
+
+
+def test_progress_without_end_is_one_event_a_look_with_the_highest(debug):
+    with Live(waiter(0), debug=debug) as live, sender_to(address(0)) as sender:
+        live.settle()
+        sent, looks = 0, 0
+        sender.setblocking(False)
+        while sent < 5000:
+            try:
+                sent += 1
+                sender.send(b"PROGRESS=%d" % sent)
+            except BlockingIOError:
+                sent -= 1
+                before = len(live.of("progress"))
+                live.events += live.group.run_once()
+                looks += 1
+                assert len(live.of("progress")) <= before + 1
+        live.settle()
+        values = [event.value for event in live.of("progress")]
+        assert values[-1] == 5000
+        assert values == sorted(values)
+        live.group.kill()
+        live.end()
+
+
+def test_what_a_rank_said_last_is_heard_when_it_has_ended(debug):
+    with Live(talker(0, "notify=PROGRESS=12", "exit=0"), debug=debug) as live:
+        live.end()
+        kinds = [event.kind for event in live.events]
+        assert kinds.index("progress") < kinds.index("exited")
+
+
+def test_a_host_that_reads_no_events_keeps_the_highest_progress_of_each_rank():
+    words = play(*[f"notify=PROGRESS={i}" for i in range(60)], "exit=0")
+    with ir.ProcessLauncher(words, nproc_per_node=2) as launcher:
+        launcher.launch()
+        launcher.wait()
+        told = [(event.rank, event.value) for event in launcher.events(0) if event.kind == "progress"]
+    assert sorted(told) == [(0, 59), (1, 59)]

@@ -80,6 +80,7 @@ REFUSALS = [
     ("--restart_delay=-1", "--restart_delay=-1: a time from 0 to"),
     ("--restart_delay=off", "--restart_delay=off: a time from 0 to"),
     ("--restart_window=x", "--restart_window=x: a time from 0 to"),
+    ("--max_no_progress=-1", "--max_no_progress=-1: a whole number from 0 to"),
     ("--hang_timeout=soon", "--hang_timeout=soon: a time from 0 to"),
     ("--ready_timeout=-1", "--ready_timeout=-1: a time from 0 to"),
     ("--on_hang=kill", "--on_hang=kill: report or stop is allowed"),

@@ -484,3 +484,16 @@ def test_nothing_of_it_is_imported_before_there_is_a_need(words, loaded):
     assert names & {"infini_run.node.restarting_launch", "infini_run.plan.restart_policy"} == {
         f"infini_run.{name}" for name in loaded
     }
+
+
+def test_progress_renews_the_budget_and_its_lack_ends_the_job(infini_run, tmp_path):
+    """Attempts 0 to 3 get further each, 4 to 6 do not."""
+    script = 'n=$TORCHELASTIC_RESTART_COUNT; [ $n -lt 4 ] || n=3; exec "$@" "notify=PROGRESS=$n" exit=3'
+    flags = ("--max_restarts=3", "--restart_delay=0", f"--report={tmp_path}/r")
+    command = infini_run(*flags, "sh", "-c", script, "sh", *play())
+    assert command.wait() == 3
+    report = json.loads((tmp_path / "r").read_text())
+    assert report["restarts"] == 6
+    assert report["not_restarted"] == "3 attempts in a row got no further than PROGRESS=3"
+    assert b"restart 1 of 3 (4 in all)" in command.err
+    assert command.err.count(b"not restarted: 3 attempts in a row got no further than PROGRESS=3") == 1

@@ -170,3 +170,60 @@ def test_a_launch_that_did_not_fail_is_not_said_to_be_not_restarted():
     state = RestartState(options(*AGAIN))
     assert state.decide(ended) == ""
     assert state.add_to(ended).not_restarted == ""
+
+
+def attempts(state, *progress):
+    """Whether each of these attempts, which fail, is followed by another one; the numbers are what they got to."""
+    again = []
+    for value in progress:
+        state.note_progress(value)
+        again.append(bool(state.decide(report())))
+    return again
+
+
+def test_progress_makes_the_budget_whole_again():
+    state = RestartState(options("--max_restarts=1", "--restart_delay=2s"))
+    assert attempts(state, 10, 20, 30, 40) == [True] * 4
+    assert state.heading.startswith("restart 1 of 1 (4 in all)")
+    assert attempts(state, 40) == [False]
+
+
+def test_three_attempts_in_a_row_that_got_no_further_end_the_job():
+    state = RestartState(options("--max_restarts=100"))
+    assert attempts(state, 10, 5, -1, 11, 11, -1, 0) == [True, True, True, True, True, True, False]
+    assert state.add_to(report()).not_restarted == "3 attempts in a row got no further than PROGRESS=11"
+
+
+def test_without_progress_ever_sent_the_bound_does_not_hold():
+    assert attempts(RestartState(options("--max_restarts=5")), *[-1] * 6) == [True] * 5 + [False]
+
+
+@pytest.mark.parametrize(("flag", "again"), [("1", [False]), ("2", [True, False]), ("0", [True] * 7)])
+def test_the_bound_is_what_was_asked_for(flag, again):
+    state = RestartState(options("--max_restarts=9", f"--max_no_progress={flag}"))
+    assert attempts(state, 0, *[0] * len(again)) == [True, *again]
+
+
+def test_an_attempt_that_could_not_be_started_got_no_further():
+    state = RestartState(options("--max_restarts=100", "--max_no_progress=2"))
+    assert attempts(state, 7) == [True]
+    assert state.start_failed("no more processes")
+    assert not state.start_failed("no more processes")
+    why = "no more processes; 2 attempts in a row got no further than PROGRESS=7"
+    assert state.add_to(report()).not_restarted == why
+
+
+@given(st.lists(st.integers(-1, 3), max_size=40), st.integers(1, 4), st.integers(0, 5))
+def test_a_job_that_gets_no_further_ends_after_as_many_attempts_as_were_allowed(reached, bound, budget):
+    state = RestartState(options(f"--max_restarts={budget}", f"--max_no_progress={bound}"))
+    highest, fruitless, spent = -1, 0, 0
+    for value in reached:
+        if value > highest:
+            highest, fruitless, spent = value, 0, 0
+        elif highest >= 0:
+            fruitless += 1
+        expected = fruitless < bound and spent < budget
+        assert attempts(state, value) == [expected]
+        if not expected:
+            break
+        spent += 1
