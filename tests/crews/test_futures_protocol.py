@@ -212,6 +212,36 @@ def test_every_event_loop_may_await_an_ask(crew):
     assert [asyncio.run(main()) for _ in range(2)] == [[0, 1, 4, 9, 16]] * 2
 
 
+def test_a_stopiteration_of_a_task_does_not_keep_its_awaiter_waiting():
+    """PEP 479; asyncio's own future takes none (gh-112182)."""
+
+    def serve(ctx, task):
+        raise StopIteration(task)
+
+    async def main(crew):
+        for way in (lambda ask: ask, asyncio.gather, lambda ask: asyncio.wait_for(ask, LIMIT_S)):
+            with pytest.raises(RuntimeError, match="StopIteration") as caught:
+                await way(crew.ask(7))
+            assert caught.value.__cause__.args == (7,)
+
+    with ir.Crew(serve) as crew:
+        asyncio.run(asyncio.wait_for(main(crew), LIMIT_S))
+        with pytest.raises(StopIteration):
+            crew.ask(7).result()
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_task(crew, slow):
+    async def main():
+        waiting = crew.worker(0).ask("pid")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(waiting, 0.05)
+        assert waiting.cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+
+
 def test_a_launch_is_awaited_and_its_failure_raised():
     def half(n):
         return n // 2 if n % 2 == 0 else 1 / 0
