@@ -123,6 +123,7 @@ class Worker:
     def _work(self, part: TaskHandler) -> None:
         while (task := self._inbox.next_task()) is not None:
             self._do(part, task)
+            del task  # its bytes are not kept until the next one comes
             self._inbox.finish_task()
 
     def _do(self, part: TaskHandler, task: Task) -> None:

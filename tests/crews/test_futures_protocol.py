@@ -1,16 +1,6 @@
 """An Ask is a concurrent.futures.Future, and a crew does what its users may expect of an executor.
 
-The promises are those that CPython's test_concurrent_futures and loky's tests hold of their executors, as far as they
-are about the public protocol. Left out, and why:
-
-- The executors' own arguments (max_workers, thread_name_prefix, mp_context, initializer, chunksize) and repr: a
-  crew has others, with tests of their own.
-- Futures that a test makes and sets itself (set_result twice, InvalidStateError, repr of each state): Ask inherits
-  that from the standard library.
-- `cancel` of a task that runs returns False there. Here the task is cancelled (test_crew.py).
-- Executors that grow, shrink, are reused or resized (loky's get_reusable_executor): a crew has a fixed number.
-- `submit` after the interpreter has begun to exit, from an atexit handler: test_pending_work.py has the exit.
-- Deadlocks of the queue feeder and the call queue's pipe: a crew has neither.
+executor_cases.md has the cases of CPython's and loky's test suites, and the test here that holds each of them.
 """
 
 from __future__ import annotations
