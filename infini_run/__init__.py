@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from infini_run.crews.context import Cancelled, Context, this_worker
     from infini_run.crews.crew import Crew
     from infini_run.crews.crew_status import CrewStatus, WorkerStatus
-    from infini_run.crews.errors import DrainTimeout
+    from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.future import Ask
     from infini_run.crews.handle import LaunchHandle
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.status import Status
     from infini_run.process_launcher import ProcessLauncher
     from infini_run.report.exit import Exit
-    from infini_run.report.failures import CrewFailed, WorkerDied, WorkerError
+    from infini_run.report.failures import WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Report
 
@@ -77,6 +77,7 @@ __all__ = [
     "ChannelError",
     "Context",
     "Crew",
+    "CrewClosed",
     "CrewEvent",
     "CrewFailed",
     "CrewStatus",
@@ -146,7 +147,6 @@ _HOMES |= dict.fromkeys(("QueryError", "SubmitError"), "jobs.errors")
 _HOMES |= {"Receiver": "channel.receiver", "Sender": "channel.sender"}
 _HOMES |= {"Cancelled": "crews.context", "Context": "crews.context", "Restart": "crews.restart_policy"}
 _HOMES |= {
-    "DrainTimeout": "crews.errors",
     "CrewEvent": "crews.event_queue",
     "Crew": "crews.crew",
     "Ask": "crews.future",
@@ -157,7 +157,8 @@ _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
 _HOMES |= {"Status": "jobs.status"}
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
-_HOMES |= dict.fromkeys(("CrewFailed", "WorkerDied", "WorkerError"), "report.failures")
+_HOMES |= dict.fromkeys(("CrewClosed", "CrewFailed", "DrainTimeout"), "crews.errors")
+_HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")
 
 
 def __getattr__(name: str) -> object:

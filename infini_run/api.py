@@ -8,6 +8,7 @@ import time
 from infini_run.core.group import forking
 from infini_run.errors import LaunchTimeout
 from infini_run.node.host_stderr import has_own_stderr, print_line
+from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_command, check_names, make_environment, read_flags
 from infini_run.options.table import TABLE
 from infini_run.process_launcher import ProcessLauncher
@@ -68,6 +69,7 @@ def run(
         NodeLost: A node could not be reached, or was lost.
     """
     check_names("run", flags, TABLE)
+    timeout_s = None if timeout_s is None else read_seconds("timeout_s", timeout_s)
     words, environ = check_command(command), make_environment(env, inherit_env)
     request = read_flags(flags, words, environ)
     if request.node_list is not None:

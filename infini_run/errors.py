@@ -11,10 +11,11 @@ InfiniRunError                the root; exit_code says what the command exits wi
 ├── NodeLost            1     a node could not be reached, or has gone silent
 ├── LaunchTimeout       1     a launch did not end within the time that the caller gave it (a TimeoutError, too)
 ├── DrainTimeout        1     a crew's tasks were not done within its drain_s (a TimeoutError, too; crews/errors.py)
+├── CrewClosed          1     a crew was closed, and takes no more tasks (a RuntimeError, too; crews/errors.py)
 ├── ChannelError        1     a message could not be sent or received (channel/errors.py)
 ├── WorkerError               a worker failed; its report is at hand (exit code: the first failure's)
 │   ├── WorkerDied            a worker with work to do has ended; its exit is at hand
-│   └── CrewFailed            workers failed more often than a crew's restart policy allows; all causes are at hand
+│   └── CrewFailed            workers failed more often than a crew's policy allows (BrokenExecutor; crews/errors.py)
 ├── RemoteError         1     a worker's code raised what cannot be made again here: its words
 ├── SubmitError         1     a batch scheduler did not take a job, or did not say whether it has (jobs/errors.py)
 └── QueryError          1     a batch scheduler did not answer, or nothing that can be understood (jobs/errors.py)

@@ -15,6 +15,7 @@ from warnings import warn
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.node.followed_launch import FollowedLaunch
 from infini_run.node.launch import NodeLaunch, plan_node
+from infini_run.number_arguments import read_wait
 from infini_run.options.from_python import (
     check_command,
     check_names,
@@ -182,7 +183,7 @@ class ProcessLauncher:
             The events in order. Empty: the time is up, or everything has ended. With max_restarts the kind
                 `restarting` says that all ranks are to be started again; this call starts them.
         """
-        return self._launched().events(timeout_s)
+        return self._launched().events(read_wait("timeout_s", timeout_s))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has ended and nothing of it is left.
@@ -193,7 +194,7 @@ class ProcessLauncher:
         Returns:
             False if the time was up first.
         """
-        return self._launched().wait(timeout_s)
+        return self._launched().wait(read_wait("timeout_s", timeout_s))
 
     def wait_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until every rank has sent READY=1 to its NOTIFY_SOCKET (sd_notify(3)).
@@ -205,7 +206,8 @@ class ProcessLauncher:
             False if the time was up first, or as soon as a rank has ended without it: see `first_failure`. With
             max_restarts a rank that failed may still come back.
         """
-        return self._launched().wait_ready(timeout_s, may_restart=self._options.max_restarts > 0)
+        limit_s = read_wait("timeout_s", timeout_s)
+        return self._launched().wait_ready(limit_s, may_restart=self._options.max_restarts > 0)
 
     def running(self) -> bool:
         """Return whether anything of the launch is left. Does not wait."""

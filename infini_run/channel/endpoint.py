@@ -15,6 +15,7 @@ from functools import partial
 from threading import get_ident
 
 from infini_run.channel.errors import ChannelClosed, ChannelError
+from infini_run.number_arguments import LONGEST_S, read_wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class Endpoint:
         ident = get_ident()
         if self._owner == ident:
             raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
+        if timeout_s is not None and not (type(timeout_s) is float and timeout_s < LONGEST_S):
+            timeout_s = read_wait("timeout_s", timeout_s)
         if timeout_s is not None:
             return self._locked_by(time.monotonic() + timeout_s, act, thing)
         try:

@@ -16,6 +16,7 @@ from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, pa
 from infini_run.channel.endpoint import LIMIT, Endpoint
 from infini_run.channel.errors import ChannelBroken, ChannelError
 from infini_run.channel.serializer import serialize
+from infini_run.number_arguments import LONGEST_S, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,11 +221,12 @@ class Sender(Endpoint):
         Waits only where a message is half sent, or no room can be made for END, and at most `linger_s` seconds: then
         the other side gets Broken instead of End.
         """
+        linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
         if not self._begin_to_close():
             return
         self._last = end_frame()
         end_s = time.monotonic() + linger_s
-        is_free = self._owner != get_ident() and self._lock.acquire(timeout=max(0.0, linger_s))
+        is_free = self._owner != get_ident() and self._lock.acquire(timeout=linger_s)
         try:
             if is_free and not self._broken:
                 self._start(self._last, end_s)
@@ -239,7 +241,8 @@ class Sender(Endpoint):
         """`close` in a coroutine."""
         import asyncio
 
-        if linger_s <= 0:
+        linger_s = min(read_seconds("linger_s", linger_s), LONGEST_S)
+        if not linger_s:
             self.close(linger_s)
         elif self._begin_to_close():
             self._last = end_frame()

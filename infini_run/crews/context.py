@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from threading import Lock
 
 from infini_run.channel.errors import ChannelEnd
 from infini_run.crews.protocol import (
@@ -25,6 +26,7 @@ from infini_run.crews.protocol import (
     encode,
 )
 from infini_run.errors import UsageError
+from infini_run.number_arguments import read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,39 +41,66 @@ class Cancelled(BaseException):
 
 
 class TaskInbox:
-    """What has come down: tasks in order, and what was said of them meanwhile."""
+    """What has come down: tasks in order, and what was said of them meanwhile.
+
+    One thread at a time reads messages. The main thread waits for tasks. Any thread, and a signal handler, looks for
+    messages, and never waits for another thread: that one reads what there is.
+    """
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self.tasks: deque[Task] = deque()
+        self._lock = Lock()
+        self._tasks: deque[Task] = deque()
         self.current = NO_TASK
         self.cancelled: set[int] = set()
         self.deadline_s: float | None = None  # (monotonic) of the shutdown, once it was told
         self.has_ended = False
 
-    def read(self, timeout_s: float | None = 0.0) -> None:
-        """Handle every message that is there.
+    def next_task(self) -> Task | None:
+        """Wait for the next task, and make it the current one; None: there will be no more. Raises ChannelBroken."""
+        with self._lock:
+            if self._tasks:
+                self._read_all()
+            while not self.has_ended and (not self._tasks or self._receiver.pending):
+                self._read_one(None)
+            task = self._tasks.popleft() if self._tasks else None
+            self.current = NO_TASK if task is None else task.task
+            return task
 
-        Args:
-            timeout_s: how long to wait for the first, in seconds; None: no limit.
+    def finish_task(self) -> None:
+        """The current task has ended."""
+        with self._lock:
+            self.cancelled.discard(self.current)
+            self.current = NO_TASK
 
-        Raises:
-            ChannelBroken: the supervisor has died.
-        """
-        while not self.has_ended:
+    def read(self) -> None:
+        """Take in everything that is there, unless another thread does. Raises ChannelBroken."""
+        if self._lock.acquire(blocking=False):
             try:
-                self._handle(decode(self._receiver.recv_bytes(timeout_s)))
-            except TimeoutError:
-                return
-            except ChannelEnd:
-                self.has_ended = True
-            timeout_s = 0.0
+                self._read_all()
+            finally:
+                self._lock.release()
+
+    def _read_all(self) -> None:
+        """Take in everything that is there."""
+        try:
+            while not self.has_ended:
+                self._read_one(0.0)
+        except TimeoutError:
+            return
+
+    def _read_one(self, timeout_s: float | None) -> None:
+        """Take in the next message. Raises TimeoutError: there is none within this time (None: no limit)."""
+        try:
+            self._handle(decode(self._receiver.recv_bytes(timeout_s)))
+        except ChannelEnd:
+            self.has_ended = True
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Task):
-            self.tasks.append(message)
+            self._tasks.append(message)
         elif isinstance(message, Cancel):
-            if message.task == self.current or any(message.task == task.task for task in self.tasks):
+            if message.task == self.current or any(message.task == task.task for task in self._tasks):
                 self.cancelled.add(message.task)  # it has not ended meanwhile
         elif isinstance(message, Shutdown):
             self.deadline_s = time.monotonic() + message.deadline_s
@@ -122,9 +151,7 @@ class Context:
         Raises:
             UsageError: it is not above 0.
         """
-        if not seconds > 0:
-            raise UsageError(f"extend({seconds!r}): give a number of seconds above 0")
-        self._send(Extend(seconds=float(seconds)))
+        self._send(Extend(seconds=read_seconds("seconds", seconds, above_zero=True)))
 
     def ready(self) -> None:
         """Report that the worker takes tasks. Done when `start` returns; call it earlier if `start` does more."""

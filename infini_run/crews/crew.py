@@ -17,16 +17,20 @@ from infini_run.crews.crew_options import make_limits, make_spawner
 from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.crew_target import pack_target
+from infini_run.crews.errors import CrewClosed
 from infini_run.crews.future import Ask
 from infini_run.crews.import_guard import check_may_launch
+from infini_run.crews.launch_restarts import read_failure_options
+from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
-from infini_run.crews.task_map import MapOptions, task_map
+from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
-from infini_run.errors import InfiniRunError, UsageError
+from infini_run.errors import UsageError
+from infini_run.number_arguments import read_count, read_wait
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
 
@@ -39,15 +43,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from infini_run.crews.context import Context
+    from infini_run.crews.errors import CrewFailed
     from infini_run.crews.event_queue import CrewEvent
     from infini_run.crews.restart_policy import Restart
     from infini_run.crews.spawner import Spawner
     from infini_run.options.keywords import CrewOptions
-    from infini_run.report.failures import CrewFailed
 
 T = TypeVar("T")
 R = TypeVar("R")
-_MAP_AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
 
 if TYPE_CHECKING:
     T_contra = TypeVar("T_contra", contravariant=True)
@@ -94,8 +97,9 @@ class Crew(Generic[T, R]):
             commonly need, over those of a login there.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output; None: none.
-        log_level: logging records of at least this level go to the loggers of this process, with `rank` and `host`;
-            None: none.
+        log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
+            `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
+            with the workers.
         preload: modules that one process imports once; workers are forked from it in milliseconds, restarts too.
         spawner: starts the workers in place of one made from these arguments; None: none.
         flags: the command's flags by their names, as for `run`.
@@ -124,7 +128,7 @@ class Crew(Generic[T, R]):
         inherit_env: bool = True,
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
-        log_level: int | None = None,
+        log_level: int | str | bool | None = None,
         preload: Sequence[str] = (),
         spawner: Spawner | None = None,
         **flags: Unpack[CrewOptions],
@@ -133,16 +137,17 @@ class Crew(Generic[T, R]):
         check_names("Crew", flags, TABLE)
         check_flags(flags, is_crew=True)
         limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
-        if not isinstance(max_events, int) or max_events < 1:
-            raise UsageError(f"max_events={max_events!r}: give a whole number above 0")
-        if max_tasks_per_child is not None and (type(max_tasks_per_child) is not int or max_tasks_per_child < 1):
-            raise UsageError(f"max_tasks_per_child={max_tasks_per_child!r}: give a whole number above 0, or None")
+        max_events = read_count("max_events", max_events)
+        max_tasks = 0 if max_tasks_per_child is None else read_count("max_tasks_per_child", max_tasks_per_child)
         policy = check(NEVER if restart is None else restart)
+        failure_options = read_failure_options(flags)
+        may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
         hello = Hello(
             path=path_of_workers(target),
             argv=tuple(sys.argv),
-            log_level=-1 if log_level is None else log_level,
+            log_level=read_log_level(log_level),
             watchdog_s=limits.watchdog_s,
+            stack_signal=failure_options.stop_signal if may_hang else 0,
             target=pack_target(target, args, kwargs or {}),
         )
         if spawner is None:
@@ -153,9 +158,7 @@ class Crew(Generic[T, R]):
             spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
         self.nproc = spawner.world_size
         self._tasks = count()
-        self._supervisor = CrewSupervisor(
-            spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks_per_child or 0
-        )
+        self._supervisor = CrewSupervisor(spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks)
         self._supervisor.start()
 
     def __repr__(self) -> str:
@@ -185,7 +188,7 @@ class Crew(Generic[T, R]):
         Raises:
             UnpicklableError: with the path of the part that does not pickle.
             MessageTooLong: no channel takes it.
-            CrewFailed, InfiniRunError: the crew has failed, or was closed.
+            CrewFailed, CrewClosed: the crew has failed, or was closed.
         """
         return self._ask(task, None)
 
@@ -194,28 +197,33 @@ class Crew(Generic[T, R]):
         *iterables: Iterable[object],
         timeout_s: float | None = None,
         chunksize: int = 1,
+        buffersize: int | None = None,
         ordered: bool = True,
     ) -> Iterator[R]:
-        """Submit a task for each item, and yield the results.
+        """Submit a task for each item, and return an iterator over the results.
+
+        This call submits as many tasks as `buffersize` allows, and each result that is read makes room for one more.
+        So read all results, even if they are not needed. Tasks that were submitted are done, unless the iterator is
+        closed, or dropped after a result was read: then they are cancelled.
 
         Args:
             iterables: one, whose items are the tasks; of several, a task is a tuple with one item of each, and the
-                shortest ends it. Items are taken as there is room, so there may be any number.
+                shortest ends it. There may be any number of items.
             timeout_s: how long all results may take, in seconds from this call; None: no limit.
             chunksize: so many items travel together and are done by one worker, which is faster for many short tasks.
+            buffersize: how many tasks (chunks of items) are submitted and not read, at most; None: 64 for each
+                worker.
             ordered: results come in the order of the items; False: as soon as they are there.
 
         Raises:
+            UsageError: an argument makes no sense. By the iterator:
             BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
             TimeoutError: a result has not come in time; what was not done is cancelled.
-            UsageError: an argument makes no sense.
         """
         if not iterables:
             raise UsageError("map(): give at least one iterable of tasks")
-        options = MapOptions(timeout_s, chunksize, ordered)
-        return task_map(
-            self.ask, options.tasks_of(iterables), _MAP_AHEAD * self.nproc, options, self._supervisor.on_thread_waits
-        )
+        options = MapOptions(timeout_s, chunksize, buffersize, ordered, self.nproc)
+        return TaskMap(self.ask, options.tasks_of(iterables), options, self._supervisor.on_thread_waits)
 
     def _ask(self, task: T, rank: int | None) -> Ask[R]:
         body = dump(task, "task")
@@ -241,7 +249,7 @@ class Crew(Generic[T, R]):
         if self._supervisor.failure is not None:
             raise self._supervisor.over_error()
         if self._supervisor.phase != "RUNNING":
-            raise InfiniRunError("this crew has been closed: nothing can be asked of it any more")
+            raise CrewClosed("this crew has been closed: nothing can be asked of it any more")
 
     # ---- what happens
 
@@ -257,7 +265,7 @@ class Crew(Generic[T, R]):
         Raises:
             CrewFailed: the crew has failed, and everything has been read.
         """
-        events = self._supervisor.events.get(timeout_s)
+        events = self._supervisor.events.get(read_wait("timeout_s", timeout_s))
         if not events and self._supervisor.events.is_over:
             self._raise_failure()
         return events

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.pending_task import Limits
 from infini_run.errors import UsageError
+from infini_run.number_arguments import read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from infini_run.crews.spawner import Spawner
-
-_LONGEST_S = sys.float_info.max  # all that is not infinite
 
 
 def make_spawner(
@@ -40,9 +37,15 @@ def make_spawner(
 def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> Limits:
     """Return the limits of a crew. Raises UsageError: one is no number of seconds."""
     drain_s = float("inf") if drain_s is None else drain_s
-    given = {"ready_timeout_s": ready_timeout_s, "watchdog_s": watchdog_s, "drain_s": drain_s}
-    for name, value in given.items():
-        most = float("inf") if name == "drain_s" else _LONGEST_S
-        if not isinstance(value, (int, float)) or not 0 <= value <= most:
-            raise UsageError(f"{name}={value!r}: give a number of seconds, 0 or more")
-    return Limits(**{name: float(value) for name, value in given.items()})
+    return Limits(
+        ready_timeout_s=_finite("ready_timeout_s", ready_timeout_s),
+        watchdog_s=_finite("watchdog_s", watchdog_s),
+        drain_s=read_seconds("drain_s", drain_s),
+    )
+
+
+def _finite(name: str, value: float) -> float:
+    seconds = read_seconds(name, value)
+    if seconds == float("inf"):
+        raise UsageError(f"{name}={value!r}: give a number of seconds; 0 is no limit")
+    return seconds

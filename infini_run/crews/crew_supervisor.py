@@ -6,14 +6,15 @@ import time
 from collections import deque
 from threading import Event
 
-from infini_run.crews.errors import DrainTimeout
+from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
 from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.protocol import Cancelled, Done, Failed
 from infini_run.crews.restart_policy import Budget, ranks_to_restart
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import death_error
 from infini_run.errors import InfiniRunError
-from infini_run.report.failures import CrewFailed, WorkerDied
+from infini_run.number_arguments import LONGEST_S
+from infini_run.report.failures import WorkerDied
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
 
@@ -169,7 +170,7 @@ class CrewSupervisor(Supervisor):
             error = CrewFailed(str(self.failure), self.failure.causes)
             error.__cause__ = self.failure.__cause__
             return error
-        return InfiniRunError("the crew was closed before this was done")
+        return CrewClosed("the crew was closed before this was done")
 
     # ---- events
 
@@ -302,7 +303,7 @@ class CrewSupervisor(Supervisor):
         self.call(lambda: self._idle.append(event))
         if self.phase == "CLOSED":
             return True
-        return event.wait(None if limit_s == float("inf") else limit_s)
+        return event.wait(limit_s if limit_s < LONGEST_S else None)
 
     def _wake_idle_waiters(self) -> None:
         waiting, self._idle = self._idle, []

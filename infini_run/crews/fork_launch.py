@@ -88,13 +88,15 @@ class ForkLaunch(NodeLaunch):
 
     def _spec(self, worker: Worker) -> SpawnSpec:
         spec = super()._spec(worker)
-        outputs, ends = self._make_pipes(spec)
-        gate, ours = os.pipe()
         parent = os.getpid()
+        made: list[int] = []
         try:
+            outputs, ends = self._make_pipes(spec, made)
+            gate, ours = os.pipe()
+            made += (gate, ours)
             pid = os.fork()
         except OSError as error:
-            for fd in (gate, ours, *outputs, *ends):
+            for fd in made:
                 os.close(fd)
             raise StartError(
                 os.strerror(error.errno or 0), "creating the process", error.errno or 0, worker.rank
@@ -111,17 +113,20 @@ class ForkLaunch(NodeLaunch):
         spec.pid, spec.env = pid, []
         return spec
 
-    def _make_pipes(self, spec: SpawnSpec) -> tuple[list[int], list[int]]:
-        """What the child writes to, its own copies; the reading ends of the pipes among them, into the spec."""
+    def _make_pipes(self, spec: SpawnSpec, made: list[int]) -> tuple[list[int], list[int]]:
+        """Return what the child writes to, its own copies, and the reading ends of the pipes among them, which go
+        into the spec. made: every descriptor is added to it."""
         outputs, ends = [], []
         for i in (1, 2):
             if spec.stdio[i] == PIPE:
                 end, output = os.pipe()
+                made += (end, output)
                 os.set_blocking(end, False)
                 spec.stdio[i] = end
                 ends.append(end)
             else:
                 output = os.dup(self._console[i - 1] if spec.stdio[i] == INHERIT else spec.stdio[i])
+                made.append(output)
                 spec.stdio[i] = INHERIT
             outputs.append(output)
         spec.stdio[0] = INHERIT

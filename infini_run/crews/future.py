@@ -13,9 +13,11 @@ from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 
 from infini_run.crews.capture import capture_foreign
+from infini_run.crews.loop_waiters import resolve
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.errors import RemoteError
+from infini_run.number_arguments import read_wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class Ask(Future[R]):
         Raises:
             BaseException: what the task raised.
             WorkerDied: its worker died first.
-            CrewFailed, InfiniRunError: the crew failed, or was closed, first.
+            CrewFailed, CrewClosed: the crew failed, or was closed, first.
             RemoteError: the result cannot be unpickled here.
             CancelledError: it was cancelled.
             TimeoutError: the time is up.
@@ -104,10 +106,11 @@ class Ask(Future[R]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
+        limit_s = read_wait("timeout", timeout)
         owner = self._owner
-        if owner is not None and timeout != 0 and not self.done():
+        if owner is not None and limit_s != 0 and not self.done():
             owner.on_thread_waits()
-        error = super().exception(timeout)
+        error = super().exception(limit_s)
         if error is None:
             return self._open_result()[1]
         return self._open(error.answer)[1] if isinstance(error, _PickledError) else error
@@ -165,12 +168,29 @@ class Ask(Future[R]):
             return self._opened
 
     def __await__(self) -> Generator[Any, None, R]:
-        from asyncio import wrap_future
+        return self._await_result().__await__()
 
-        owner = self._owner
-        if owner is not None and not self.done():
-            owner.on_coroutine_waits()
-        return wrap_future(self).__await__()
+    async def _await_result(self) -> R:
+        """As `await asyncio.wrap_future(self)`: a coroutine that is cancelled cancels the task. But a StopIteration
+        of the task is a RuntimeError (PEP 479). asyncio's futures of Python 3.10 and 3.11 take no StopIteration, and
+        who awaited one would wait for ever (gh-112182)."""
+        from asyncio import CancelledError, get_running_loop
+
+        if not self.done():
+            owner = self._owner
+            if owner is not None:
+                owner.on_coroutine_waits()
+            loop = get_running_loop()
+            ended = loop.create_future()
+            self.add_done_callback(lambda _: resolve(loop, ended))
+            try:
+                await ended
+            except CancelledError:
+                self.cancel()
+                raise
+        if self.cancelled():
+            raise CancelledError
+        return self.result()
 
 
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:

@@ -13,6 +13,7 @@ from infini_run.crews.protocol import Failed
 from infini_run.crews.remote_exception import to_exception
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
+from infini_run.number_arguments import read_wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class LaunchHandle(Generic[R]):
         Returns:
             Whether that is so; False: the time is up.
         """
+        timeout_s = read_wait("timeout_s", timeout_s)
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         launch = self._launch
         while not launch.is_over or launch.has_results:

@@ -16,6 +16,7 @@ from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.import_guard import check_may_launch
 from infini_run.crews.launch_restarts import LaunchRestarts, read_failure_options
+from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
@@ -23,6 +24,7 @@ from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
+from infini_run.number_arguments import read_seconds
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
 from infini_run.system.exit_hooks import close_at_exit, closed
@@ -73,9 +75,9 @@ class Launcher:
         env_file: a file of variables, NAME=value on each line; None: none.
         cwd: the directory in which workers start; None: the current one.
         log_dir: a directory for rank_N.log files of the workers' output, which is shown here too; None: none.
-        logging: the least level of the logging records that go to the loggers of this process, with `rank` and
-            `host`; True: the root logger's level; None: the same if that has handlers; False: records stay with the
-            workers.
+        log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
+            `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
+            with the workers.
         worker_timeout_s: how long an operation of the process group may take, in seconds.
         agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
         timeout_s: how long the whole launch may take, in seconds; None: no limit.
@@ -102,7 +104,7 @@ class Launcher:
         env_file: str | os.PathLike[str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
-        logging: int | str | bool | None = None,
+        log_level: int | str | bool | None = None,
         worker_timeout_s: float = 600.0,
         agent_timeout_s: float | None = 60.0,
         timeout_s: float | None = None,
@@ -118,12 +120,12 @@ class Launcher:
         if backend is not None and not isinstance(backend, str):
             raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")
         self.backend = backend
-        self.worker_timeout_s = _seconds("worker_timeout_s", worker_timeout_s)
-        self.agent_timeout_s = None if agent_timeout_s is None else _seconds("agent_timeout_s", agent_timeout_s)
-        self.timeout_s = None if timeout_s is None else _seconds("timeout_s", timeout_s)
+        self.worker_timeout_s = read_seconds("worker_timeout_s", worker_timeout_s, above_zero=True)
+        self.agent_timeout_s = _limit("agent_timeout_s", agent_timeout_s)
+        self.timeout_s = _limit("timeout_s", timeout_s)
         self.progress = progress
-        self._logging = logging
-        _level(logging)  # told now if it makes no sense
+        self._log_level = log_level
+        read_log_level(log_level)  # told now if it makes no sense
         patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
         self._failure_options = read_failure_options(flags)
         self._environ = (patterns, env_file, check_environment(env))
@@ -223,7 +225,7 @@ class Launcher:
         hello = Hello(
             path=path_of_workers(function),
             argv=tuple(sys.argv),
-            log_level=_level(self._logging),
+            log_level=read_log_level(self._log_level),
             stack_signal=options.stop_signal if options.hang_timeout_s else 0,
         )
         launch = LaunchSupervisor(
@@ -411,23 +413,5 @@ def _preload(preload: Sequence[str]) -> tuple[str, ...]:
     return tuple(preload)
 
 
-def _seconds(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise UsageError(f"{name}={value!r}: a number of seconds above 0")
-    return float(value)
-
-
-def _level(asked: int | str | bool | None) -> int:
-    """Of the records that workers send up; -1: none."""
-    import logging
-
-    if asked is False:
-        return -1
-    if asked is None and not logging.getLogger().handlers:
-        return -1
-    if asked is None or asked is True:
-        return logging.getLogger().getEffectiveLevel()
-    level = logging.getLevelName(asked) if isinstance(asked, str) else asked
-    if not isinstance(level, int):
-        raise UsageError(f"logging={asked!r}: a level ('INFO', 20), True, False or None")
-    return level
+def _limit(name: str, value: float | None) -> float | None:
+    return None if value is None else read_seconds(name, value, above_zero=True)

@@ -28,10 +28,15 @@ class LoopWaiters:
             return
         waiting, self._waiting = self._waiting, []
         for loop, future in waiting:
-            try:
-                loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:
-                continue  # that loop has been closed, and the coroutine that waited there with it
+            resolve(loop, future)
+
+
+def resolve(loop: AbstractEventLoop, future: Future[None]) -> None:
+    """Let the coroutine go on that awaits this future of its loop. Called in any thread."""
+    try:
+        loop.call_soon_threadsafe(_resolve, future)
+    except RuntimeError:
+        return  # the loop has been closed, and the coroutine that waited there with it
 
 
 def _resolve(future: Future[None]) -> None:

@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Protocol
 
-    from infini_run.crews.supervised_worker import SupervisedWorker
     from infini_run.system.poller import Poller
+
+    class WatchedWorker(Protocol):
+        """A worker whose process is of the group."""
+
+        def check_process(self) -> None: ...
 
     class WatchedGroup(Protocol):
         """What is needed of a ProcessGroup (spawner.py)."""
@@ -28,7 +32,7 @@ class ProcessWatch:
 
     def __init__(self, group: WatchedGroup, poller: Poller) -> None:
         self.group = group
-        self.workers: list[SupervisedWorker] = []
+        self.workers: list[WatchedWorker] = []
         self._poller = poller
         self._watched: set[int] = set()
         self._copies: dict[int, int] = {}

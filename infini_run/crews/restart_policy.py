@@ -7,6 +7,7 @@ how long are too many; then the crew itself fails.
 from __future__ import annotations
 
 from infini_run.errors import UsageError
+from infini_run.number_arguments import read_count, read_seconds
 from infini_run.plan.restart_policy import delay_of
 from infini_run.record import record
 
@@ -43,14 +44,13 @@ def check(restart: Restart) -> Restart:
         raise UsageError(f"restart={restart!r}: give a Restart, or None for no restarts")
     if restart.strategy not in STRATEGIES:
         raise UsageError(f"Restart(strategy={restart.strategy!r}): allowed are {', '.join(STRATEGIES)}")
-    if not isinstance(restart.max_restarts, int) or restart.max_restarts < 0:
-        raise UsageError(f"Restart(max_restarts={restart.max_restarts!r}): give a whole number, 0 for none")
-    if not restart.within_s > 0:
-        raise UsageError(f"Restart(within_s={restart.within_s!r}): give seconds above 0")
-    if not 0 <= restart.delay_s <= restart.max_delay_s:
+    read_count("Restart: max_restarts", restart.max_restarts, least=0)
+    read_seconds("Restart: within_s", restart.within_s, above_zero=True)
+    delay_s = read_seconds("Restart: delay_s", restart.delay_s)
+    if read_seconds("Restart: max_delay_s", restart.max_delay_s) < delay_s:
         raise UsageError(
-            f"Restart(delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}): give seconds, the second "
-            "not below the first"
+            f"Restart: delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}: the second is not below the "
+            "first"
         )
     return restart
 

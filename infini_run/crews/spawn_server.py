@@ -16,6 +16,7 @@ import time
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
 from infini_run.crews.exec_spawner import ExecSpawner
+from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.stream_multiplexer import Multiplexer
 from infini_run.errors import InfiniRunError, StartError, UsageError
@@ -28,9 +29,10 @@ from infini_run.system.signal_numbers import SIGINT, SIGQUIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-    from infini_run.crews.worker_group import ExecProcess
+    from infini_run.crews.worker_group import ExecProcess, WorkerGroup
 
 
 def main() -> None:
@@ -43,14 +45,19 @@ def main() -> None:
 
 
 class HostedWorker:
-    """A worker of this node: its process, whose channel is a stream. number: its identity on both sides."""
+    """A worker of this node: its process, whose channel is a stream. number: its identity on both sides. on_change:
+    called when something may have happened to the process."""
 
-    def __init__(self, number: int, process: ExecProcess) -> None:
+    def __init__(self, number: int, process: ExecProcess, on_change: Callable[[HostedWorker], None]) -> None:
         self.number = number
         self.process = process
-        self.fds: set[int] = set()  # that are watched for it
         self.has_exit = self.has_end = False
         self.last_ping_s = 0.0
+        self._on_change = on_change
+
+    def check_process(self) -> None:
+        """Act on what its group has noted of its process."""
+        self._on_change(self)
 
 
 class SpawnServer:
@@ -63,7 +70,7 @@ class SpawnServer:
         self._poller = Poller()
         self._streams = Multiplexer(self._poller, self._send, self._on_control, takes_broadcasts=True)
         self._workers: dict[int, HostedWorker] = {}
-        self._watched: set[int] = set()
+        self._watches: dict[WorkerGroup, ProcessWatch] = {}
         self._spawner: ExecSpawner | None = None
         self._signals: SignalPipe | None = None
         self._has_lost = False  # the other side
@@ -74,12 +81,9 @@ class SpawnServer:
         try:
             while not self._has_lost and not (self._is_stopping and not self._workers and not self._out):
                 self._watch()
-                due_s = min(
-                    filter(None, (worker.process.group.next_deadline_s() for worker in self._workers.values())),
-                    default=None,
-                )
-                self._poller.poll(None if due_s is None else max(0.0, due_s - time.monotonic()))
-                self._check_workers()
+                dues = [due_s for group in self._watches if (due_s := group.next_deadline_s()) is not None]
+                self._poller.poll(max(0.0, min(dues) - time.monotonic()) if dues else None)
+                self._check_due()
         finally:
             for number in list(self._workers):
                 self._close(number)
@@ -88,14 +92,8 @@ class SpawnServer:
             self._stream.close()
 
     def _watch(self) -> None:
-        for worker in self._workers.values():
-            worker.fds = set(worker.process.group.fds())
-        wanted = {fd for worker in self._workers.values() for fd in worker.fds}
-        for fd in self._watched - wanted:
-            self._poller.unwatch(fd)
-        for fd in wanted:
-            self._poller.watch(fd, READ, _nothing)
-        self._watched = wanted
+        for watch in self._watches.values():
+            watch.update()
         self._poller.watch(self._stream.fileno(), READ | (WRITE if self._out else 0), self._on_stream)
         self._streams.set_room(len(self._out) < BACKLOG_LIMIT)
 
@@ -192,32 +190,40 @@ class SpawnServer:
             if number in self._workers:
                 self._send_control("pid", worker=number, value=self._workers[number].process.pid)
         self._send_control("answer", id=asked["id"], port=free_port(), **answer)
+        for watch in list(self._watches.values()):
+            watch.poll()  # something may have happened already
 
     def _adopt(self, number: int, process: ExecProcess) -> None:
         """Its channel's bytes are passed on as they are: its own ends of it have nothing to do."""
         sock = socket.socket(fileno=os.dup(process.tasks.fileno()))
         process.tasks.close_copy()
         process.events.close_copy()
-        self._workers[number] = HostedWorker(number, process)
         self._streams.add(number, sock)
+        worker = self._workers[number] = HostedWorker(number, process, self._check_worker)
+        if process.group not in self._watches:
+            self._watches[process.group] = ProcessWatch(process.group, self._poller)
+        self._watches[process.group].workers.append(worker)
 
     # ---- what happens here
 
-    def _check_workers(self) -> None:
-        for worker in self._workers.values():
-            worker.process.group.poll()  # all of them first: what one of a group takes in is the others', too
-        for worker in list(self._workers.values()):
-            process = worker.process
-            last_ping_s = process.last_ping_s()
-            if last_ping_s - worker.last_ping_s >= PING_INTERVAL_S:
-                worker.last_ping_s = last_ping_s
-                self._send_control("pinged", worker=worker.number)
-            if process.exit is not None and not worker.has_exit:
-                worker.has_exit = True
-                self._when_read(worker, "exit", to_jsonable(process.exit))
-            if process.group.ended and not worker.has_end:
-                worker.has_end = True
-                self._when_read(worker, "ended", None)
+    def _check_due(self) -> None:
+        for watch in list(self._watches.values()):
+            due_s = watch.group.next_deadline_s()
+            if due_s is not None and time.monotonic() >= due_s:
+                watch.poll()
+
+    def _check_worker(self, worker: HostedWorker) -> None:
+        process = worker.process
+        last_ping_s = process.last_ping_s()
+        if last_ping_s - worker.last_ping_s >= PING_INTERVAL_S:
+            worker.last_ping_s = last_ping_s
+            self._send_control("pinged", worker=worker.number)
+        if process.exit is not None and not worker.has_exit:
+            worker.has_exit = True
+            self._when_read(worker, "exit", to_jsonable(process.exit))
+        if process.group.ended and not worker.has_end:
+            worker.has_end = True
+            self._when_read(worker, "ended", None)
 
     def _when_read(self, worker: HostedWorker, kind: str, value: object) -> None:
         """Report its end behind the bytes that it has sent before."""
@@ -236,9 +242,12 @@ class SpawnServer:
         """Nothing of it is left here. Safe twice."""
         worker = self._workers.pop(number, None)
         if worker is not None:
-            for fd in worker.fds:  # others of its group have them watched again
-                self._poller.unwatch(fd)
-                self._watched.discard(fd)
+            group = worker.process.group
+            watch = self._watches[group]
+            watch.workers.remove(worker)
+            if not watch.workers:
+                watch.close()
+                del self._watches[group]
             worker.process.close()
             self._streams.drop(number)
 
@@ -262,7 +271,3 @@ def _error_fields(error: InfiniRunError) -> dict[str, object]:
         "errno": getattr(error, "errno", 0),
         "rank": getattr(error, "rank", None),
     }
-
-
-def _nothing() -> None:
-    """What happened to workers is looked at after each wait."""

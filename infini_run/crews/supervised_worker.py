@@ -97,6 +97,7 @@ class SupervisedWorker:
         self.start_error: Failed | None = None
         self.failed_while = ""  # its state before it failed
         self.last_sign_s = 0.0  # when it was last heard from (monotonic)
+        self.silence_s: float | None = None  # how long it had given no sign when its time was over
         self.deadline_s: float | None = None  # of what it is expected to do (monotonic)
         self.taken = 0  # tasks that this process was handed
         self._extended_s = 0.0
@@ -162,6 +163,11 @@ class SupervisedWorker:
 
     def _await_exit(self) -> None:
         self._set_deadline(self._supervisor.limits.exit_s)
+
+    def _stop_late(self) -> None:
+        self.silence_s = time.monotonic() - self.last_sign_s
+        self._supervisor.stop_process(self)
+        self._await_exit()
 
     def _fail(self) -> None:
         """Once for each process."""

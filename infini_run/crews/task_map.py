@@ -6,9 +6,10 @@ import threading
 import time
 from collections import deque
 from itertools import islice
+from warnings import warn
 
 from infini_run.crews.crew_target import Chunk
-from infini_run.errors import UsageError
+from infini_run.number_arguments import read_count, read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,18 +18,19 @@ if TYPE_CHECKING:
 
     from infini_run.crews.future import Ask
 
+_AHEAD = 64  # tasks of a map that are submitted at a time, for each worker
+
 
 class MapOptions:
     """How items are mapped: see Crew.map. Raises UsageError: one makes no sense."""
 
-    def __init__(self, timeout_s: float | None, chunksize: int, ordered: bool) -> None:
-        if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s >= 0):
-            raise UsageError(f"timeout_s={timeout_s!r}: give a number of seconds, or None for no limit")
-        if type(chunksize) is not int or chunksize < 1:
-            raise UsageError(f"chunksize={chunksize!r}: give a whole number from 1 on")
-        self.due_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.timeout_s = timeout_s
-        self.chunksize = chunksize
+    def __init__(
+        self, timeout_s: float | None, chunksize: int, buffersize: int | None, ordered: bool, nproc: int
+    ) -> None:
+        self.timeout_s = None if timeout_s is None else read_seconds("timeout_s", timeout_s)
+        self.due_s = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        self.chunksize = read_count("chunksize", chunksize)
+        self.buffersize = _AHEAD * nproc if buffersize is None else read_count("buffersize", buffersize)
         self.ordered = ordered
 
     def tasks_of(self, iterables: tuple[Iterable[object], ...]) -> Iterator[object]:
@@ -40,72 +42,132 @@ class MapOptions:
         return map(Chunk, iter(lambda: tuple(islice(items, self.chunksize)), ()))
 
 
-def task_map(
-    ask: Callable[[Any], Ask[Any]],
-    tasks: Iterator[object],
-    ahead: int,
-    options: MapOptions,
-    on_wait: Callable[[], None],
-) -> Iterator[Any]:
-    """Yield the result for each item.
+class _Endings:
+    """Which tasks of a map have ended. Callbacks of asks refer to this, and not to the map, which can be dropped."""
+
+    def __init__(self, *, ordered: bool) -> None:
+        self.changed = threading.Condition()
+        self.failed: list[Ask[Any]] = []
+        self.unread: deque[Ask[Any]] = deque()  # if the order does not matter; else every result would stay
+        self._ordered = ordered
+
+    def add(self, ask: Any) -> None:
+        """In any thread: this one has ended."""
+        with self.changed:
+            if ask.has_failed:
+                self.failed.append(ask)
+            elif not self._ordered:
+                self.unread.append(ask)
+            self.changed.notify()
+
+
+class TaskMap:
+    """The results for each item, as an iterator. The first tasks are submitted when it is made, others as results are
+    read.
 
     Args:
         ask: submits a task.
         tasks: taken as there is room, so there may be any number.
-        ahead: how many tasks are submitted before the oldest of them has ended.
         options: of Crew.map.
         on_wait: called before the current thread waits.
-
-    Raises:
-        BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
-        TimeoutError: the next result has not come in time; the others are cancelled.
     """
-    changed = threading.Condition()
-    failed: list[Ask[Any]] = []
-    ended: deque[Ask[Any]] = deque()
-    asks: dict[int, Ask[Any]] = {}  # by the number of the task, in order
 
-    def on_done(done: Any) -> None:
-        with changed:
-            if done.has_failed:
-                failed.append(done)
-            if not options.ordered:  # else nobody takes them, and every result would stay
-                ended.append(done)
-            changed.notify()
+    def __init__(
+        self,
+        ask: Callable[[Any], Ask[Any]],
+        tasks: Iterator[object],
+        options: MapOptions,
+        on_wait: Callable[[], None],
+    ) -> None:
+        self._ask = ask
+        self._tasks = tasks
+        self._options = options
+        self._on_wait = on_wait
+        self._endings = _Endings(ordered=options.ordered)
+        self._asks: dict[int, Ask[Any]] = {}  # by the number of the task, in order
+        self._results: list[Any] = []  # that are next, the last one first
+        self._may_have_more = True  # tasks that were not taken
+        self._was_read = False
+        try:
+            self._submit()
+        except BaseException:
+            self.close()
+            raise
 
-    def fill() -> None:
-        for task in islice(tasks, ahead - len(asks)):
-            submitted = ask(task)
-            asks[submitted.task] = submitted
-            submitted.add_done_callback(on_done)
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
-    def next_ended() -> Ask[Any] | None:
-        """The ask whose results are next; None: it has not ended."""
-        if not options.ordered:
-            return ended.popleft() if ended else None
-        first = next(iter(asks.values()))
-        return first if first.done() else None
+    def __next__(self) -> Any:
+        """The next result.
 
-    def wait() -> Ask[Any]:
-        on_wait()
-        with changed:
+        Raises:
+            BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
+            TimeoutError: the next result has not come in time; the others are cancelled.
+        """
+        self._was_read = True
+        try:
+            if not self._results:
+                self._submit()
+                if self._asks:
+                    self._results = self._read()
+        except StopIteration as error:  # of a task: it is not the end of the results
+            self.close()
+            raise RuntimeError("a task raised StopIteration") from error
+        except BaseException:
+            self.close()
+            raise
+        if not self._results:
+            raise StopIteration
+        return self._results.pop()
+
+    def close(self) -> None:
+        """Cancel the tasks whose results were not read. Safe twice."""
+        self._was_read, self._may_have_more, self._results = True, False, []
+        while self._asks:
+            self._asks.popitem()[1].cancel()
+
+    def __del__(self) -> None:
+        """Tasks that were submitted are done though nobody reads a result; that others are not is told."""
+        if self._was_read:
+            self.close()
+        elif self._may_have_more:
+            text = f"a map was dropped before its first result: tasks after the first {len(self._asks)} are not done"
+            warn(text, ResourceWarning, stacklevel=2)
+
+    def _submit(self) -> None:
+        """Submit as many tasks as there is room for."""
+        room = self._options.buffersize - len(self._asks)
+        if not self._may_have_more or not room:
+            return
+        for task in islice(self._tasks, room):
+            ask = self._ask(task)
+            self._asks[ask.task] = ask
+            ask.add_done_callback(self._endings.add)
+        self._may_have_more = len(self._asks) == self._options.buffersize
+
+    def _read(self) -> list[Any]:
+        """Wait for the ask whose results are next, and return them."""
+        ask = self._wait()
+        result: Any = ask.result()
+        del self._asks[ask.task]
+        return [result] if self._options.chunksize == 1 else result[::-1]
+
+    def _wait(self) -> Ask[Any]:
+        due_s, endings = self._options.due_s, self._endings
+        self._on_wait()
+        with endings.changed:
             while True:
-                found = failed[0] if failed else next_ended()
+                found = endings.failed[0] if endings.failed else self._next_ended()
                 if found is not None:
                     return found
-                left_s = None if options.due_s is None else options.due_s - time.monotonic()
+                left_s = None if due_s is None else due_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise TimeoutError(f"not every result has come within {options.timeout_s:g} s")
-                changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+                    raise TimeoutError(f"not every result has come within {self._options.timeout_s:g} s")
+                endings.changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
-    try:
-        fill()
-        while asks:
-            done = wait()
-            result = done.result()
-            del asks[done.task]
-            yield from result if options.chunksize > 1 else (result,)
-            fill()
-    finally:
-        for left in asks.values():
-            left.cancel()
+    def _next_ended(self) -> Ask[Any] | None:
+        """The ask whose results are next; None: it has not ended."""
+        if not self._options.ordered:
+            return self._endings.unread.popleft() if self._endings.unread else None
+        first = next(iter(self._asks.values()))
+        return first if first.done() else None

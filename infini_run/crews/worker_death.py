@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from infini_run.crews.remote_exception import to_remote_error
 from infini_run.errors import printable
 from infini_run.report.exit import Exit
@@ -16,19 +14,17 @@ if TYPE_CHECKING:
 
     from infini_run.crews.protocol import Failed
     from infini_run.crews.spawner import WorkerProcess
-    from infini_run.crews.worker_connection import WorkerConnection
 
     class FailedWorker(Protocol):
         """What an error says of a SupervisedWorker."""
 
         rank: int
         process: WorkerProcess | None
-        connection: WorkerConnection | None
         start_error: Failed | None
         cause: WorkerDied | None
         stopped_for: str
         failed_while: str
-        last_sign_s: float
+        silence_s: float | None
 
 
 _LAST_LINES = 5  # that an error shows
@@ -72,21 +68,21 @@ def death_error(worker: FailedWorker) -> WorkerDied:
 def _reason(worker: FailedWorker, exit_: Exit) -> str:
     assert worker.process is not None
     problem, failure = worker.process.problem, worker.start_error
-    silent_s = duration_text(time.monotonic() - worker.last_sign_s)
     if failure is not None:
         return f"could not start: {failure.kind}: {failure.text}"
     if problem is not None:
         return f"is gone: {problem}"
     if exit_.watchdog_reason:
-        return exit_.watchdog_reason
+        return f"{exit_.watchdog_reason}; stopped"
+    if worker.silence_s is not None:
+        silence = duration_text(worker.silence_s)
+        if worker.failed_while == "starting":
+            return f"was not ready after {silence}; stopped"
+        return f"hung: no sign of life for {silence}; stopped"
     if exit_.end_s is not None:
         before = "" if exit_.shell_code else ", without having been told to"
         return f"died: {describe_end(exit_)}{before}"
-    if worker.connection is not None and worker.connection.end_s is not None:
-        return "has closed its channel; stopped"
-    if worker.failed_while == "starting":
-        return f"was not ready after {silent_s}; stopped"
-    return f"hung: no sign of life for {silent_s}; stopped"
+    return "has closed its channel; stopped"
 
 
 def ended_without_result(exit_: Exit, *, has_result: bool) -> WorkerDied:

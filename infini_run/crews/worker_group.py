@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.node.last_output import last_output
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
     from infini_run.report.exit import Exit
-
-FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 
 
 class WorkerGroup:
@@ -137,8 +133,7 @@ class ExecProcess:
             return
         if exit_.shell_code and not exit_.last_lines:
             last_lines, stack = self.group.last_output(self.rank)
-            is_reported = exit_.signal in FAULTS or exit_.watchdog_reason
-            exit_ = replace(exit_, last_lines=last_lines, python_stack=stack if is_reported else ())
+            exit_ = replace(exit_, last_lines=last_lines, python_stack=stack)
         self.exit = exit_
 
     def last_ping_s(self) -> float:

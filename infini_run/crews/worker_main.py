@@ -121,17 +121,13 @@ class Worker:
         return _BAD
 
     def _work(self, part: TaskHandler) -> None:
-        inbox = self._inbox
-        while True:
-            inbox.read(0.0 if inbox.tasks else None)
-            if inbox.tasks:
-                self._do(part, inbox.tasks.popleft())
-            elif inbox.has_ended:
-                return
+        while (task := self._inbox.next_task()) is not None:
+            self._do(part, task)
+            del task  # its bytes are not kept until the next one comes
+            self._inbox.finish_task()
 
     def _do(self, part: TaskHandler, task: Task) -> None:
-        """One task, from Taken to its end."""
-        self._inbox.current = task.task
+        """One task, from TaskStarted to its end."""
         if task.task in self._inbox.cancelled:
             self._send(Gone(task=task.task))
         else:
@@ -144,8 +140,6 @@ class Worker:
             else:
                 assert error is not None
                 self._send(from_exception(error, task.task))
-        self._inbox.current = NO_TASK
-        self._inbox.cancelled.discard(task.task)
 
     def _result(self, part: TaskHandler, task: Task) -> Body:
         work = load_task(task.body)

@@ -29,6 +29,7 @@ SERVE = "serve"  # hand it tasks that were kept for it
 SHUT_DOWN = "shut_down"  # send Shutdown and END; set the deadline of its end
 STOP = "stop"  # stop signal, SIGKILL after the grace
 AWAIT_EXIT = "await_exit"  # set the deadline of its exit
+STOP_LATE = "stop_late"  # stop signal, at which its Python stack is written; then as AWAIT_EXIT
 FAIL = "fail"  # once: fail its tasks, and let the restart policy decide; then STOP
 RELEASE = "release"  # close what is held for its process
 IMPOSSIBLE = "impossible"
@@ -56,7 +57,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "idle": _NO,
         "drain": ("stopping", SHUT_DOWN),
         "stop": ("stopping", STOP),
-        "deadline": ("failed", FAIL),
+        "deadline": ("failed", STOP_LATE),
         "channel_end": ("failed", AWAIT_EXIT),
         "channel_broken": ("failed", AWAIT_EXIT),
         "exit": ("failed", FAIL),
@@ -82,7 +83,7 @@ TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "idle": ("ready", SERVE),
         "drain": ("stopping", SHUT_DOWN),
         "stop": ("stopping", STOP),
-        "deadline": ("failed", FAIL),
+        "deadline": ("failed", STOP_LATE),
         "channel_end": ("failed", AWAIT_EXIT),
         "channel_broken": ("failed", AWAIT_EXIT),
         "exit": ("failed", FAIL),

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import weakref
+from errno import EMFILE
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
@@ -22,14 +23,15 @@ from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.spawner import PING_INTERVAL_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
-from infini_run.errors import InfiniRunError
+from infini_run.errors import InfiniRunError, StartError
 from infini_run.node.last_output import last_output
 from infini_run.system.poller import READ, WRITE, Poller
+from infini_run.system.resource_limits import with_limit_hint
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from infini_run.core.group import Event
@@ -61,7 +63,10 @@ def main() -> None:
 
 
 class Zygote:
-    """The launcher's words in, workers out. mark: where in memory the mark is by which processes are known."""
+    """The launcher's words in, workers out. mark: where in memory the mark is by which processes are known.
+
+    It always has room for one descriptor more, so that a launch for which there is no room can be answered.
+    """
 
     def __init__(self, control: socket.socket) -> None:
         libc = ctypes.CDLL(None)
@@ -71,6 +76,7 @@ class Zygote:
         self._poller = Poller()
         self._runs: list[_Run] = []
         self._has_ended = False
+        self._reserve_fd = -1
 
     def run(self) -> None:
         """Until the launcher is gone. Raises Forked in a worker."""
@@ -91,9 +97,10 @@ class Zygote:
         if stays:
             _use_huge_pages()
         send_with_fds(self._control, answer)
+        self._reserve()
         self._poller.watch(self._control.fileno(), READ, self._on_request)
         while not self._has_ended:
-            for run in self._runs:
+            for run in list(self._runs):
                 run.watch()
             dues = [due_s for run in self._runs if (due_s := run.next_deadline_s()) is not None]
             self._poller.poll(max(0.0, min(dues) - time.monotonic()) if dues else None)
@@ -102,20 +109,35 @@ class Zygote:
         for run in list(self._runs):
             run.close()
 
+    def _reserve(self) -> None:
+        self._reserve_fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+
     def _on_request(self) -> None:
+        os.close(self._reserve_fd)
         request: Any = receive_with_fds(self._control)
         if request is None:
             self._has_ended = True
             return
         (plan, options, environ, cwd), fds = request
-        connection, stdout, stderr, *channels = fds
-        stdins = {worker.rank: fd for worker, fd in zip(plan.workers, channels, strict=True)}
-        fork_run = ForkLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=stdout, stderr=stderr)
-        run = _Run(self._poller, self._runs, MessageSocket(socket.socket(fileno=connection)), fork_run)
-        run.start()
+        connection = MessageSocket(socket.socket(fileno=fds[0]))
+        try:
+            if len(fds) != 3 + len(plan.workers):
+                raise OSError(EMFILE, os.strerror(EMFILE))
+            self._reserve()
+        except OSError as error:
+            for fd in fds[1:]:
+                os.close(fd)
+            connection.send(("failed", _start_error(error)))
+            connection.close()
+            self._reserve()
+            return
+        stdins = {worker.rank: fd for worker, fd in zip(plan.workers, fds[3:], strict=True)}
+        fork_run = ForkLaunch(plan, options, environ=environ, cwd=cwd, stdins=stdins, stdout=fds[1], stderr=fds[2])
+        _Run(self._poller, self._runs, connection, fork_run).start()
 
     def after_fork_in_child(self) -> None:
         """In a worker: none of it is ours."""
+        os.close(self._reserve_fd)
         for run in list(self._runs):
             run.after_fork_in_child()
         self._poller.close()
@@ -123,7 +145,8 @@ class Zygote:
 
 
 class _Run:
-    """One launch: its workers, and the connection to whoever asked for it."""
+    """One launch: its workers, and the connection to whoever asked for it. An error of the system, such as EMFILE,
+    ends this launch and no other."""
 
     def __init__(self, poller: Poller, runs: list[_Run], connection: MessageSocket, run: ForkLaunch) -> None:
         self._poller = poller
@@ -136,23 +159,38 @@ class _Run:
 
     def start(self) -> None:
         self._runs.append(self)
+        self._try(self._start)
+
+    def _start(self) -> None:
         refusal = find_refusal()
-        try:
-            if refusal:
-                self._connection.send(("refused", refusal))
-            else:
-                self._run.start()
-                self._connection.send(("started", None))
-        except InfiniRunError as error:
-            self._connection.send(("failed", error))
+        if refusal:
+            self._connection.send(("refused", refusal))
+        else:
+            self._run.start()
+            self._connection.send(("started", None))
         if self._run.ended:
             self.close()
             return
         self._poller.watch(self._connection.fileno(), READ, self._read_messages)
-        self.poll()
+        self._poll()
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except InfiniRunError as error:
+            self._fail(error)
+        except OSError as error:
+            self._fail(_start_error(error))
+
+    def _fail(self, error: InfiniRunError) -> None:
+        self._connection.send(("failed", error))
+        self.close()
 
     def poll(self) -> None:
-        """What happened to the workers, to who asked for them."""
+        """Pass on what happened to the workers."""
+        self._try(self._poll)
+
+    def _poll(self) -> None:
         events = self._run.poll(0.0)
         self._pass_on_pings()
         if any(event.kind in ("hung", "late") for event in events):
@@ -170,7 +208,7 @@ class _Run:
 
     def watch(self) -> None:
         """Tell the poller what to wait for."""
-        self._watch.update()
+        self._try(self._watch.update)
 
     def next_deadline_s(self) -> float | None:
         """When the watchdog has something to do (monotonic); None: never."""
@@ -229,6 +267,12 @@ class _Run:
         self._run.after_fork_in_child()
         self._watch.after_fork_in_child()
         self._connection.close()
+
+
+def _start_error(error: OSError) -> StartError:
+    """The error of a launch that the system refuses something."""
+    number = error.errno or 0
+    return with_limit_hint(StartError(os.strerror(number), "preparing the workers", number))
 
 
 def _import(names: Sequence[str]) -> str:

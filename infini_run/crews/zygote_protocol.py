@@ -92,18 +92,22 @@ def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ())
 
 
 def receive_with_fds(sock: socket.socket) -> tuple[object, list[int]] | None:
-    """The next one; its descriptors are the caller's to close. None: the other side has ended."""
+    """The next one; its descriptors are the caller's to close. They are the first of those that were sent, and fewer
+    where this process may open no more (unix(7), MSG_CTRUNC). None: the other side has ended."""
     head = _receive(sock, _HEAD.size)
     if head is None:
         return None
     size, count = _HEAD.unpack(head)
     fds: list[int] = []
-    while len(fds) < count:
-        byte, some = _receive_some(sock, min(_MOST, count - len(fds)))
-        fds += some
-        if not byte or not some:  # none came: our own limit of descriptors
+    for at in range(0, count, _MOST):
+        byte, some = _receive_some(sock, min(_MOST, count - at))
+        if len(fds) == at:
+            fds += some
+        else:
+            _close_all(some)  # some before these are missing
+        if not byte:
             _close_all(fds)
-            raise OSError(24, f"{count} descriptors could not be received")
+            return None
     data = _receive(sock, size)
     if data is None:
         _close_all(fds)

@@ -43,18 +43,3 @@ class WorkerDied(WorkerError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.exit, self.report)
-
-
-class CrewFailed(WorkerError):
-    """A crew has stopped all its workers, because they failed more often than its restart policy allows. `causes`:
-    what failed, in time; `rank` and `exit_code` are those of the first that has them."""
-
-    def __init__(self, message: str, causes: tuple[BaseException, ...] = ()) -> None:
-        InfiniRunError.__init__(self, message)
-        self.report = None
-        self.causes = causes
-        self.rank = next((cause.rank for cause in causes if isinstance(cause, WorkerDied)), None)
-        self.exit_code = next((cause.exit_code for cause in causes if isinstance(cause, WorkerDied)), 1) or 1
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (str(self), self.causes)

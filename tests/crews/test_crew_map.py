@@ -72,6 +72,72 @@ def test_the_first_failure_ends_the_map_without_order_too():
         list(crew.map(range(100), ordered=False, chunksize=2))
 
 
+def test_tasks_are_submitted_by_the_call_as_many_as_there_is_room_for():
+    done = threading.Event()
+    taken = itertools.count()
+    with ir.Crew(lambda ctx, n: n, nproc_per_node=1) as crew:
+        results = crew.map((next(taken) for _ in range(100)), buffersize=10)
+        assert next(taken) == 10
+        crew.ask(0).add_done_callback(lambda _: done.set())
+        assert done.wait(60)  # it is behind them
+        assert crew.status().waiting == 0
+        assert len(list(results)) == 100
+
+
+def test_tasks_that_were_submitted_are_done_though_nobody_reads_a_result(tmp_path):
+    def note(ctx, n):
+        (tmp_path / str(n)).touch()
+
+    with ir.Crew(note, nproc_per_node=2) as crew:
+        crew.map(range(100))
+    assert len(list(tmp_path.iterdir())) == 100
+
+
+def test_a_map_of_which_nothing_was_read_tells_that_tasks_are_not_done():
+    with ir.Crew(lambda ctx, n: n, nproc_per_node=1) as crew:
+        with pytest.warns(ResourceWarning, match="before its first result: tasks after the first 5 are not done"):
+            crew.map(range(100), buffersize=5)
+        crew.map(range(100), buffersize=5).close()  # which is said
+
+
+def test_a_map_that_was_read_in_part_and_dropped_is_cancelled(sleepers):
+    begin_s = time.monotonic()
+    for _ in sleepers.map([0, *[1] * 100]):
+        break
+    gc.disable()  # it is dropped at once
+    try:
+        assert sleepers.ask(0).result() == 0
+    finally:
+        gc.enable()
+    assert time.monotonic() - begin_s < 40
+
+
+def test_results_can_be_read_when_the_crew_is_closed():
+    with ir.Crew(lambda ctx, n: -n, nproc_per_node=2) as crew:
+        results = crew.map(range(10), chunksize=3)
+    assert list(results) == [-n for n in range(10)]
+
+
+def test_a_task_that_raises_stopiteration_does_not_end_the_results():
+    def serve(ctx, n):
+        if n == 3:
+            raise StopIteration("three")
+        return n
+
+    with ir.Crew(serve, nproc_per_node=1) as crew, pytest.raises(RuntimeError, match="a task raised StopIteration"):
+        list(crew.map(range(10)))
+
+
+def test_an_iterable_that_raises_cancels_what_was_submitted(sleepers):
+    def items():
+        yield 60
+        raise ValueError("no more items")
+
+    with pytest.raises(ValueError, match="no more items"):
+        sleepers.map(items())
+    assert sleepers.ask(0).result() == 0
+
+
 def test_items_are_taken_as_there_is_room():
     taken = itertools.count()
     endless = (next(taken) for _ in itertools.count())

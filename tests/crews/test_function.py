@@ -221,7 +221,7 @@ def test_logging_records_reach_our_handlers_with_rank_and_host_and_are_text(run,
             logger.exception("caught")
 
     with caplog.at_level(logging.INFO):
-        run(log, logging="INFO")
+        run(log, log_level="INFO")
     records = [record for record in caplog.records if record.name == "train.deep"]
     assert sorted((r.rank, r.levelname) for r in records) == [
         (n, level) for n in (0, 1) for level in ("ERROR", "INFO")
@@ -233,7 +233,7 @@ def test_logging_records_reach_our_handlers_with_rank_and_host_and_are_text(run,
 
 
 def test_records_stay_with_the_workers_where_nobody_handles_them_here(run, caplog):
-    run(lambda: logging.getLogger("x").warning("w"), logging=False, console="none")
+    run(lambda: logging.getLogger("x").warning("w"), log_level=False, console="none")
     assert [record for record in caplog.records if record.name == "x"] == []
 
 
@@ -294,9 +294,9 @@ def test_a_call_is_checked_before_anything_starts():
         ({"hosts": [""]}, "hosts=.*: give a list of names"),
         ({"preload": "torch"}, "preload='torch': give a list"),
         ({"backend": 3}, "backend=3"),
-        ({"timeout_s": 0}, "timeout_s=0: a number of seconds above 0"),
+        ({"timeout_s": 0}, "timeout_s=0: give a number of seconds, above 0"),
         ({"agent_timeout_s": "x"}, "agent_timeout_s='x'"),
-        ({"logging": "LOUD"}, "logging='LOUD'"),
+        ({"log_level": "LOUD"}, "log_level='LOUD'"),
         ({"progress": "line"}, "progress='line'"),
         ({"cwd": "/nowhere"}, "cwd=/nowhere is not a directory"),
         ({"env": {"A": 1}}, r"env\['A'\]: 1 is no text"),

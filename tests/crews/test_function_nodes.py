@@ -56,6 +56,22 @@ def _words():
             continue
 
 
+# ---- hangs
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("preload", [(), ["fractions"]])
+def test_a_hang_on_a_host_is_told_with_its_stack(launcher, preload, nproc):
+    """Descriptors come and go on the host while the hang is looked into."""
+
+    def hang():
+        time.sleep(3600)
+
+    with pytest.raises(ir.WorkerDied, match=r"hung: .*; stopped") as caught:
+        launcher(nproc=nproc, preload=preload, hang_timeout=1, on_hang="stop", timeout_s=LIMIT_S).run(hang)
+    assert any(frame.endswith("in hang") for frame in caught.value.exit.python_stack)
+
+
 # ---- results
 
 
@@ -174,7 +190,7 @@ def test_logging_records_come_with_rank_and_host(launcher, caplog):
     def log():
         logging.getLogger("far").warning("here is %s", os.uname().nodename)
 
-    launcher(nproc=1, logging="INFO").run(log)
+    launcher(nproc=1, log_level="INFO").run(log)
     found = {(record.rank, record.host, record.getMessage()) for record in caplog.records if record.name == "far"}
     assert found == {(0, "host1", "here is host1"), (1, "host2", "here is host2")}
 

@@ -51,6 +51,46 @@ def test_a_crash_of_a_crews_worker_names_the_line(preload):
         crew.ask("abort").result()
 
 
+@pytest.mark.parametrize("limit", [{"watchdog_s": 1}, {"hang_timeout": 1}])
+def test_a_worker_of_a_crew_that_hangs_is_told_with_its_stack(preload, limit):
+    with ir.Crew(lambda ctx, task: hang(), preload=preload, restart=ir.Restart(), **limit) as crew:
+        with pytest.raises(ir.WorkerDied, match=r"hung: .*; stopped") as caught:
+            crew.ask(0).result()
+        died = next(event for event in crew if event.kind == "died")
+        assert "in hang" in str(caught.value)
+        assert str(died.error) == str(caught.value)
+        assert any(frame.endswith("in hang") for frame in died.error.exit.python_stack)
+        assert "killed by SIGTERM" not in str(caught.value)
+
+
+def test_a_worker_that_is_not_ready_in_time_is_told_with_its_stack(preload):
+    class Slow:
+        def start(self, ctx):
+            hang()
+
+        def task(self, ctx, task): ...
+
+    crew = ir.Crew(Slow, preload=preload, ready_timeout_s=5)  # not while it imports
+    with pytest.raises(ir.CrewFailed, match=r"(?s)was not ready after .*; stopped.* in hang"), crew:
+        crew.ask(0).result()
+
+
+def test_a_hung_worker_that_does_not_obey_is_told_before_its_grace_is_over(preload):
+    def obstinate(ctx, task):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hang()
+
+    begin_s = time.monotonic()
+    crew = ir.Crew(obstinate, preload=preload, watchdog_s=1, grace=60, restart=ir.Restart())
+    try:
+        with pytest.raises(ir.WorkerDied, match=r"hung: no sign of life for .*; stopped"):
+            crew.ask(0).result()
+        assert time.monotonic() - begin_s < 60
+    finally:
+        crew.signal(signal.SIGKILL)
+        crew.close(drain=False)
+
+
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_an_end_that_is_no_crash_shows_no_stack_and_leaves_no_file(tmp_path, preload, how):
     def end():

@@ -1,16 +1,6 @@
 """An Ask is a concurrent.futures.Future, and a crew does what its users may expect of an executor.
 
-The promises are those that CPython's test_concurrent_futures and loky's tests hold of their executors, as far as they
-are about the public protocol. Left out, and why:
-
-- The executors' own arguments (max_workers, thread_name_prefix, mp_context, initializer, chunksize) and repr: a
-  crew has others, with tests of their own.
-- Futures that a test makes and sets itself (set_result twice, InvalidStateError, repr of each state): Ask inherits
-  that from the standard library.
-- `cancel` of a task that runs returns False there. Here the task is cancelled (test_crew.py).
-- Executors that grow, shrink, are reused or resized (loky's get_reusable_executor): a crew has a fixed number.
-- `submit` after the interpreter has begun to exit, from an atexit handler: test_pending_work.py has the exit.
-- Deadlocks of the queue feeder and the call queue's pipe: a crew has neither.
+executor_cases.md has the cases of CPython's and loky's test suites, and the test here that holds each of them.
 """
 
 from __future__ import annotations
@@ -210,6 +200,36 @@ def test_every_event_loop_may_await_an_ask(crew):
         return await asyncio.gather(*(crew.ask(("square", n)) for n in range(5)))
 
     assert [asyncio.run(main()) for _ in range(2)] == [[0, 1, 4, 9, 16]] * 2
+
+
+def test_a_stopiteration_of_a_task_does_not_keep_its_awaiter_waiting():
+    """PEP 479; asyncio's own future takes none (gh-112182)."""
+
+    def serve(ctx, task):
+        raise StopIteration(task)
+
+    async def main(crew):
+        for way in (lambda ask: ask, asyncio.gather, lambda ask: asyncio.wait_for(ask, LIMIT_S)):
+            with pytest.raises(RuntimeError, match="StopIteration") as caught:
+                await way(crew.ask(7))
+            assert caught.value.__cause__.args == (7,)
+
+    with ir.Crew(serve) as crew:
+        asyncio.run(asyncio.wait_for(main(crew), LIMIT_S))
+        with pytest.raises(StopIteration):
+            crew.ask(7).result()
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_task(crew, slow):
+    async def main():
+        waiting = crew.worker(0).ask("pid")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(waiting, 0.05)
+        assert waiting.cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
 
 
 def test_a_launch_is_awaited_and_its_failure_raised():

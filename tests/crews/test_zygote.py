@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 import socket
 import textwrap
@@ -12,6 +14,7 @@ import warnings
 import pytest
 
 import infini_run as ir
+from infini_run.crews.capture import capture_exception
 from infini_run.crews.fork_spawner import ForkSpawner
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
 from infini_run.errors import StartError, UsageError
@@ -186,6 +189,60 @@ def test_when_it_is_killed_its_forks_are_gone(bell):
         os.kill(lines[0][1], signal.SIGKILL)
         handle.wait()
         until(lambda: not any(is_alive(pid) for pid, _ in lines))
+
+
+# ---- where it may open no more descriptors
+
+
+def fds_of(pid):
+    return [int(fd) for fd in os.listdir(f"/proc/{pid}/fd")]
+
+
+def sockets_of(pid):
+    found = [capture_exception(os.readlink, f"/proc/{pid}/fd/{fd}")[0] for fd in fds_of(pid)]
+    return [name for name in found if name and name.startswith("socket:")]
+
+
+def allow_fds(pid, more):
+    """Let a process open so many descriptors above those that it has opened last."""
+    last = max(fd for fd in fds_of(pid) if fd < 100)  # the core has moved some to high numbers
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (last + 1 + more, hard))
+
+
+def test_a_launch_for_which_it_has_too_few_descriptors_fails_alone():
+    """From a limit that is too low for any launch to one that is not: each launch fails with an error of ours or
+    works, and the zygote goes on."""
+    with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool:
+        zygote = set(pool.run(parent)).pop()
+        until(lambda: len(sockets_of(zygote)) == 1)  # nothing is left of that launch
+        idle = len(fds_of(zygote))
+        ways = []
+        while ways[-3:] != ["works"] * 3:
+            allow_fds(zygote, len(ways))
+            found, error = capture_exception(pool.run, parent)
+            if found is not None:
+                assert set(found) == {zygote}
+            else:
+                assert (type(error), error.errno) == (StartError, errno.EMFILE)
+                assert "ulimit -n" in str(error)
+            ways.append("fails" if found is None else "works")
+            until(lambda: len(fds_of(zygote)) == idle)
+    assert ways.index("works") > 5
+
+
+def test_a_launch_that_goes_on_is_not_hurt_by_one_for_which_there_are_no_descriptors(bell):
+    def work(path):
+        with open(path, "w") as file:
+            file.write("up\n")
+        signal.pause()
+
+    with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool, pool.start(work, bell.path) as handle:
+        bell.hear(2)
+        allow_fds(processes()[handle.pids[0]][0], 4)
+        with pytest.raises(StartError, match="limit on open descriptors"):
+            pool.run(parent)
+        assert all(map(is_alive, handle.pids))
 
 
 # ---- the wire

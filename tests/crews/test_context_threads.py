@@ -1,0 +1,95 @@
+"""One Context used by several threads of a worker: no task is lost, and none waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import infini_run as ir
+
+
+class Watched:
+    """Threads of its own look at the context all the time, between the tasks too."""
+
+    def start(self, ctx):
+        self.is_over = False
+        self.errors = []
+        self.threads = [threading.Thread(target=self.look, args=(ctx,), daemon=True) for _ in range(4)]
+        for thread in self.threads:
+            thread.start()
+
+    def look(self, ctx):
+        try:
+            while not self.is_over:
+                ctx.cancelled  # noqa: B018
+                ctx.stopping  # noqa: B018
+        except BaseException as error:
+            self.errors.append(repr(error))
+
+    def task(self, ctx, n):
+        return n
+
+    def stop(self, ctx):
+        self.is_over = True
+        for thread in self.threads:
+            thread.join()
+        assert self.errors == []
+
+
+def test_tasks_are_done_in_order_while_threads_look():
+    with ir.Crew(Watched, nproc_per_node=1) as crew:
+        asks = [crew.worker(0).ask(n) for n in range(2000)]
+        assert [ask.result(60) for ask in asks] == list(range(2000))
+        for n in range(200):  # each is the only one there is: whichever thread takes it in, the main one does it
+            assert crew.worker(0).ask(n).result(60) == n
+        problems = crew.close().problems
+    assert problems == ()
+
+
+def test_a_thread_sees_that_its_task_is_cancelled():
+    def serve(ctx, task):
+        seen = threading.Event()
+
+        def look():
+            while not ctx.cancelled:
+                time.sleep(0.01)
+            seen.set()
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        ctx.emit("up")
+        assert seen.wait(60)
+        thread.join()
+        ctx.emit("seen")
+        ctx.checkpoint()
+
+    with ir.Crew(serve, nproc_per_node=1) as crew:
+        ask = crew.worker(0).ask(0)
+        emitted = []
+        for event in crew:
+            if event.kind == "emitted":
+                emitted.append(event.value)
+                if event.value == "up":
+                    ask.cancel()
+                else:
+                    break
+    assert emitted == ["up", "seen"]
+
+
+def test_a_signal_handler_may_look_while_the_worker_waits_for_a_task():
+    import signal
+
+    class Serve:
+        def start(self, ctx):
+            self.looks = []
+            signal.signal(signal.SIGUSR1, lambda *_: self.looks.append(ctx.stopping))
+
+        def task(self, ctx, n):
+            return len(self.looks)
+
+    with ir.Crew(Serve, nproc_per_node=1) as crew:
+        assert crew.worker(0).ask(0).result(60) == 0
+        for _ in range(20):
+            assert crew.signal(signal.SIGUSR1, 0) == 1
+            crew.worker(0).ask(0).result(60)
+        assert 0 < crew.worker(0).ask(0).result(60) <= 20
