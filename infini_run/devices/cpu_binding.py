@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 
 @record
 class CpuBinding:
-    """Where one rank runs. nodes: the NUMA nodes whose memory it prefers, none where nobody knows. threads: its fair
-    share of these CPUs, and of what a cgroup's quota leaves, at least 1."""
+    """Where one rank runs.
+
+    Attributes:
+        cpus: the CPUs that it may use.
+        nodes: the NUMA nodes whose memory it prefers; none: not known.
+        threads: its fair share of these CPUs, and of what a cgroup's quota leaves; at least 1.
+    """
 
     cpus: tuple[int, ...]
     nodes: tuple[int, ...]

@@ -12,7 +12,7 @@ class NoGpus(DeviceError):
 
 @record
 class Accelerator:
-    """One GPU, MIG instance, partition or NPU. None: not known, or not told by the driver."""
+    """One GPU, MIG instance, partition or NPU. None: not known, or the driver does not tell."""
 
     name: str  # what stands for it in the variable that shows it
     uuid: str | None = None
@@ -26,7 +26,13 @@ class Accelerator:
 
 @record
 class GpuUser:
-    """A process that has memory on a GPU. pid None: of a process that is not shown to us; mib None: not told."""
+    """A process that has memory on a GPU.
+
+    Attributes:
+        gpu: the GPU.
+        pid: the process; None: this process may not see it.
+        mib: its memory in MiB; None: the driver does not tell.
+    """
 
     gpu: Accelerator
     pid: int | None

@@ -30,7 +30,13 @@ _UNSHOWN_MIB = 256  # more than a driver keeps for itself on a GPU that nobody u
 
 @record
 class Card:
-    """One board as NVML lists it, by PCI bus id, and what of it can be used: itself or its MIG instances."""
+    """One board as NVML lists it.
+
+    Attributes:
+        itself: the board.
+        is_mig: whether it is in MIG mode.
+        gpus: what of it can be used: the board, or its MIG instances.
+    """
 
     itself: Accelerator
     is_mig: bool

@@ -22,7 +22,13 @@ _NODE = "/sys/devices/system/node"
 
 @record
 class Core:
-    """CPUs that share a core (SMT siblings), as far as we may use them. node: -1 where none is told."""
+    """The CPUs of one core (SMT siblings) that this process may use.
+
+    Attributes:
+        cpus: their numbers.
+        socket: the number of the package.
+        node: the NUMA node; -1: the kernel does not tell.
+    """
 
     cpus: tuple[int, ...]
     socket: int
@@ -31,7 +37,13 @@ class Core:
 
 @record
 class Topology:
-    """cores: by node, socket and number. memory: NUMA nodes with memory for us. distances: between nodes."""
+    """The part of a machine that this process may use.
+
+    Attributes:
+        cores: by node, socket and number.
+        memory: the NUMA nodes whose memory it may use.
+        distances: between each two NUMA nodes, as the kernel gives them.
+    """
 
     cores: tuple[Core, ...]
     memory: tuple[int, ...]

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
 
 @record
 class Vendor:
-    """A row of the table. variables: from the lowest layer to the topmost; the topmost that is set is dealt out, or
-    else the first. signs: those that only this vendor's programs know. file: what is there where its driver is."""
+    """A row of the table of vendors.
+
+    Attributes:
+        module: the module in devices/.
+        file: a file that is there if the driver is.
+        variables: those that choose devices, from the lowest layer to the topmost. The topmost one that is set is
+            divided among the ranks, or else the first.
+        signs: the variables that only this vendor's programs know.
+    """
 
     module: str
     file: str
@@ -58,8 +65,14 @@ _OF_WSL = "/dev/dxg"  # all that NVIDIA's driver has there
 
 @record
 class VisibleGpus:
-    """The accelerators of one vendor that we may use. variable: what shows a rank its own; `inherited` is what it
-    said to us."""
+    """The accelerators of one vendor that this process may use.
+
+    Attributes:
+        vendor: the row of the table.
+        variable: the variable that shows a rank its own.
+        inherited: the value of that variable in this process; None: not set.
+        gpus: the accelerators, in the order of the variable.
+    """
 
     vendor: Vendor
     variable: str

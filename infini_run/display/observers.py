@@ -27,7 +27,12 @@ _NO_TERMINAL = "--live: our stderr is no terminal that a table could be drawn on
 
 
 class Observers:
-    """The observers of one launch, for all its attempts. Any thread may call, one at a time."""
+    """The observers of one launch, for all its attempts. Any thread may call, one at a time.
+
+    Args:
+        trace: The trace. None: not asked for.
+        display: The live table. None: not asked for.
+    """
 
     def __init__(self, trace: ChromeTrace | None, display: LiveTable | None) -> None:
         self._trace = trace

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
 @record
 class Usage:
-    """One rank's use of the machine, its descendants included; None: not known.
+    """What one rank uses, its descendants included. None: not known.
 
-    cpu: of one CPU, so 2.0 is two of them, since the last sample. memory, gpu_memory: bytes. gpu: how busy its GPUs
-    are, 0 to 1.
+    Attributes:
+        cpu: CPU time per time since the last sample: 2.0 is two CPUs.
+        memory, gpu_memory: Bytes.
+        gpu: How busy its GPUs are, from 0 to 1.
+        is_suspended: Its process is stopped (SIGSTOP, Ctrl-Z).
     """
 
     cpu: float | None = None
@@ -31,7 +34,14 @@ class Usage:
 
 @record
 class GpuUsage:
-    """A GPU or MIG instance at one moment."""
+    """A GPU or MIG instance at one moment.
+
+    Attributes:
+        uuid: Its UUID.
+        use: How busy it is, from 0 to 1. None: not known.
+        memory: Bytes in use.
+        held: Bytes of each process, by pid.
+    """
 
     uuid: str
     use: float | None
@@ -110,7 +120,11 @@ def gpu_share(cards: Sequence[GpuUsage], uuids: Sequence[str], pids: set[int]) -
 
 
 class NvmlMeter:
-    """NVML, started. Facts that it does not know are left out; a permanent error ends it."""
+    """NVML, started. Facts that it does not know are left out; a permanent error ends it.
+
+    Args:
+        nvml: The module pynvml.
+    """
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -25,8 +25,14 @@ _IDLE, _STEP = 0.02, 0.25  # of a CPU: below, a rank does nothing; ranks within 
 
 @record
 class Row:
-    """One rank. state: in a word or two, of kind FAILED, HUNG, LIVE or OVER. since_s: when it came to that, for the
-    order; None: not known. host: empty where there is one node."""
+    """One rank in the table. None: not known.
+
+    Attributes:
+        state: One or two words.
+        kind: FAILED, HUNG, LIVE or OVER, which decides the order and the colour.
+        since_s: When the state began, for the order.
+        host: Empty if there is one node.
+    """
 
     rank: int
     state: str

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class TerminalArea:
-    """The lines that are drawn on one terminal. fd: its descriptor, which stays the caller's."""
+    """The lines that are drawn on one terminal.
+
+    Args:
+        fd: The descriptor of the terminal, which stays the caller's.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

@@ -25,9 +25,13 @@ _HOW = "give the FILE of --report=FILE or the DIR of --log_dir=DIR, of a launch 
 
 @record
 class Bar:
-    """One rank's life, in seconds since the epoch; None: not known. end: how it ended: `exit 3`, `SIGSEGV`, ...
+    """One attempt of one rank. Times are seconds since the epoch; None: not known.
 
-    kind: done, failed, stopped (by us), or unknown. is_first: the first failure of its attempt. host: "": not known.
+    Attributes:
+        end: How it ended, such as `exit 3` or `SIGSEGV`.
+        kind: done, failed, stopped (by the launcher) or unknown.
+        is_first: It is the first failure of its attempt.
+        host: Empty: not known.
     """
 
     rank: int

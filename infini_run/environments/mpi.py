@@ -15,8 +15,14 @@ from infini_run.record import record
 
 @record
 class Words:
-    """The variables of one launcher. `job`: one that is the same on every node; `most_nodes`: one that counts the
-    nodes that it can use, of which some may have no process; or ""."""
+    """The names of the variables of one launcher.
+
+    Attributes:
+        rank, size, local_rank, local_size: the four numbers of each process.
+        job: a variable that is the same on every node.
+        most_nodes: a variable with the number of nodes that the launcher can use, of which some may have no process;
+            empty: there is none.
+    """
 
     rank: str
     size: str

@@ -45,13 +45,24 @@ _SHORT_S = 0.02  # a launch that is over by then is not looked at any closer
 
 
 class NodeLaunch:
-    """A plan's workers on this node, alive: start, poll until `ended`, close.
+    """The workers of a plan on this node, alive. Call `start`, then `poll` until `ended`, then `close`.
 
-    entry: given where the process is ours (the command). say: gets a line for the user, where there is one
-    to tell while the job runs. seeing: is told what happens; its owner closes it. cwd: where the workers start;
-    None: where we are. heading: a line for the logs. has_head: a head tells the user what stops the job. is_last: the
-    process ends with it. lease_s: the guard kills the ranks if `renew_lease` was not called for so long, also while
-    this process is suspended; 0: no lease. lease_since_s: when the first one began, by CLOCK_BOOTTIME; 0: now.
+    Args:
+        plan: The plan.
+        options: What the user asked for.
+        environ: The environment of the workers, to which the plan adds.
+        entry: The state of this process at its start, if the process belongs to the launch (the command). None: it
+            belongs to a host program.
+        cwd: Where the workers start. None: the working directory.
+        print_line: Gets a line for the user while the job runs. None: nothing is printed.
+        heading: A line for the start of each log. Empty: none.
+        observers: Get every event. Their owner closes them.
+        has_head: A head tells the user what stops the job.
+        is_last: The process ends with this launch.
+        stdins: Descriptors for the stdin of some ranks, by rank.
+        lease_s: The guard kills the ranks if `renew_lease` was not called for so long, also while this process is
+            suspended; 0: no lease.
+        lease_since_s: When the first lease began, by CLOCK_BOOTTIME in seconds; 0: now.
     """
 
     _console = (1, 2)  # the descriptors that are our stdout and stderr

@@ -35,10 +35,13 @@ _SNAPSHOTS = 256  # kept: of a job that hangs again and again the first ones
 
 
 class Outcome:
-    """The story so far.
+    """What became of the workers so far.
 
-    has_terminal: a lone worker has the terminal, so Ctrl-C is its own. oom_kills: what the kernel had counted
-    before any worker can have been killed for memory; -1: unknown.
+    Args:
+        plan: The plan of the launch.
+        options: What the user asked for.
+        has_terminal: The only worker has the terminal, so Ctrl-C goes to it alone.
+        oom_kills: How many processes the kernel had killed for memory before the launch. -1: not known.
     """
 
     def __init__(self, plan: Plan, options: Options, *, has_terminal: bool, oom_kills: int) -> None:

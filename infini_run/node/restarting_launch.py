@@ -32,8 +32,17 @@ if TYPE_CHECKING:
 
 
 class RestartingLaunch:
-    """A plan's workers on this node, through all attempts: start, poll until `ended`, close. As NodeLaunch says;
-    cwd and the log directory are those of the first attempt, wherever the process goes meanwhile."""
+    """The workers of a plan on this node, through all attempts. Call `start`, then `poll` until `ended`, then
+    `close`.
+
+    The working directory and the log directory are those of the first attempt, even if the process changes its
+    directory.
+
+    Args:
+        plan: The plan of the first attempt.
+        options: What the user asked for.
+        environ, entry, cwd, print_line, observers: As for NodeLaunch.
+    """
 
     def __init__(
         self,

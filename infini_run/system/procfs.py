@@ -22,7 +22,15 @@ _FRAMES = 24  # of a kernel stack
 
 @record
 class Process:
-    """One line of /proc/PID/stat. cpu_s: its own and that of the children it has reaped. memory: resident bytes."""
+    """One process, from one line of /proc/PID/stat.
+
+    Attributes:
+        pid, parent, group: of the process, its parent and its process group.
+        state: the letter of its state.
+        name: the name of its program, at most 15 characters.
+        cpu_s: its CPU time in seconds, with that of the children that it has reaped.
+        memory: its resident memory in bytes.
+    """
 
     pid: int
     parent: int
@@ -35,8 +43,14 @@ class Process:
 
 @record
 class Thread:
-    """What a thread waits in. wchan: the kernel's function, "" where it runs or the kernel does not say; syscall:
-    number and arguments; stack: the kernel's, for root only."""
+    """What a thread waits in.
+
+    Attributes:
+        tid, name, state: of the thread.
+        wchan: the function of the kernel; empty: it runs, or the kernel does not tell.
+        syscall: the number of the system call and its arguments; empty: as above.
+        stack: the kernel's stack, which only root may read.
+    """
 
     tid: int
     name: str

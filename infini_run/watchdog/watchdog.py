@@ -62,6 +62,13 @@ class Watchdog:
     """The deadlines of one launch on this node. Times are CLOCK_MONOTONIC's.
 
     Give each event to `on_event`, wait for `timeout_s` and `fds`, then call `run_due`.
+
+    Args:
+        plan: The plan of the launch.
+        options: What the user asked for.
+        group: Its processes.
+        entry: The state of this process at its start. None: a host program's.
+        environ: The environment, for py-spy.
     """
 
     def __init__(
