@@ -61,9 +61,8 @@ def missing_tool() -> str:
     probe = "#include <stdio.h>\n#include <Python.h>\n"
     paths = [f"-I{sysconfig.get_path(name)}" for name in ("include", "platinclude")]
     try:
-        done = subprocess.run(
-            [*compiler(), *paths, "-x", "c", "-fsyntax-only", "-"], input=probe, capture_output=True, text=True, check=False
-        )  # fmt: skip
+        words = [*compiler(), *paths, "-x", "c", "-fsyntax-only", "-"]
+        done = subprocess.run(words, input=probe, capture_output=True, text=True, check=False)
     except OSError:
         return f"a C compiler ({compiler()[0]})"
     header = re.search(r"fatal error: '?([\w.]+\.h)", done.stderr)
@@ -127,7 +126,7 @@ class ScriptsBehindPrograms(build_scripts):
             os.replace(path, f"{path}.py")
             self.copy_file(program, path)
             with open(source, "rb") as script, zipfile.ZipFile(path, "a") as archive:
-                # `python PATH` runs it, as it runs any script. Without a date, so that every build has the same bytes.
+                # `python PATH` runs it, as it runs any script. It has no date: every build has the same bytes.
                 archive.writestr(zipfile.ZipInfo("__main__.py"), script.read())
             os.chmod(path, 0o755)
         os.unlink(program)
