@@ -22,7 +22,7 @@ export CC="$zig cc -target x86_64-linux-musl" CFLAGS="-O2 -g0 -fPIC -Wno-date-ti
 (cd zlib-* && ./configure --static --prefix="$work/zlib" && make -j"$(nproc)" install) >log 2>&1 || { tail -n 40 log; exit 1; }
 (
     cd Python-* &&
-        ./configure --host=x86_64-linux-musl --build=x86_64-linux-musl --prefix="$folder" --with-ensurepip=install \
+        MODULE_BUILDTYPE=static ./configure --host=x86_64-linux-musl --build=x86_64-linux-musl --prefix="$folder" --with-ensurepip=install \
             --disable-test-modules ZLIB_CFLAGS="-I$work/zlib/include" ZLIB_LIBS="-L$work/zlib/lib -lz" &&
         make -j"$(nproc)" && make install
 ) >>log 2>&1 || { tail -n 40 log; rm -rf "$folder"; exit 1; }
