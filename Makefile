@@ -11,10 +11,12 @@ SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-om
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
+WHEELS := .venv/wheels-$(VERSION)
+WHEEL_BEDS := musl qemu-user-static mmdebstrap dpkg-dev xz-utils
 TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py
 
-.PHONY: help generated test test-all torch torch-env pbs check lint asan coverage walk fuzz valgrind stress soak bench faults clean build
+.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench faults wheels wheels-test clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
@@ -31,11 +33,12 @@ help:
 	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N)"
 	@echo "make bench   measure, print one table, write bench/results/bench.json"
 	@echo "make faults  the same faults under other launchers beside us, one table, bench/results/faults.json"
-	@echo "make build   an sdist and a wheel in dist/"
+	@echo "make wheels  the sdist and every wheel (glibc and musl, x86-64 and aarch64) in dist/"
+	@echo "make wheels-test  each wheel installed and run: on glibc, on musl, on aarch64 under qemu, as process 1 of an image; for root"
 
 $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=70.1'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,check]'
 	@touch $@
 
@@ -51,7 +54,7 @@ test-all:
 # PyTorch is large, so it has an environment of its own, and a test that cannot find it there fails.
 $(TORCH)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	$(PYTHON) -m venv $(TORCH)
-	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=70.1'
+	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
 	$(TORCH)/bin/python -m pip install -q --disable-pip-version-check -e '.[test,torch]'
 	@touch $@
 
@@ -67,12 +70,22 @@ pbs: $(VENV)/made
 	@tests/support/beds/pbs.sh where
 	$(BIN)/python -m pytest -m pbs tests/jobs/test_job_pbs_real.py $(PYTEST_ARGS)
 
-lint: $(VENV)/made
+# .pre-commit-config.yaml runs those that a commit concerns.
+lint: lint-python lint-types lint-c lint-workflows
+
+lint-python: $(VENV)/made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(VENV)/made
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-c:
 	csrc/check.sh "$(WARNINGS)"
+
+lint-workflows: $(VENV)/made
+	$(BIN)/actionlint
 
 check: lint test
 
@@ -109,9 +122,21 @@ bench:
 faults:
 	$(PYTHON) bench/faults.py $(BENCH_ARGS)
 
-build: $(VENV)/made
-	$(BIN)/python -m pip install -q build
-	$(BIN)/python -m build
+# An environment of its own, since a C compiler with every libc comes with it (100 MB).
+$(WHEELS)/made: pyproject.toml
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(WHEELS)/bin/python -m pip install -q --disable-pip-version-check --group wheels
+	@touch $@
+
+wheels: $(WHEELS)/made
+	$(WHEELS)/bin/python scripts/wheels.py
+
+# Each wheel is installed and run where it is made for: glibc, musl and another processor (under qemu). For root.
+wheels-test: $(VENV)/made $(WHEELS)/made
+	tests/support/beds/install.sh $(WHEEL_BEDS)
+	test -n "$(wildcard dist/*.whl)" || $(MAKE) wheels
+	$(BIN)/python -m pytest -m wheels tests/wheels $(PYTEST_ARGS)
 
 clean:
 	rm -rf .venv build dist *.egg-info csrc/_irun.c infini_run/_irun.c infini_run/*.so bench/results

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from infini_run.report.hang_snapshot import HangSnapshot
     from infini_run.report.report import Report
 
+    __version__: str
+
 __all__ = [
     "Ask",
     "Cancelled",
@@ -162,14 +164,16 @@ _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")
 
 
 def __getattr__(name: str) -> object:
-    if name != "channel" and name not in __all__:
+    if name not in ("channel", "__version__", *__all__):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name == "channel":
         return import_module(f"{__name__}.{name}")
+    if name == "__version__":
+        return import_module(f"{__name__}.version").VERSION
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), "__version__", *__all__]

@@ -323,9 +323,9 @@ def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set
         from importlib.metadata import version
 
         return _print(1, f"infini-run {version('infini-run')}")
-    from infini_run.options.help import help_text
+    from infini_run.options.help import full_help_text, help_text
 
-    return _print(1, help_text(full=question == "helpfull"))
+    return _print(1, full_help_text() if question == "helpfull" else help_text())
 
 
 def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster: ClusterEnvironment | None) -> int:

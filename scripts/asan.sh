@@ -16,7 +16,7 @@ venv=.venv/asan
 export CC
 
 [ -x $venv/bin/python ] || "$PYTHON" -m venv $venv
-$venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=70.1'
+$venv/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
 # not editable: the sanitized extension must not be mistaken for the real one in the source tree
 rm -rf .venv/asan-source
 mkdir -p .venv/asan-source

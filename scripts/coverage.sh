@@ -16,7 +16,7 @@ cd "$(dirname "$0")/.."
 
 venv=$PWD/.venv/coverage source=$PWD/.venv/coverage-source
 [ -x "$venv/bin/python" ] || "$PYTHON" -m venv "$venv"
-"$venv/bin/python" -m pip install -q --disable-pip-version-check 'setuptools>=70.1' wheel 'cffi>=1.15' \
+"$venv/bin/python" -m pip install -q --disable-pip-version-check 'setuptools>=77.0.3' wheel 'cffi>=1.15' \
     'nvidia-ml-py>=12' 'pytest>=8' 'hypothesis>=6.100' 'gcovr>=7'
 rm -rf "$source"
 mkdir -p "$source"

@@ -33,6 +33,7 @@ static int group_open(struct ir_group *g, uint32_t n) {
     if (r >= 0) r = sink_open(g);
     if (r >= 0) r = guard_open(g);
     if (r >= 0 && (g->config.flags & IR_OWN_PROCESS)) {
+        g->adopts = stray_adopts(g);
         r = signal_open(g);
         wait_any(g); /* whose SIGCHLD came before we took signals */
         if (r >= 0 && wait_has_children(g)) r = stray_foreign(g);

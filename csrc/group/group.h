@@ -49,6 +49,7 @@ struct ir_group {
     bool console_reported;
     bool unplaced_reported;
     bool no_clone_pidfd;        /* clone refuses CLONE_PIDFD here */
+    bool adopts;                /* an own process: orphans of ours become our children */
     bool has_proc;              /* /proc shows our own PID namespace */
     uint64_t spawn_ticks;       /* when, in /proc's clock: nothing older is of this launch */
     int stop_with;              /* the signal that this stop sends */

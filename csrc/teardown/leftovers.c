@@ -2,7 +2,8 @@
  *
  * Own process: orphans are re-parented to us (we are their subreaper), so a stray is any descendant
  * by the chain of parents; children that we had before the spawn, and theirs, are not ours to touch.
- * Library: what carries the mark of this launch in its environment (/proc/PID/environ). */
+ * Library, and an own process that a sandbox or an emulator does not let be a subreaper: what carries the
+ * mark of this launch in its environment (/proc/PID/environ). */
 #include "group/group.h"
 
 #include <errno.h>
@@ -39,14 +40,17 @@ static void mark_descendants(const struct ir_group *g, struct processes *all) {
     processes_spread(all);
 }
 
+bool stray_adopts(const struct ir_group *g) {
+    int adopts = 0;
+    return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
+}
+
 /* Orphans go up: to the nearest ancestor of ours that adopts, init at the last. To ourselves only if
  * the host program adopts; else a child of ours that is no worker is the host's own. */
 static bool is_orphan(const struct ir_group *g, const struct processes *all,
                       const struct process *p) {
-    int adopts = 0;
     if (p->parent == 0) return false; /* it was brought into our PID namespace from outside */
-    if (p->parent == g->self)
-        return g->self == 1 || (prctl(PR_GET_CHILD_SUBREAPER, &adopts) == 0 && adopts != 0);
+    if (p->parent == g->self) return stray_adopts(g);
     const struct process *ancestor = process_find(all, g->self);
     while (ancestor != NULL && ancestor->pid != p->parent)
         ancestor = process_find(all, ancestor->parent);
@@ -79,9 +83,9 @@ static bool strays_find(struct ir_group *g, struct processes *all) {
     *all = (struct processes){0};
     if (!g->has_proc)
         return true; /* the numbers in there are not ours: they would name strangers */
-    if (g->mark[0] == '\0' && !(g->config.flags & IR_OWN_PROCESS)) return true;
+    if (g->mark[0] == '\0' && !g->adopts) return true;
     int r = processes_scan(all, NULL, NULL);
-    if (g->config.flags & IR_OWN_PROCESS) mark_descendants(g, all);
+    if (g->adopts) mark_descendants(g, all);
     else if (!mark_marked(g, all)) r = -EAGAIN;
     cgroup_mark(g, all);
     for (size_t i = 0; i < all->n; i++)
@@ -144,7 +148,7 @@ static void stray_send(struct ir_group *g, const struct process *stray, int sig)
     int fd = stray_open(g, stray->pid);
     (void)process_signal(stray, fd, sig);
     if (fd < 0) return;
-    if (g->config.flags & IR_OWN_PROCESS) (void)close(fd);
+    if (g->adopts) (void)close(fd);
     else stray_keep(g, stray->pid, fd);
 }
 
@@ -225,8 +229,7 @@ uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts) {
         n++;
         stray_send(g, stray, sig);
     }
-    if (sig == SIGKILL && n > 0 && hunts && (g->config.flags & IR_OWN_PROCESS))
-        (void)chase(last, stray_kill_young, g);
+    if (sig == SIGKILL && n > 0 && hunts && g->adopts) (void)chase(last, stray_kill_young, g);
     free(all.at);
     return n > 0 || whole ? n : 1;
 }

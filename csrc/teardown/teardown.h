@@ -27,6 +27,7 @@ int stray_foreign(struct ir_group *g);
 void foreign_remove(struct ir_group *g, pid_t pid);
 void stray_gone(struct ir_group *g, int fd);
 void stray_close(struct ir_group *g);
+bool stray_adopts(const struct ir_group *g);
 uint32_t stray_count(struct ir_group *g);
 uint32_t stray_signal(struct ir_group *g, int sig, bool report, bool hunts);
 void stray_signal_groups(struct ir_group *g, int sig);

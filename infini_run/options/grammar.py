@@ -100,8 +100,8 @@ GRAMMAR = (
     _own("fromenv", "a,b", "take flags a and b from the variables FLAGS_a and FLAGS_b"),
     _own("tryfromenv", "a,b", "the same, where they are set"),
     _own("undefok", "a,b", "it is no error if there are no flags a and b (write them --a=value)"),
-    switch("help", GRAMMAR_GROUP, "this text", aliases=("h",)),
-    switch("helpfull", GRAMMAR_GROUP, "this text and the flags that are rarely needed"),
+    switch("help", GRAMMAR_GROUP, "the flags on one screen", aliases=("h",)),
+    switch("helpfull", GRAMMAR_GROUP, "every flag, its values and its default"),
     switch("version", GRAMMAR_GROUP, "the version"),
 )
 

@@ -1,4 +1,4 @@
-"""What --help says, out of the table of flags. Imported only when somebody asks.
+"""What --help (one screen) and --helpfull say, out of the table of flags. Imported only when somebody asks.
 
 The one rule: no line is longer than 79 columns.
 """
@@ -30,7 +30,7 @@ GRAMMAR_TEXT = """\
 --name=value and --name value, --name and --noname, one dash or two, - and _
 are the same. -- or the first word that is not a flag ends the flags; nothing
 after the program is read. A flag NAME that is not given is taken from the
-variable INFINI_RUN_NAME, then PET_NAME. --helpfull adds torchrun's flags.
+variable INFINI_RUN_NAME, then PET_NAME.
 """
 
 EXIT_CODES = """\
@@ -52,14 +52,40 @@ Examples:
 """
 
 
-def help_text(full: bool) -> str:
-    """The text of --help, or of --helpfull: usage, every flag by group with its default, examples."""
-    groups = GROUPS if full else tuple(name for name in GROUPS if name != "torchrun")
+FIRST_EXAMPLES = """\
+  infini-run --nproc_per_node=8 train.py --lr=1e-3          # eight ranks here
+  infini-run --nproc_per_node=gpu --standalone -m pkg.main  # one for each GPU
+  infini-run --nproc_per_node=8 --hosts=a,b ./train         # on hosts, by ssh
+  infini-run --nproc_per_node=8 --engine=auto ./train       # in an allocation
+  infini-run --nproc_per_node=4 --log_dir=logs train.py     # a log for each
+  infini-run --nproc_per_node=4 --dry_run train.py          # show the plan
+"""
+
+END_OF_HELP = """\
+--helpfull, and the man page, say what each flag does, its values and default,
+and the exit codes. --name=value and --name value are the same; so are - and _.
+A flag NAME that is not given is taken from the variable INFINI_RUN_NAME.
+"""
+
+
+def help_text() -> str:
+    """The text of --help: on one screen, what to type first, and the names of all flags but torchrun's own."""
+    lines = []
+    for group in (*(group for group in GROUPS if group != "torchrun"), "flags"):
+        names = " ".join(f"--{flag.name}" for flag in _flags(group))
+        lines += textwrap.wrap(
+            names, WIDTH, initial_indent=f"{group.capitalize():9}", subsequent_indent=" " * 9,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return "\n".join([f"usage: {USAGE}\n", FIRST_EXAMPLES, *lines, "", END_OF_HELP])
+
+
+def full_help_text() -> str:
+    """The text of --helpfull: usage, every flag by group with its default, examples."""
     parts = [
         f"usage: {USAGE}\n",
         "Starts the processes of a distributed training job, watches them, and takes\nthem down.\n",
-        *(_section(name, [flag for flag in FLAGS if flag.group == name], full) for name in groups),
-        _section("flags", GRAMMAR, full),
+        *(f"{TITLES[group]}:\n" + "".join(map(entry, _flags(group))) for group in (*GROUPS, "flags")),
         GRAMMAR_TEXT,
         EXIT_CODES,
         EXAMPLES,
@@ -67,13 +93,13 @@ def help_text(full: bool) -> str:
     return "\n".join(parts)
 
 
-def _section(group: str, flags: list[Flag] | tuple[Flag, ...], full: bool) -> str:
-    return f"{TITLES[group]}:\n" + "".join(entry(flag, full) for flag in flags)
+def _flags(group: str) -> list[Flag]:
+    return [flag for flag in (*FLAGS, *GRAMMAR) if flag.group == group]
 
 
-def entry(flag: Flag, full: bool) -> str:
+def entry(flag: Flag) -> str:
     """A flag's lines: how it is written, what it does, its default."""
-    left = "  " + usage(flag, full)
+    left = "  " + usage(flag)
     lines = textwrap.wrap(explain(flag), WIDTH - COLUMN, break_on_hyphens=False, break_long_words=False)
     if len(left) > COLUMN - 2:
         lines = ["", *lines]
@@ -81,10 +107,10 @@ def entry(flag: Flag, full: bool) -> str:
     return "".join(f"{first:{COLUMN}}{line}".rstrip() + "\n" for first, line in zip(firsts, lines, strict=True))
 
 
-def usage(flag: Flag, full: bool) -> str:
-    """How the flag is written: its short name, its own, and with --helpfull torchrun's."""
+def usage(flag: Flag) -> str:
+    """How the flag is written: its short name, its own, and torchrun's."""
     short = "".join(f"-{name}, " for name in flag.aliases if len(name) == 1)
-    long = "".join(f", --{name}" for name in flag.aliases if len(name) > 1 and full)
+    long = "".join(f", --{name}" for name in flag.aliases if len(name) > 1)
     if flag.bare is None:
         return f"{short}--{flag.name}={metavar(flag)}{long}"
     value = f"[={metavar(flag)}]" if flag.metavar else ""

@@ -73,7 +73,7 @@ def _group(name: str) -> str:
 def entry(flag: Flag) -> str:
     """A flag: how it is written, and what it does."""
     text = explain(flag)
-    return f".TP\n.B {escape(usage(flag, full=True))}\n{paragraph(text[0].upper() + text[1:] + '.')}"
+    return f".TP\n.B {escape(usage(flag))}\n{paragraph(text[0].upper() + text[1:] + '.')}"
 
 
 def _examples() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -25,6 +26,11 @@ def test_every_name_is_there_and_is_called_so(name):
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'infini_run' has no attribute 'nothing'"):
         infini_run.nothing  # noqa: B018
+
+
+def test_the_version_is_the_packages():
+    assert infini_run.__version__ == version("infini-run")
+    assert "__version__" in dir(infini_run)
 
 
 def test_importing_the_package_imports_nothing_else():

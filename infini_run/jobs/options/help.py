@@ -95,4 +95,4 @@ def flags_of(verb: str, group: str) -> tuple[Flag, ...]:
 
 
 def _section(verb: str, group: str) -> str:
-    return f"{TITLES[group]}:\n" + "".join(entry(flag, full=True) for flag in flags_of(verb, group))
+    return f"{TITLES[group]}:\n" + "".join(entry(flag) for flag in flags_of(verb, group))

@@ -5,27 +5,35 @@ from __future__ import annotations
 import pytest
 
 from infini_run.options.grammar import GRAMMAR, metavar
-from infini_run.options.help import help_text
+from infini_run.options.help import full_help_text, help_text
 from infini_run.options.options import resolve
 from infini_run.options.table import FLAGS
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_help_fits_80_columns_and_shows_every_flag_and_its_values(full):
-    text = help_text(full)
+def test_helpfull_fits_80_columns_and_shows_every_flag_and_its_values():
+    text = full_help_text()
     assert text.startswith("usage: infini-run [flags] [--] program [args...]\n")
     assert max(map(len, text.splitlines())) < 80
     for flag in (*FLAGS, *GRAMMAR):
         name = f"--[no]{flag.name}" if flag.negated is not None else f"--{flag.name}={metavar(flag)}"
-        assert (name in text) == (full or flag.group != "torchrun")
+        assert name in text
 
 
-def test_help_shows_defaults_and_ends_with_examples_that_work():
-    text = help_text(False)
-    assert "(default: auto)" in " ".join(text.split())
-    assert "not built" not in text
-    examples = text.partition("Examples:\n")[2].replace("\\\n", " ").splitlines()
-    assert len(examples) == 5
+def test_help_is_one_screen_that_names_every_flag():
+    lines = help_text().splitlines()
+    assert lines[0] == "usage: infini-run [flags] [--] program [args...]"
+    assert max(map(len, lines)) < 80
+    assert len(lines) <= 32
+    words = set(help_text().split())
+    for flag in (*FLAGS, *GRAMMAR):
+        assert (f"--{flag.name}" in words) == (flag.group != "torchrun")
+
+
+@pytest.mark.parametrize("text", [help_text(), full_help_text()], ids=["help", "helpfull"])
+def test_examples_work(text):
+    text = text.partition("Examples:\n")[2] or text
+    examples = [line for line in text.replace("\\\n", " ").splitlines() if line.startswith("  infini-run ")]
+    assert len(examples) >= 5
     for example in examples:
         argv = example.partition("#")[0].split()
         assert argv.pop(0) == "infini-run"
@@ -33,16 +41,21 @@ def test_help_shows_defaults_and_ends_with_examples_that_work():
             assert resolve(argv, {}).options.program
 
 
+def test_helpfull_shows_defaults():
+    assert "(default: auto)" in " ".join(full_help_text().split())
+    assert "not built" not in full_help_text()
+
+
 def test_helpfull_tells_what_becomes_of_torchruns_flags():
-    text = " ".join(help_text(True).split())
+    text = " ".join(full_help_text().split())
     for part in ("--run_id=ID, --rdzv_id", "--grace=TIME, --shutdown_timeout", "ignored: ", "refused: "):
         assert part in text
 
 
 def test_every_default_that_is_shown_has_a_word():
-    assert "(default: )" not in " ".join(help_text(True).split())
+    assert "(default: )" not in " ".join(full_help_text().split())
 
 
-def test_the_help_says_that_ranks_which_exit_0_after_a_signal_make_it_0():
-    text = " ".join(help_text(full=False).split())
+def test_helpfull_says_that_ranks_which_exit_0_after_a_signal_make_it_0():
+    text = " ".join(full_help_text().split())
     assert "told to stop by signal N: 0 if every process then exited 0, else 128+N" in text

@@ -39,7 +39,7 @@ def shown(text=None):
 def test_every_flag_is_there_with_its_text():
     lines = [" ".join(line.split()) for line in shown().splitlines()]
     for flag in (*FLAGS, *GRAMMAR):
-        at = lines.index(usage(flag, full=True))
+        at = lines.index(usage(flag))
         text = explain(flag)
         assert lines[at + 1] == " ".join(f"{text[0].upper()}{text[1:]}.".split())
     for example in EXAMPLES.splitlines()[1:]:
