@@ -147,11 +147,11 @@ def _take_over_process(mask_at_entry: set[int] | None) -> ProcessAtEntry:
 
 def _joins_by_hand(options: Options, cluster: ClusterEnvironment | None, environ: dict[str, str]) -> bool:
     """Whether there is a token, and we are a launcher that others may join; a task that is one rank is none."""
-    from infini_run.options.options import TOKENS
+    from infini_run.options.options import TOKEN
 
     is_task = cluster is not None and cluster.is_task
-    has_token = any(environ.get(name) for name in TOKENS)
-    return options.nnodes > 1 and not options.dry_run and not is_task and has_token
+    has_token = environ.get(TOKEN) or options.token_file
+    return bool((options.nnodes > 1 or options.is_elastic) and not options.dry_run and not is_task and has_token)
 
 
 def _prepare_environment(

@@ -52,12 +52,15 @@ def bounded_int(low: int, high: int = MAX_INT) -> Callable[[str], int]:
     return read
 
 
-def node_count(text: str) -> int:
-    """A number, or torchrun's MIN:MAX where both are the same."""
-    low, colon, high = text.partition(":")
-    if colon and number(low) is not None and number(high) is not None and low != high:
-        raise ValueError(f"a job does not grow or shrink here: give one number, --nnodes={high}")
-    return bounded_int(1)(low if low == high else text)
+def node_count(text: str) -> int | tuple[int, int]:
+    """A number, or MIN:MAX; the number where both are the same."""
+    low_text, colon, high_text = text.partition(":")
+    if not colon:
+        return bounded_int(1)(text)
+    low, high = number(low_text), number(high_text)
+    if low is None or high is None or not 1 <= low <= high <= MAX_INT:
+        raise ValueError(f"a whole number from 1 to {MAX_INT}, or MIN:MAX with MIN at most MAX, is allowed")
+    return high if low == high else (low, high)
 
 
 def proc_count(text: str) -> int | str:

@@ -19,6 +19,7 @@ TYPES = {  # by the metavar of a flag
     "0-3|RANK:0-3,...": "int | str | Mapping[int, int]",
     "a,b:4,node[01-16]": "str | Sequence[str]",
     "NAME,...": "str | Sequence[str]",
+    "N|MIN:MAX": "int | str | tuple[int, int]",
     "TIME": "float | str",
     "TIME|off": "float | str",
     "SIGNAL": "int | str",

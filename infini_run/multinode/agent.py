@@ -6,6 +6,7 @@ head. If the head has gone, or is silent for too long, everything here is killed
 
 from __future__ import annotations
 
+import _signal
 import os
 import time
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from infini_run.node.launch import NodeLaunch
     from infini_run.options.options import Options
 
+_OLD_RANKS_S = 1.0  # for ranks of an earlier attempt, which a guard is ending
 _EARLY_SIGNALS = 64  # that are kept until the ranks have started
 
 
@@ -46,6 +48,7 @@ class Agent:
         facts: values of variables that the engine asked for.
         environ: environment that ranks inherit; None: that of this process.
         host: the name of this node in the head's list of hosts, for engines that may number nodes otherwise.
+        entry: what an earlier agent of this process has taken over. None: there was none, or it ran no ranks.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Agent:
         facts: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
         host: str = "",
+        entry: ProcessAtEntry | None = None,
     ) -> None:
         self._poller = Poller()
         self._link = HeadLink(connection, self._poller, on_frame=self._handle_frame, on_lost=self._on_link_lost)
@@ -66,7 +70,8 @@ class Agent:
         self._stdio: RankStdio | None = None
         self._stream: AgentStream | None = None  # between the head and the one process that we run
         self._ctrl_z: CtrlZ | None = None
-        self._entry: ProcessAtEntry | None = None
+        self.entry = entry
+        self.has_joined = False
         self._observe: tuple[str, ...] = ()  # what the head wants to see of our ranks
         self._relay: ObserverRelay | None = None
         self._launch: NodeLaunch | None = None
@@ -90,14 +95,17 @@ class Agent:
         try:
             return self._serve(token)
         finally:
+            self._unwatch_ctrl_z()
             if self._stdio is not None:
                 self._stdio.restore_stderr()
+            self._poller.close()
 
     def _serve(self, token: bytes | None) -> int:
         if token is not None:
             limit_s = HANDSHAKE_S if self._own is None else self._own.join_timeout_s
             self._link.authenticate(token, self._identity, limit_s=limit_s, print_line=print_line)
         payload = self._link.next_frame(protocol.SPEC)[1]
+        self.has_joined = True
         try:
             check_version(unpack_json(payload))
             spec = message_schema.read(payload, message_schema.SPEC)
@@ -134,7 +142,15 @@ class Agent:
             self._watch_ctrl_z()
         self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
         self._link.watchers.append(self._stdio.watch)
-        self._link.connection.send(pack_json(protocol.HELLO, hello(setup, self._engine_facts)))
+        is_clear = False
+        if spec["lease_s"]:
+            from infini_run.multinode.lease import Lease
+            from infini_run.multinode.old_world import wait_until_gone
+
+            is_clear = wait_until_gone(spec["launch_id"], _OLD_RANKS_S)
+            self._link.lease = Lease(spec["lease_s"])
+            self._link.connection.send(self._link.lease.request())  # answered before LAUNCH can come
+        self._link.connection.send(pack_json(protocol.HELLO, hello(setup, self._engine_facts, is_clear=is_clear)))
         import infini_run.node.launch  # noqa: F401  now, while other nodes are still joining
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
@@ -153,8 +169,7 @@ class Agent:
         from infini_run.node.ports import free_port
 
         assert self._stdio is not None
-        if self._entry is None:
-            self._entry = _take_over_process()
+        self._take_signals()
         self._unwatch_ctrl_z()
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
@@ -164,14 +179,19 @@ class Agent:
             plan,
             options,
             environ=setup.environ,
-            entry=self._entry,
+            entry=self.entry,
             cwd=setup.cwd,
             print_line=self._stdio.print_line,
             has_head=True,
             heading=launch["heading"],
             observers=self._open_relay(),
+            lease_s=0.0 if self._link.lease is None else self._link.lease.length_s,
+            lease_since_s=0.0 if self._link.lease is None else self._link.lease.since_ns / 1e9,
             stdins={} if self._stream is None else {plan.workers[0].rank: self._stream.child_socket.fileno()},
         )
+        self._keep_lease(run)  # LAUNCH may come late, after the head has given this node up
+        if self._link.is_lost:
+            raise LinkError(self._link.loss)
         run.start()
         if self._stream is not None:
             self._stream.child_socket.close()
@@ -184,15 +204,17 @@ class Agent:
         elif self._stop is not None:
             run.stop(self._stop["signal"], by_signal=self._stop["by_signal"])
         while not run.ended:
-            for event in run.poll(self._link.silence_left_s(), also=(self._poller.fileno(),)):
+            for event in run.poll(self._link.wait_s(), also=(self._poller.fileno(),)):
                 self._send_event(event)
                 if event.kind == "suspend":
                     self._link.suspend(run.suspend, self._stdio.print_line)
             if run.first is not None:
                 self._send_failure(run.first, time.monotonic_ns())
             self._link.poll(0)
+            self._keep_lease(run)
         run.close()
         self._launch = None
+        self._return_signals()
         self._close_relay()
         self._stdio.drain()
         if self._stream is not None:
@@ -201,6 +223,31 @@ class Agent:
             raise LinkError(self._link.loss)
         done = {"report": to_jsonable(run.outcome.report()), "port": free_port()}
         self._link.connection.send(pack_json(protocol.DONE, done))
+
+    def _take_signals(self) -> None:
+        """While ranks run, the core reads the signals of this process."""
+        if self.entry is None:
+            self.entry = _take_over_process()
+        else:
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+
+    def _return_signals(self) -> None:
+        """Between two attempts of a job that goes on without us, a signal does what it did before the first."""
+        if self._link.lease is not None and self.entry is not None:
+            blocked = self.entry.blocked
+            _signal.pthread_sigmask(
+                _signal.SIG_SETMASK, {number for number in _signal.valid_signals() if blocked >> (number - 1) & 1}
+            )
+
+    def _keep_lease(self, run: NodeLaunch) -> None:
+        """Renew the lease that the guard holds. If it is over, the ranks are dead, and the head may have given us
+        up."""
+        lease = self._link.lease
+        if lease is None or self._link.is_lost:
+            return
+        run.renew_lease(lease.since_ns / 1e9)
+        if run.lease_ended or lease.left_s <= 0:
+            self._link.give_up(f"nothing was heard of the head for {lease.length_s:g} s (0.9 of --node_timeout)")
 
     def _open_relay(self) -> ObserverRelay | None:
         if not self._observe:
@@ -301,8 +348,6 @@ def _forward_signal(run: NodeLaunch, number: int) -> None:
 
 def _take_over_process() -> ProcessAtEntry:
     """From here on the core reads this process's signals, as it does for the command."""
-    import _signal
-
     from infini_run.core.group import take_over_process
 
     before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())

@@ -53,6 +53,14 @@ class AgentSet:
         if state not in NOT_READY:
             self._on_reached(agent.index)
 
+    def renew(self, index: int) -> RemoteAgent:
+        """The agent of that node has gone, and another one may come in its place."""
+        old = self.all[index]
+        self.counts.change(old.state, "connecting")
+        self.all[index] = new = RemoteAgent(index, old.host)
+        new.name, new.node_rank = old.name, -1
+        return new
+
     def attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """The connection is that agent's from now on."""
         agent.connection, agent.last_received_s = connection, time.monotonic()
@@ -114,7 +122,7 @@ class AgentSet:
             return
         self._poller.unwatch(connection.fileno())
         # if its command has not ended yet, that will tell why it never became ready
-        if agent.state in ("ready", "running") or (agent.state == "connected" and not agent.has_command):
+        if agent.state in ("ready", "running", "done") or (agent.state == "connected" and not agent.has_command):
             self._on_lost(agent, "")
 
     def read_to_end(self, agent: RemoteAgent) -> None:

@@ -7,7 +7,7 @@ import os
 
 from infini_run.errors import UsageError
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.connection import TOKEN, TOKEN_FILE
+from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
 from infini_run.options.nodes import HEADS_OWN
 from infini_run.record import record, replace
@@ -71,7 +71,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         environ = strip_launcher_environment(environ)
         close_inherited_on_exec()
     environ |= spec["environ"]
-    for name in (TOKEN, TOKEN_FILE):
+    for name in (TOKEN, "INFINI_RUN_TOKEN_FILE"):
         environ.pop(name, None)
     options = decode_record(Options, spec["options"])
     warnings: tuple[str, ...] = ()
@@ -105,11 +105,19 @@ def check_version(spec: object) -> None:
 
 def _check_same(own: Options, heads: Options) -> None:
     """Raises UsageError: the commands of two nodes differ where they must not."""
-    for name in ("nnodes", "master_port"):
-        if getattr(own, name) != getattr(heads, name):
-            raise UsageError(
-                f"--{name}={getattr(own, name)} here, {getattr(heads, name)} on node 0: give every node the same"
-            )
+    for name, ours, theirs in (
+        ("nnodes", _node_count(own), _node_count(heads)),
+        ("spares", own.spares, heads.spares),
+        ("master_port", own.master_port, heads.master_port),
+    ):
+        if ours != theirs:
+            raise UsageError(f"--{name}={ours} here, {theirs} on node 0: give every node the same")
+
+
+def _node_count(options: Options) -> str:
+    """The value of --nnodes."""
+    range_of = options.is_elastic and options.least_nodes < options.nnodes
+    return f"{options.least_nodes}:{options.nnodes}" if range_of else str(options.nnodes)
 
 
 def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str, ...]:
@@ -120,12 +128,14 @@ def _idle_flags(own: Options, heads: Options, asked: Sequence[str]) -> tuple[str
     return (f"infini-run: {', '.join(idle)}: no effect here, it is node 0's",) if idle else ()
 
 
-def hello(setup: NodeSetup, engine_facts: Sequence[str]) -> dict[str, Any]:
+def hello(setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool) -> dict[str, Any]:
     """Return the fields of HELLO.
 
     Args:
+        is_clear: no rank of the job's earlier attempts lives here.
         engine_facts: values of the variables that the engine asked for.
     """
+    from infini_run.multinode.old_world import machine_id
     from infini_run.node.ports import free_port
     from infini_run.version import VERSION
 
@@ -137,6 +147,8 @@ def hello(setup: NodeSetup, engine_facts: Sequence[str]) -> dict[str, Any]:
         "nproc": setup.nproc,
         "port": free_port(),
         "address": _own_address(),
+        "machine": machine_id(),
+        "is_clear": is_clear,
         "facts": list(engine_facts),
     }
 
@@ -155,7 +167,7 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
         nnodes=launch["nnodes"],
         node_rank=launch["node"],
         nproc_per_node=launch["nproc"],
-        log_dir=os.path.join(setup.cwd, setup.options.log_dir) if setup.options.log_dir else "",
+        log_dir=_log_dir(setup, launch["restarts"]),
         master_addr=launch["master_addr"],
         master_port=launch["master_port"],
     )
@@ -180,6 +192,15 @@ def make_node_plan(setup: NodeSetup, launch: Mapping[str, Any]) -> tuple[Plan, O
     return plan, options
 
 
+def _log_dir(setup: NodeSetup, restarts: int) -> str:
+    """The folder of an attempt's logs; "" if there are none. If nodes may come and go, each attempt has one of its
+    own: two machines that append to one file of a network file system lose lines."""
+    if not setup.options.log_dir:
+        return ""
+    folder = os.path.join(setup.cwd, setup.options.log_dir)
+    return os.path.join(folder, f"attempt_{restarts + 1}") if setup.options.is_elastic else folder
+
+
 def _start_ticks() -> str:
     """When this process started, in the kernel's ticks: together with the pid this names it and no other (proc(5),
     stat)."""
@@ -192,21 +213,8 @@ def _own_address() -> str:
     passes on the variable of a user who has logged in elsewhere, so an address that is not this machine's is
     ignored."""
     words = os.environ.get("SSH_CONNECTION", "").split()
-    return words[2] if len(words) == 4 and _can_bind(words[2]) else ""
+    if len(words) != 4:
+        return ""
+    from infini_run.multinode.tcp import can_bind
 
-
-def _can_bind(address: str) -> bool:
-    """Whether the address is one of this machine."""
-    from _socket import AF_INET, AF_INET6, SOCK_DGRAM, socket  # the C module: `socket` costs 5 ms
-
-    try:
-        probe = socket(AF_INET6 if ":" in address else AF_INET, SOCK_DGRAM)
-    except OSError:  # no IPv6 here
-        return False
-    try:
-        probe.bind((address, 0))
-    except OSError:
-        return False
-    finally:
-        probe.close()
-    return True
+    return words[2] if can_bind(words[2]) else ""

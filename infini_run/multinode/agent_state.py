@@ -42,7 +42,8 @@ class RemoteAgent:
     """The agent on one node, and the node itself."""
 
     def __init__(self, index: int, host: Host) -> None:
-        self.index = index
+        self.index = index  # among all agents
+        self.node_rank = index  # in the attempt that runs; -1: it runs no ranks
         self.host = host
         self.name = host.name  # "" until the agent of a job started by hand sends it
         self.state = "connecting"
@@ -76,4 +77,6 @@ class RemoteAgent:
     @property
     def title(self) -> str:
         """Its name in messages."""
-        return f"node {self.index}{f' ({self.name})' if self.name else ''}"
+        if self.node_rank < 0 and self.name:
+            return self.name
+        return f"node {self.index if self.node_rank < 0 else self.node_rank}{f' ({self.name})' if self.name else ''}"

@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.join_phase import JoinPhase
     from infini_run.multinode.stdin_forwarder import StdinForwarder
@@ -36,30 +37,51 @@ class Attempts:
         self._stdin = stdin
         self._has_stream = has_stream
 
-    def start_ranks(self) -> None:
-        """All nodes are ready, or a restart is due: now the number of every rank is known."""
-        state, agents, restarts = self._state, self._state.agents.all, self._state.restarts
+    def in_order(self) -> Sequence[RemoteAgent]:
+        """All agents in the order of their node ranks: as they are listed, or by their names if we hand out the
+        ranks."""
+        state = self._state
+        agents = state.agents.all
+        if state.node_list.engine == MANUAL and state.is_handing_out and not state.restarts.total:
+            from infini_run.multinode.membership import natural_key
+
+            others = sorted(agents[1:], key=lambda agent: natural_key(agent.name))
+            state.world = [agents[0], *others]
+            for rank, agent in enumerate(state.world):
+                agent.node_rank = rank
+        return state.world
+
+    def start_ranks(self, agents: Sequence[RemoteAgent]) -> None:
+        """All nodes are ready, or a restart is due: now the number of every rank is known.
+
+        Args:
+            agents: those that run ranks, in the order of their node ranks.
+        """
+        state, restarts = self._state, self._state.restarts
         try:
             counts = count_ranks(agents, self._state.options.stdin)
         except UsageError as error:
             state.fail(error)
             return
         spans = spans_of(counts)
-        state.world_size, self._stdin.first_ranks = spans[0].world_size, [span.first for span in spans]
+        state.world_size = spans[0].world_size
+        self._stdin.nodes, self._stdin.first_ranks = agents, [span.first for span in spans]
         self._join.end()
         restarts.end_wait()
-        address, port = rendezvous_address(self._state.options, agents)
+        address, port = rendezvous_address(
+            self._state.options, agents, is_fresh=self._state.options.is_elastic and restarts.total > 0
+        )
         if not restarts.total:
-            self._print_warnings(address, counts)
+            self._print_warnings(agents, address, counts)
         if self._state.observers is not None:
             self._state.observers.begin(agents, state.launch_id, restarts.total)
-        for agent, span, nproc in zip(agents, spans, counts, strict=True):
+        for node, (agent, span, nproc) in enumerate(zip(agents, spans, counts, strict=True)):
             self._state.agents.set_state(agent, "running")
             agent.report, agent.first_failure_s = None, float("inf")
             agent.rank_pids.clear()
             agent.ranks = range(span.first, span.first + nproc)
             content = {
-                "node": agent.index,
+                "node": node,
                 "nnodes": len(agents),
                 "nproc": nproc,
                 "first": span.first,
@@ -74,16 +96,12 @@ class Attempts:
             }
             self._state.agents.send(agent, pack_json(protocol.LAUNCH, content))
 
-    def _print_warnings(self, address: str, counts: Sequence[int]) -> None:
+    def _print_warnings(self, agents: Sequence[RemoteAgent], address: str, counts: Sequence[int]) -> None:
         node_list = self._state.node_list
-        if (
-            not node_list.counts
-            and not self._has_stream
-            and (uneven := uneven_notice(self._state.agents.all, counts))
-        ):
+        if not node_list.counts and not self._has_stream and (uneven := uneven_notice(agents, counts)):
             self._state.notice(uneven)
         if node_list.engine != MANUAL:  # by hand, the others have just reached node 0 at that address
-            warning = address_warning(address, self._state.agents.all, read_hosts())
+            warning = address_warning(address, agents, read_hosts())
             if warning:
                 self._state.notice(warning)
 

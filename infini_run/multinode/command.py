@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 import os
+import time
 
 from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.core.signal_pipe import SignalPipe
 from infini_run.environments.hostlist import Host
-from infini_run.errors import UsageError, printable
+from infini_run.errors import LinkError, UsageError, printable
 from infini_run.multinode.agent_options import options_of_agents
-from infini_run.multinode.connection import TOKEN, TOKEN_FILE
+from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.head import Head
 from infini_run.options.nodes import MANUAL, NodeList
+from infini_run.options.options import HANDED_OUT
 from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable, Mapping
 
+    from infini_run.core.group import ProcessAtEntry
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.options import Options
 
 _SHORT_TOKEN = 16  # characters
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # between two attempts to join
 _FDS_PER_NODE, _FDS_OF_OURS = 12, 512  # a command has those of its group, a pipe and a connection
 
 
 def run_on_hosts(
-    options: Options, node_list: NodeList, environ: Mapping[str, str], *, print_line: Callable[[str], None]
+    options: Options,
+    node_list: NodeList,
+    environ: Mapping[str, str],
+    *,
+    print_line: Callable[[str], None],
+    listening: socket | None = None,
 ) -> int:
     """Run on all nodes, with the head in this process.
 
     Args:
         print_line: writes a line to stderr, and does not wait long for a reader.
+        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
 
     Returns:
         The exit code of the command.
@@ -50,7 +61,7 @@ def run_on_hosts(
         from infini_run.multinode.head_observers import open_observers
 
         observers, options = open_observers(options, environ, print_line=print_line)
-    head = Head(options, node_list, environ=environ, observers=observers)
+    head = Head(options, node_list, environ=environ, observers=observers, listening=listening)
     head.start()
     try:
         raise_fd_limit(len(node_list.hosts))
@@ -101,46 +112,105 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     """Run one of the same commands that the user started on every node, with a token: node 0 is the head, the others
     join it. Returns the exit code; raises UsageError, LinkError."""
     if not options.rdzv_explicit:
-        raise UsageError(f"{TOKEN} is set: give --rdzv_endpoint=HOST:PORT of node 0, so that the others find it")
+        raise UsageError("a token joins the nodes: give --rdzv_endpoint=HOST:PORT, so that they find the first one")
     if options.isolate:
         raise UsageError(f"--isolate with {TOKEN}: it is for one node; drop one of them")
-    token = environ.get(TOKEN) or _token_in(environ[TOKEN_FILE])
+    token = environ.get(TOKEN) or _token_in(options.token_file, _name_of_token_file(options, environ))
     port = options.link_port or options.master_port + 1
-    if options.node_rank == 0:
+    from infini_run.multinode.tcp import is_own_host, listen_if_free, retry_unheard
+
+    listening = None
+    if options.node_rank == HANDED_OUT and is_own_host(options.master_addr):
+        listening = listen_if_free(port, options.link_address)
+    if options.node_rank == 0 or listening is not None:
         if len(token) < _SHORT_TOKEN:
             print_line(
                 f"infini-run: {TOKEN} has fewer than {_SHORT_TOKEN} characters: whoever guesses it can join the job"
             )
-        hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes)))
+        hosts = (Host(name=os.uname().nodename), *(Host(name="") for _ in range(1, options.nnodes + options.spares)))
         environ = {**environ, TOKEN: token}
         node_list = NodeList(engine=MANUAL, hosts=hosts)
-        return run_on_hosts(replace(options, link_port=port), node_list, environ, print_line=print_line)
-    from infini_run.multinode.agent import Agent
-    from infini_run.multinode.tcp import connect_with_retry, retry_unheard
+        options = replace(options, link_port=port)
+        return run_on_hosts(options, node_list, environ, print_line=print_line, listening=listening)
+    peer = _Peer(options, environ, f"{options.master_addr}:{port}", os.fsencode(token), print_line)
+    return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
 
-    def attempt() -> int:
-        target = f"{options.master_addr}:{port}"
-        connection = connect_with_retry(
-            target, options.join_timeout_s, lambda text: print_line(f"infini-run: {printable(text)}")
+
+class _Peer:
+    """The launcher of one node, which joins the head on another one."""
+
+    def __init__(
+        self,
+        options: Options,
+        environ: Mapping[str, str],
+        target: str,
+        token: bytes,
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._environ = environ
+        self._target = target
+        self._token = token
+        self._print_line = print_line
+        self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
+        self._entry: ProcessAtEntry | None = None
+        self._has_joined = False
+
+    def serve(self) -> int:
+        """Join, and do what the head says. Returns the exit code; raises LinkError."""
+        from infini_run.multinode.agent import Agent
+        from infini_run.multinode.tcp import connect_with_retry
+
+        options = self._options
+        connection = connect_with_retry(self._target, options.join_timeout_s, self._print)
+        agent = Agent(
+            connection, options.node_rank, own=options, environ=self._environ, host=self._host, entry=self._entry
         )
-        return Agent(connection, options.node_rank, own=options, environ=environ).serve(os.fsencode(token))
+        try:
+            return agent.serve(self._token)
+        finally:
+            self._entry, self._has_joined = agent.entry, agent.has_joined
 
-    return retry_unheard(attempt)
+    def serve_until_over(self) -> int:
+        """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
+        that went on for --join_timeout."""
+        end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return self.serve()
+            except LinkError as error:
+                if self._has_joined:
+                    end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
+                elif time.monotonic() + pause_s > end_s:
+                    raise
+                if self._has_joined or pause_s == _FIRST_PAUSE_S:
+                    self._print(f"{error}; joining again")
+            time.sleep(pause_s)  # nothing tells when a place becomes free
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _print(self, text: str) -> None:
+        self._print_line(f"infini-run: {printable(text)}")
 
 
-def _token_in(path: str) -> str:
-    """Return the first line of a file that only we may read. Raises UsageError."""
+def _name_of_token_file(options: Options, environ: Mapping[str, str]) -> str:
+    """How the user has given the path."""
+    variable = "INFINI_RUN_TOKEN_FILE"
+    return variable if environ.get(variable) == options.token_file else "--token_file"
+
+
+def _token_in(path: str, name: str) -> str:
+    """Return the first line of a file that only we may read. name: how the path was given. Raises UsageError."""
     import stat
 
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise UsageError(f"{TOKEN_FILE}={path}: others may read or write it; chmod 600 {path}")
+                raise UsageError(f"{name}={path}: others may read or write it; chmod 600 {path}")
             token = file.readline().strip()
     except OSError as error:
-        raise UsageError(f"{TOKEN_FILE}={path}: {error.strerror}") from None
+        raise UsageError(f"{name}={path}: {error.strerror}") from None
     if not token:
-        raise UsageError(f"{TOKEN_FILE}={path}: its first line is empty; a token is any text that is hard to guess")
+        raise UsageError(f"{name}={path}: its first line is empty; a token is any text that is hard to guess")
     return token
 
 

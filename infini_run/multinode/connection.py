@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from infini_run.multinode.frame_authentication import FrameAuthenticator
 
 TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret that both sides know
-TOKEN_FILE = "INFINI_RUN_TOKEN_FILE"  # or with the path of a file that has it, for jobs started by hand
 MAGIC = b"\0infini-run link 1\n"
 _PREAMBLE_LIMIT = 1 << 20  # bytes that a login script may print
 _LEAST_CHUNK = 1 << 12  # bytes of one read, at first

@@ -88,9 +88,11 @@ class EngineProcesses:
         self._of_node: dict[int, list[_Running]] = {}
         self.next_start_s = float("inf")
 
-    def add(self, commands: Sequence[EngineCommand]) -> None:
-        """Start these as soon as there is room."""
-        self._waiting += [(0.0, command, 0) for command in commands]
+    def add(self, commands: Sequence[EngineCommand], due_s: float = 0.0) -> None:
+        """Start these as soon as there is room, but not before `due_s` (monotonic)."""
+        self._waiting += [(due_s, command, 0) for command in commands]
+        self._waiting.sort(key=lambda item: item[0])
+        self._schedule()
 
     def start_due(self) -> list[tuple[EngineCommand, Connection]]:
         """Start the commands whose time has come. Return those whose stdio is a connection, with that connection.

@@ -38,6 +38,7 @@ from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
@@ -50,6 +51,7 @@ _ECHO_S = 0.2  # in which TERM again is the same request: timeout(1) sends it to
 _MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state
     protocol.HELLO: ("connected", "ready", "running"),
+    protocol.CHECKED: ("ready", "done"),
     **dict.fromkeys((protocol.EVENT, protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
 }
 
@@ -67,6 +69,7 @@ class Head:
         on_stream: called with an agent and the bytes that the one process on its node writes to its descriptor 0, a
             socket (byte_stream.py). The output of these processes gets no labels.
         observers: the live table and the trace; their owner closes them. None: neither was asked for.
+        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Head:
         cwd: str | None = None,
         on_stream: Callable[[RemoteAgent, bytes], None] | None = None,
         observers: HeadObservers | None = None,
+        listening: socket | None = None,
     ) -> None:
         engine, poller = find_engine(node_list.engine), Poller()
         self._options = options
@@ -104,11 +108,18 @@ class Head:
             environ=environ,
             cwd=os.getcwd() if cwd is None else os.path.abspath(cwd),
             has_stream=on_stream is not None,
+            listening=listening,
         )
         self._liveness = Liveness(self._state, self._losses)
         self._end = EndPhase(self._state, self._processes)
         self._stdin = StdinForwarder(options.stdin, self._agents, poller)
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
+        if options.is_elastic:
+            from infini_run.multinode.world_changes import WorldChanges
+
+            self._state.changes = WorldChanges(
+                self._state, start_ranks=self._start_ranks, reach=self._join.reach_again
+            )
         self._stop_signal_s = 0.0
         self._was_signalled_here = False  # not only an agent on its node
         self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
@@ -154,6 +165,8 @@ class Head:
         """Begin to reach the nodes. Raises UsageError, ProgramMissing or StartError: then nothing was started."""
         try:
             self._join.start()
+            if self._state.changes is not None:
+                self._state.changes.begin()
         except BaseException:
             self.close()
             raise
@@ -176,6 +189,8 @@ class Head:
             self._state.notice(
                 f"{self.agents[node].title}: its agent did not answer, and was killed there with its ranks"
             )
+            if self._state.changes is not None:
+                self._state.changes.on_ended(self.agents[node])
         self._run_due(time.monotonic())
         problem = self._state.console.take_problem()
         if problem:
@@ -196,6 +211,7 @@ class Head:
             self._losses.next_deadline_s,
             self._liveness.next_deadline_s,
             self._end.next_deadline_s,
+            float("inf") if state.changes is None or self._end.has_begun else state.changes.next_deadline_s,
             now_s if self._stdin.is_due else float("inf"),
         )
         wait_s = max(0.0, deadline_s - now_s)
@@ -207,16 +223,16 @@ class Head:
         state, counts = self._state, self._agents.counts
         self._join.run_due(now_s)
         are_ready = counts.count("ready") == counts.total
-        if not state.is_stopping and (are_ready or now_s >= state.restarts.due_s):
-            state.forwarded_signals.clear()
-            self._attempts.start_ranks()
-            self._send_early_signals()
+        if state.changes is not None and not self._end.has_begun:
+            state.changes.run_due(now_s)
+        elif not state.is_stopping and (are_ready or now_s >= state.restarts.due_s):
+            self._start_ranks(self._attempts.in_order())
         elif not self._losses.fail_if_due(now_s) and state.is_joining:
             self._join.wait(now_s)
         self._liveness.run_due(now_s)
         self._end.run_due(now_s)
         if now_s >= state.stop_end_s:
-            for agent in self.agents:
+            for agent in state.world:
                 if not agent.is_over:
                     self._losses.on_lost(agent, "it has not stopped in time")
         if not self._end.has_begun and self._is_over():
@@ -228,9 +244,17 @@ class Head:
         if self._end.has_begun:
             self._end.go_on(now_s)
 
+    def _start_ranks(self, agents: Sequence[RemoteAgent]) -> None:
+        """Start the ranks of these nodes, in the order of their node ranks."""
+        self._state.forwarded_signals.clear()
+        self._attempts.start_ranks(agents)
+        self._send_early_signals()
+
     def _is_over(self) -> bool:
         """Whether nothing of the job is left on any node, and nothing will be started again."""
         counts = self._agents.counts
+        if self._state.changes is not None:
+            return self._state.changes.is_over()
         if counts.count(*OVER) == counts.total:
             return not self._attempts.should_restart()
         return self._state.is_stopping and counts.count("running") == 0
@@ -257,6 +281,10 @@ class Head:
             agent.clock.add_answer(payload)
             if agent.clock.needs_more():
                 self._agents.send(agent, clock_question())
+        elif kind == protocol.LEASE:
+            self._agents.send(agent, pack(protocol.LEASE, payload[:8]))
+        elif kind == protocol.CHECKED and self._state.changes is not None:
+            self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
         elif kind == protocol.OBSERVATIONS and self._observers is not None:
             self._observers.on_observations(agent, unpack_json(payload))
         elif kind == protocol.STREAM_UP and self._on_stream is not None:
@@ -274,10 +302,15 @@ class Head:
             agent.first_failure_s = min(agent.first_failure_s, failed_s)
             if is_first:
                 self._liveness.ask_running()
+                if self._state.changes is not None:
+                    self._state.changes.on_failed(agent)
             if not self._options.keep_going:
                 self.stop()
         elif "signalled" in event:
-            self.on_stop_signal(event["signalled"], host=agent.name)
+            changes = self._state.changes
+            number = event["signalled"]
+            if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, signal_name(number)):
+                self.on_stop_signal(number, host=agent.name)
 
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:
         agent.report = agent.clock.to_our_time(decode_record(Report, done["report"]))
@@ -317,9 +350,10 @@ class Head:
         second time they are killed. A scheduler that ends a job signals every agent and us: that is the first
         time."""
         state = self._state
-        if host and self._losses.is_engine_ending:
+        ends_with_one = state.changes is None  # then an engine that has lost a node may be ending the others
+        if host and ends_with_one and self._losses.is_engine_ending:
             return
-        is_new = host and not state.stop_signal
+        is_new = host and ends_with_one and not state.stop_signal
         line = state.engine.first_failure_line(self._processes.stderr()) if is_new else ""
         if line:
             state.fail(InfiniRunError(f"an agent has ended, and all others with it: {line}"))

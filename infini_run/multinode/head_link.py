@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from infini_run.multinode.connection import Connection
     from infini_run.multinode.handshake import Handshake
+    from infini_run.multinode.lease import Lease
     from infini_run.system.poller import Poller
 
 _HEARTBEATS = 3  # within the head's patience, while this process is suspended
@@ -50,6 +51,7 @@ class HeadLink:
         self._frames: list[tuple[bytes, bytes]] = []
         self._last_received_s = time.monotonic()
         self.silence_limit_s = float("inf")
+        self.lease: Lease | None = None  # of a node without which the job goes on
         self.is_lost = False
         self.loss = _HEAD_GONE
         self.watchers: list[Callable[[], None]] = [self._watch]
@@ -106,6 +108,15 @@ class HeadLink:
             return None
         return max(0.0, self._last_received_s + self.silence_limit_s - time.monotonic())
 
+    def wait_s(self) -> float | None:
+        """For how long to wait at most: the head is silent for too long, or the lease is to be asked for; None: for
+        ever."""
+        silence_s = self.silence_left_s()
+        if self.lease is None:
+            return silence_s
+        lease_s = min(self.lease.due_in_s, max(0.0, self.lease.left_s))
+        return lease_s if silence_s is None else min(silence_s, lease_s)
+
     def forgive_silence(self) -> None:
         """We have not listened until now: what the head has sent is still to be read."""
         self._last_received_s = time.monotonic()
@@ -120,16 +131,18 @@ class HeadLink:
                     return kind, payload
             if self.is_lost:
                 raise LinkError(self.loss)
-            self.poll(self.silence_left_s())
+            self.poll(self.wait_s())
 
     def poll(self, timeout_s: float | None) -> None:
         """Wait for what the watchers ask for, and handle what there is."""
         for watch in self.watchers:
             watch()
+        if self.lease is not None and self.lease.due_in_s <= 0 and not self.is_lost:
+            self.connection.send(self.lease.request())
         self._poller.poll(timeout_s)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
-            self._on_link_lost(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
+            self.give_up(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
 
@@ -166,22 +179,25 @@ class HeadLink:
         except LinkError as error:
             if self._handshake is None or self._handshake.is_done:
                 self.send_error(error)  # the other direction may still work
-            self._on_link_lost(str(error))
+            self.give_up(str(error))
             return
         if self.connection.has_ended:
-            self._on_link_lost()
+            self.give_up()
 
     def _handle_frame(self, kind: bytes, payload: bytes) -> None:
         if self._handshake is not None and not self._handshake.is_done:
             self._handshake.handle_frame(kind, payload)
         elif kind == protocol.HEARTBEAT:
             self.connection.send(clock_answer(payload))
+        elif kind == protocol.LEASE and self.lease is not None:
+            self.lease.extend(payload)
         else:
             if kind in _QUEUED:
                 self._frames.append((kind, payload))
             self._on_frame(kind, payload)
 
-    def _on_link_lost(self, reason: str = "") -> None:
+    def give_up(self, reason: str = "") -> None:
+        """Give the head up: nothing is sent to it or read from it any more."""
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)

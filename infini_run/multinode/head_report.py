@@ -19,7 +19,7 @@ def is_node_failure(state: HeadState) -> bool:
 
     A node is lost from its last frame on: a rank elsewhere may fail for that reason long before the loss is noticed.
     """
-    agents = state.agents.all
+    agents = state.world
     lost_s = min((agent.last_received_s for agent in agents if agent.state == "lost"), default=float("inf"))
     failed_s = min((agent.first_failure_s for agent in agents if agent.state != "lost"), default=float("inf"))
     return state.error is not None and (not isinstance(state.error, NodeLost) or lost_s <= failed_s)
@@ -29,10 +29,10 @@ def attempt_report(state: HeadState) -> Report:
     """Return the report of the last attempt."""
     error = state.error if is_node_failure(state) else None
     reports = []
-    for agent in state.agents.all:
+    for agent in state.world:
         if agent.loss and agent.ranks:
             wall_s = agent.last_received_s + time.time() - time.monotonic()
-            is_first = isinstance(error, NodeLost) and error.node == agent.index and not state.stop_signal
+            is_first = isinstance(error, NodeLost) and error.node == agent.node_rank and not state.stop_signal
             report = lost_report(
                 agent.name, agent.ranks, agent.rank_pids, last_received_s=wall_s, is_first_failure=is_first
             )
@@ -49,15 +49,16 @@ def attempt_report(state: HeadState) -> Report:
         end_s=time.time(),
         received_signal=state.stop_signal,
         forwarded_signals=state.forwarded_signals,
-        silent=len(state.agents.all) - len(reports),
+        silent=len(state.world) - len(reports),
         notices=(*state.notices, *([str(state.error)] if state.error is not None else [])),
         error=error,
-        lost=[agent.loss for agent in state.agents.all if agent.loss],
+        lost=[agent.loss for agent in state.world if agent.loss],
     )
 
 
 def _planned_size(state: HeadState) -> int:
     """The number of ranks that would have been started; 0 if only a node that is missing knows its share."""
     asked = state.options.nproc_per_node
-    counts = state.node_list.counts or [agent.hello.get("nproc", asked) for agent in state.agents.all]
+    agents = state.world[: state.options.nnodes]
+    counts = state.node_list.counts or [agent.hello.get("nproc", asked) for agent in agents]
     return sum(map(int, counts)) if all(isinstance(count, int) for count in counts) else 0

@@ -17,14 +17,38 @@ from infini_run.plan.restart_policy import RestartState
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
 
     from infini_run.errors import InfiniRunError
     from infini_run.multinode.agent_set import AgentSet
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.engines import Engine
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
     from infini_run.system.poller import Poller
+
+    class NodeChanges(Protocol):
+        """What world_changes.WorldChanges is to those parts of the head on which it stands."""
+
+        @property
+        def has_started(self) -> bool: ...
+        @property
+        def is_running(self) -> bool: ...
+        @property
+        def next_deadline_s(self) -> float: ...
+        def begin(self) -> None: ...
+        def run_due(self, now_s: float) -> None: ...
+        def on_ready(self, agent: RemoteAgent) -> None: ...
+        def on_checked(self, agent: RemoteAgent, reason: str) -> None: ...
+        def on_failed(self, agent: RemoteAgent) -> None: ...
+        def on_stop_signal(self, agent: RemoteAgent, signal_name: str) -> bool: ...
+        def on_lost(self, agent: RemoteAgent, text: str) -> None: ...
+        def on_ended(self, agent: RemoteAgent) -> None: ...
+        def refuse(self, agent: RemoteAgent, text: str) -> None: ...
+        def reach_again(self, agent: RemoteAgent) -> None: ...
+        def is_over(self) -> bool: ...
+
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
 _SPARE_S = 15.0  # beyond the graces: what a node may take to end
@@ -60,19 +84,25 @@ class HeadState:
         self._print_line = self._write_line if print_line is None else print_line
         self.launch_id = new_launch_id()
         self.start_s = time.time()
+        self.world: list[RemoteAgent] = agents.all  # that run the ranks, or ran them last, by node rank
         self.world_size = 0  # known as soon as all nodes are ready
         self.restarts = RestartState(options)
+        self.changes: NodeChanges | None = None  # of a job that goes on when it loses a node
         self.absence = OwnAbsence(options.node_timeout_s * (1 - 1 / HEARTBEATS))  # then agents may have given us up
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end
         self.forwarded_signals: set[int] = set()  # that were passed on to the ranks of this attempt
+        self.is_handing_out = False  # a node has joined that leaves its rank to us
+        self.is_over = False  # the agents are let go: whoever goes is not missed
         self.is_stopping = False
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
 
     @property
     def is_joining(self) -> bool:
         """Whether some nodes are not ready yet, and are still waited for."""
+        if self.options.is_elastic:  # world_changes.py waits for them
+            return False
         return not self.is_stopping and self.agents.counts.count(*NOT_READY) > 0
 
     def show(self, kind: bytes, lines: bytes) -> None:

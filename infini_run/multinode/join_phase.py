@@ -17,20 +17,24 @@ from infini_run.multinode.protocol import pack_json
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.rendezvous import missing_names
 from infini_run.options.nodes import HEADS_OWN, MANUAL
+from infini_run.options.options import HANDED_OUT
 from infini_run.record import replace
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from _socket import socket
+    from collections.abc import Mapping, Sequence
 
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.connection import Connection
     from infini_run.multinode.engine_processes import EngineProcesses
+    from infini_run.multinode.engines import EngineCommand
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.listener import AgentListener
     from infini_run.multinode.node_losses import NodeLosses
 
+_LEASE = 0.9  # of --node_timeout: for so long the ranks of a node live that hears nothing of the head
 _TOKEN_SIZE = 32  # random bytes
 _NOTICE_S = 5.0  # between two lines about missing nodes
 
@@ -42,6 +46,7 @@ class JoinPhase:
         environ: our environment, of which nodes get the variables that --export names.
         cwd: absolute path of the directory in which ranks start, on every node.
         has_stream: each node runs one process with a byte stream to the head (byte_stream.py).
+        listening: a socket that listens on the link's port already. None: one is opened if it is needed.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class JoinPhase:
         environ: Mapping[str, str],
         cwd: str,
         has_stream: bool,
+        listening: socket | None = None,
     ) -> None:
         self._state = state
         self._losses = losses
@@ -60,9 +66,11 @@ class JoinPhase:
         self._environ = environ
         self._cwd = cwd
         self._has_stream = has_stream
+        self._listening = listening
         self._token = environ.get(TOKEN) or os.urandom(_TOKEN_SIZE).hex()
         self._index_of_host = {agent.name: agent.index for agent in state.agents.all if agent.name}
         self._specs: dict[int | str, bytes] = {}  # SPEC frames, by the number of ranks
+        self._contact = Contact()
         self._link_address = ""  # a line about the address that other launchers must connect to, if it was given
         now_s = time.monotonic()
         self._join_end_s = now_s + state.options.join_timeout_s
@@ -71,12 +79,12 @@ class JoinPhase:
 
     @property
     def next_deadline_s(self) -> float:
-        deadlines = [self._processes.next_start_s]
+        deadlines = [] if self._state.is_stopping else [self._processes.next_start_s]
         if self.listener is not None:
             deadlines.append(self.listener.next_deadline_s)
         if self._state.is_joining:
             deadlines += [self._join_end_s, self._next_notice_s]
-        return min(deadlines)
+        return min(deadlines, default=float("inf"))
 
     def postpone(self, by_s: float) -> None:
         """Nobody could join for so long, because we were suspended."""
@@ -87,15 +95,24 @@ class JoinPhase:
     def start(self) -> None:
         """Listen, if agents connect, and start the first commands. Raises UsageError, ProgramMissing, StartError."""
         state, agents = self._state, self._state.agents.all
-        contact = self._listen()
+        contact = self._contact = self._listen()
         commands = state.engine.commands([agent.host for agent in agents], state.options, contact, self._environ)
-        if contact.target and not contact.token_file:
+        self._add(commands)
+        self._start_commands()
+
+    def _add(self, commands: Sequence[EngineCommand], due_s: float = 0.0) -> None:
+        agents = self._state.agents.all
+        if self._contact.target and not self._contact.token_file:
             commands = [replace(command, env=(*command.env, (TOKEN, self._token))) for command in commands]
         for command in commands:
             for node in command.nodes or range(len(agents)):
                 agents[node].has_command = True
-        self._processes.add(commands)
-        self._start_commands()
+        self._processes.add(commands, due_s)
+
+    def reach_again(self, index: int, due_s: float) -> None:
+        """Start the command for a node once more, if the engine has one; not before `due_s` (monotonic)."""
+        state, host = self._state, self._state.agents.all[index].host
+        self._add(state.engine.again_commands(host, index, state.options, self._contact, self._environ), due_s)
 
     def _listen(self) -> Contact:
         state, engine = self._state, self._state.engine
@@ -106,7 +123,7 @@ class JoinPhase:
         self.listener = AgentListener(
             self._token, len(state.agents.all), state.poller, self._on_authenticated, state.notice
         )
-        target = self.listener.open(state.options.link_port, state.options.link_address)
+        target = self.listener.open(state.options.link_port, state.options.link_address, self._listening)
         if state.options.link_address and state.node_list.engine == MANUAL:
             self._link_address = f"node 0 listens on {target}, the others dial {state.options.master_addr}"
         path = os.path.join(self._cwd, f".infini-run-{state.launch_id}.token") if engine.TOKEN_BY_FILE else ""
@@ -123,20 +140,34 @@ class JoinPhase:
         """An agent has connected from `address`, and says which node it is. Its host's name counts more than the
         number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
         agents = self._state.agents.all
-        named = self._index_of_host.get(host, self._index_of_host.get(host.partition(".")[0], -1))
-        if named >= 0 and agents[named].state == "connecting":
-            node = named
+        node = self._place_of(node, host)
         if 0 <= node < len(agents) and agents[node].state == "connecting":
             agents[node].address = address
             self._attach(agents[node], connection)
             return
-        why = f"there are nodes 0 to {len(agents) - 1}"
+        why = f"there are nodes 0 to {len(agents) - 1}, and all of them are here"
         if 0 <= node < len(agents):
             first = " at ".join(filter(None, (agents[node].name, agents[node].address)))
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
         self._state.notice(f"{address} says that it is node {node}, and was turned away: {why}")
         connection.send(pack_json(protocol.GOODBYE, {"error": why}))
         connection.close()
+
+    def _place_of(self, node: int, host: str) -> int:
+        """The index of a node that says it is `node`, or that leaves it to us (HANDED_OUT). Who was here before gets
+        its place again."""
+        agents = self._state.agents.all
+        if self._state.node_list.engine == MANUAL and node != HANDED_OUT:
+            return node
+        named = self._index_of_host.get(host, self._index_of_host.get(host.partition(".")[0], -1))
+        if named >= 0 and agents[named].state == "connecting" and self._state.node_list.engine != MANUAL:
+            return named
+        if node != HANDED_OUT:
+            return node
+        self._state.is_handing_out = True
+        free = [agent for agent in agents if agent.state == "connecting" and not agent.has_command]
+        free.sort(key=lambda agent: (agent.name != host, bool(agent.name)))
+        return free[0].index if free else HANDED_OUT
 
     def _attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """The connection is that agent's: send it everything that does not depend on the other nodes."""
@@ -156,6 +187,8 @@ class JoinPhase:
             "version": VERSION,
             "is_by_hand": self._state.node_list.engine == MANUAL,
             "silence_s": own.node_timeout_s,
+            "lease_s": _LEASE * own.node_timeout_s if own.is_elastic else 0,
+            "launch_id": self._state.launch_id,
             "cwd": self._cwd,
             "environ": exported(own.export, self._environ),
             "options": to_jsonable(options),
@@ -174,7 +207,7 @@ class JoinPhase:
             error = kind(f"{agent.name or hello['host']}: {hello['error']}")
             error.exit_code = hello["exit_code"]
             agents.set_state(agent, "lost")
-            self._losses.on_missed(agent, error)
+            self._losses.on_refusal(agent, error)
             return
         if agent.state != "connected":
             raise LinkError("what came over the link was not due")
@@ -182,6 +215,8 @@ class JoinPhase:
         agent.name = agent.name or hello["host"]
         agents.set_state(agent, "ready")
         agents.send(agent, clock_question())
+        if self._state.changes is not None:
+            self._state.changes.on_ready(agent)
 
     # ---- waiting
 
@@ -212,5 +247,5 @@ class JoinPhase:
 
     def end(self) -> None:
         """All nodes are ready: the token file goes, and whoever connects from now on has time."""
-        if self.listener is not None:
+        if self.listener is not None and not self._state.options.is_elastic:
             self.listener.end_joining()

@@ -100,12 +100,13 @@ class AgentListener:
         self._pause_end_s = float("inf")
         self._listener: socket | None = None
 
-    def open(self, port: int, asked: str = "") -> str:
+    def open(self, port: int, asked: str = "", listening: socket | None = None) -> str:
         """Listen.
 
         Args:
             port: 0: one that is free.
             asked: an address or an interface of this machine; empty: all.
+            listening: a socket that listens there already. None: it is opened.
 
         Returns:
             `HOST,HOST:PORT`, to which agents connect.
@@ -114,7 +115,7 @@ class AgentListener:
             UsageError: the port is taken, or there is no such address.
         """
         address = find_address(asked) if asked else ""
-        self._listener = listener = listen(port, address)
+        self._listener = listener = listening or listen(port, address)
         self._poller.watch(listener.fileno(), READ, self._accept)
         hosts = f"[{address}]" if ":" in address else address or ",".join(own_addresses())
         return f"{hosts}:{listener.getsockname()[1]}"

@@ -81,6 +81,7 @@ def _ranks(value: Any) -> bool:
 SPEC: Schema = {
     "version": _text, "is_by_hand": _flag, "silence_s": _seconds, "cwd": _text, "environ": _variables,
     "options": _record, "has_stream": _flag, "asked": _texts, "observe": _texts,
+    "lease_s": _seconds, "launch_id": _text,
 }  # fmt: skip
 LAUNCH: Schema = {
     "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,
@@ -95,7 +96,7 @@ TURNED_AWAY: Schema = {"error": _text}  # a GOODBYE before there was a SPEC
 # agent to head
 HELLO: Schema = {
     "version": _text, "host": _text, "pid": _pid, "start_ticks": _ticks, "nproc": _whole(1, MOST_RANKS),
-    "port": _port, "address": _text, "facts": _texts,
+    "port": _port, "address": _text, "facts": _texts, "machine": _text, "is_clear": _flag,
 }  # fmt: skip
 REFUSAL: Schema = {"error": _text, "exit_code": _code, "kind": _text, "host": _text}
 STARTED: Schema = {"started": _rank, "pid": _pid}
@@ -103,6 +104,7 @@ READY: Schema = {"ready": _rank, "pid": _pid}
 FAILED: Schema = {"failed": _rank, "age_ns": _whole(0, _MAX_NS)}
 SIGNALLED: Schema = {"signalled": _signal}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED)
+CHECKED: Schema = {"reason": _text}
 DONE: Schema = {"report": _record, "port": _port}
 
 

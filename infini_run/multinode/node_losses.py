@@ -10,9 +10,11 @@ from infini_run.report.text import duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.engine_processes import EngineExit, EngineProcesses
-    from infini_run.multinode.head_state import HeadState
+    from infini_run.multinode.head_state import HeadState, NodeChanges
 
 _OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
 _NEVER = float("inf")
@@ -44,6 +46,20 @@ class NodeLosses:
 
     # ---- before the ranks start
 
+    def on_refusal(self, agent: RemoteAgent, error: InfiniRunError) -> None:
+        """A node refuses. Before the first attempt that ends the job, because the others would refuse, too; later the
+        node is left out, and asked again."""
+        changes = self._state.changes
+        if changes is None:
+            self.on_missed(agent, error)
+            return
+        if not changes.has_started:
+            self._state.fail(error)
+            return
+        self._state.agents.disconnect(agent)
+        changes.refuse(agent, str(error))
+        self._free_place(agent)
+
     def on_missed(self, agent: RemoteAgent, error: InfiniRunError) -> None:
         """A node cannot be reached, or refuses. If each node has a command of its own, others may be missing too: all
         of them are reported together."""
@@ -66,14 +82,20 @@ class NodeLosses:
         """An agent has gone, or is given up: its ranks are lost, and so is the job. reason: "" if it is not known."""
         state = self._state
         state.agents.disconnect(agent)
-        if agent.state == "done" and not state.restarts.is_waiting:  # its report is here
+        if state.is_over and state.changes is not None:
+            return
+        changes = state.changes if not state.stop_signal and state.error is None else None
+        if agent.state == "done" and not state.restarts.is_waiting and (changes is None or changes.is_running):
+            return  # its report is here
+        if changes is not None:
+            self._lose_place(changes, agent, reason)
             return
         was_running = agent.state in ("running", "done") or agent.was_running
         was_not_ready = agent.is_not_ready
         agent.was_running = was_running
         text = f"{agent.title} {'was lost' if was_running else 'could not be reached'}" + (reason and f": {reason}")
         error = self._own_absence() if was_running else None
-        error = error or NodeLost(text, agent.name, agent.index)
+        error = error or NodeLost(text, agent.name, agent.node_rank)
         agent.is_unexplained = not reason
         state.agents.set_state(agent, "lost")
         agent.first_failure_s = min(agent.first_failure_s, time.monotonic())
@@ -83,9 +105,43 @@ class NodeLosses:
         if was_not_ready:
             self.on_missed(agent, error)
             return
-        if isinstance(state.error, NodeLost) and state.error.node == agent.index:
+        if isinstance(state.error, NodeLost) and state.error.node == agent.node_rank:
             state.error = error  # the same loss, with its reason
         state.fail(error)
+
+    def _lose_place(self, changes: NodeChanges, agent: RemoteAgent, reason: str) -> None:
+        """The job goes on without this node."""
+        state = self._state
+        if agent.state == "lost":
+            return
+        was_running, was_not_ready = agent.state == "running", agent.is_not_ready
+        text = f"{agent.title} {'could not be reached' if was_not_ready else 'was lost'}"
+        text += f": {reason}" if reason else ""
+        agent.was_running, agent.is_unexplained = was_running, not reason
+        state.agents.set_state(agent, "lost")
+        if was_not_ready:
+            changes.refuse(agent, text)
+        else:
+            agent.first_failure_s = min(agent.first_failure_s, time.monotonic())
+            agent.loss = text if was_running else ""
+            if state.observers is not None:
+                state.observers.on_node_lost(agent, text)
+            changes.on_lost(agent, text)
+        self._free_place(agent)
+
+    def _free_place(self, agent: RemoteAgent) -> None:
+        """Somebody else may join there. If the Link was a command of its own, that ends first: it tells how."""
+        state, changes = self._state, self._state.changes
+        if changes is None:
+            return
+        if state.engine.USES_STDIO and agent.index in self._processes.alive_nodes():
+            if agent.is_silent:
+                self._processes.kill({agent.index})
+                known = [(agent.host, agent.index, agent.hello)]
+                for command in state.engine.cleanup_commands(known, state.options):
+                    self._processes.start_cleanup(command)
+            return
+        changes.reach_again(agent)
 
     def _own_absence(self) -> InfiniRunError | None:
         """The error if we were suspended for so long that the nodes gave us up; else None."""
@@ -106,6 +162,11 @@ class NodeLosses:
         if state.engine.USES_STDIO:
             for agent in agents:
                 state.agents.read_to_end(agent)
+        if state.is_over and state.changes is not None:
+            return
+        if state.changes is not None and not state.stop_signal and state.error is None:
+            self._on_command_end(state.changes, ended, agents)
+            return
         for agent in agents:
             if agent.state == "done" or (agent.state == "lost" and not agent.is_unexplained):
                 continue
@@ -128,6 +189,27 @@ class NodeLosses:
             state.stop()
         self.add_engine_reason()
 
+    def _on_command_end(self, changes: NodeChanges, ended: EngineExit, agents: Sequence[RemoteAgent]) -> None:
+        """As on_engine_exit, for a job that goes on."""
+        state = self._state
+        for agent in agents:
+            preamble = "" if agent.connection is None else agent.connection.preamble
+            reason = state.engine.explain_exit(agent.name, ended.code, f"{preamble}\n{ended.stderr}")
+            has_ended = state.engine.has_agent_ended(ended.code)
+            if agent.state == "lost":
+                if has_ended:
+                    changes.on_ended(agent)
+                if state.engine.USES_STDIO:
+                    changes.reach_again(agent)
+            elif state.engine.USES_STDIO or agent.is_not_ready:
+                if agent.is_not_ready and self._processes.retry(ended):
+                    state.agents.disconnect(agent)
+                    state.agents.set_state(agent, "connecting")
+                    continue
+                self.on_lost(agent, reason)
+                if has_ended:
+                    changes.on_ended(agent)
+
     def add_engine_reason(self) -> None:
         """Add the last output of the engine's one command to what the connections tell. Nodes that went at once are
         reported together: the engine ends all of them, and may be faster than the message about the first."""
@@ -139,10 +221,10 @@ class NodeLosses:
         )
         host = lost[0].name if len(lost) == 1 and lost[0].was_running else ""
         reason = state.engine.explain_exit(host, self._engine_exit.code, self._engine_exit.stderr)
-        if lost and isinstance(state.error, NodeLost) and state.error.node == lost[0].index:
+        if lost and isinstance(state.error, NodeLost) and state.error.node == lost[0].node_rank:
             others = f", and with it {join_names(lost[1:])}" if lost[1:] else ""
             lost[0].loss = f"{lost[0].title} was lost{others}: {reason}"
-            state.error = NodeLost(lost[0].loss, lost[0].name, lost[0].index)
+            state.error = NodeLost(lost[0].loss, lost[0].name, lost[0].node_rank)
         elif (
             self._stops_for_engine and state.error is None and not lost and state.agents.counts.count("running") == 0
         ):

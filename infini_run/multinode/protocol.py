@@ -29,15 +29,15 @@ HANDSHAKE_S = 10.0  # the longest time for a handshake, if nobody waits for this
 
 # head to agent
 SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE = b"S", b"G", b"T", b"K", b"N", b"I", b"d", b"Q"
-USAGE_REQUEST = b"L"
+USAGE_REQUEST, CHECK = b"L", b"c"
 # agent to head
 IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE = b"M", b"A", b"E", b"o", b"e", b"u", b"D"
-OBSERVATIONS = b"V"
+OBSERVATIONS, CHECKED = b"V", b"k"
 # both ways
-CHALLENGE, PROOF, HEARTBEAT = b"C", b"P", b"H"
-_DOWN = (SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE, USAGE_REQUEST)
-_UP = (IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE, OBSERVATIONS)
-KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, HEARTBEAT))
+CHALLENGE, PROOF, HEARTBEAT, LEASE = b"C", b"P", b"H", b"W"
+_DOWN = (SPEC, LAUNCH, STOP, KILL, SIGNAL, INPUT, STREAM_DOWN, GOODBYE, USAGE_REQUEST, CHECK)
+_UP = (IDENTITY, HELLO, EVENT, OUT, ERR, STREAM_UP, DONE, OBSERVATIONS, CHECKED)
+KINDS = frozenset((*_DOWN, *_UP, CHALLENGE, PROOF, HEARTBEAT, LEASE))
 
 
 def with_tags(frame: bytes, authenticator: FrameAuthenticator) -> tuple[bytes | memoryview, ...]:

@@ -79,12 +79,16 @@ def uneven_notice(agents: Sequence[RemoteAgent], counts: Sequence[int]) -> str:
     return f"the nodes differ in how many ranks they run: {each}; {sum(counts)} in all"
 
 
-def rendezvous_address(options: Options, agents: Sequence[RemoteAgent]) -> tuple[str, int]:
+def rendezvous_address(options: Options, agents: Sequence[RemoteAgent], *, is_fresh: bool = False) -> tuple[str, int]:
     """Return the address and port of rank 0: as asked for; else node 0's address as the head reached it, and a port
-    that is free there."""
+    that is free there.
+
+    Args:
+        is_fresh: the port that was asked for served another attempt, with other nodes: take one that is free.
+    """
     first = agents[0]
     if options.rdzv_explicit:
-        return options.master_addr, options.master_port or first.free_port
+        return options.master_addr, first.free_port if is_fresh else options.master_port or first.free_port
     if len(agents) == 1:
         return "127.0.0.1", first.free_port
     return str(first.hello["address"]) or first.name, first.free_port

@@ -24,7 +24,7 @@ class StdinForwarder:
         reader: "all", "none", or the number of the rank that reads.
         agents: of all nodes.
 
-    Set `first_ranks` to the first rank of each node as soon as it is known.
+    Set `nodes` and `first_ranks` to the agents that run ranks, and the first rank of each, as soon as they are known.
     """
 
     def __init__(self, reader: int | str, agents: AgentSet, poller: Poller) -> None:
@@ -32,6 +32,7 @@ class StdinForwarder:
         self._agents = agents
         self._poller = poller
         self._stdin = StdinReader(0, wanted=reader != "none")
+        self.nodes: Sequence[RemoteAgent] = ()
         self.first_ranks: Sequence[int] = ()
 
     @property
@@ -65,7 +66,7 @@ class StdinForwarder:
         """The agents whose ranks read; none while one of them is behind."""
         if self._stdin.has_ended or not self.first_ranks:
             return []
-        readers = self._agents.all
+        readers = list(self.nodes)
         if self._reader != "all":
             readers = [readers[bisect_right(self.first_ranks, int(self._reader)) - 1]]
         readers = [agent for agent in readers if agent.state == "running"]

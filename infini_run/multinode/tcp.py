@@ -68,6 +68,42 @@ def listen(port: int = 0, address: str = "") -> socket.socket:
     return listener
 
 
+def listen_if_free(port: int, asked: str = "") -> socket.socket | None:
+    """Return a listening socket, as `listen` does; None: somebody listens on the port already. asked: the value of
+    --link_address. Raises UsageError."""
+    address = find_address(asked) if asked else ""
+    try:
+        return listen(port, address)
+    except UsageError as error:
+        if isinstance(error.__context__, OSError) and error.__context__.errno == errno.EADDRINUSE:
+            return None
+        raise
+
+
+def is_own_host(name: str) -> bool:
+    """Whether a name or an address means this machine: one of its addresses can be bound here."""
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return any(can_bind(str(address[0])) for *_, address in found)
+
+
+def can_bind(address: str) -> bool:
+    """Whether the address is one of this machine."""
+    try:
+        probe = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:  # no IPv6 here
+        return False
+    try:
+        probe.bind((address, 0))
+    except OSError:
+        return False
+    finally:
+        probe.close()
+    return True
+
+
 def _listen(family: int, address: str, port: int, *, is_both: bool = False) -> socket.socket:
     """Raises OSError."""
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -18,6 +18,7 @@ TITLES = {
     "job": "Job",
     "program": "Program",
     "where": "Where",
+    "membership": "Nodes that come and go",
     "devices": "Devices",
     "output": "Output",
     "ending": "Ending",

@@ -13,7 +13,7 @@ from typing import Literal, TypedDict
 class CrewOptions(TypedDict, total=False):
     """Flags of the command as keywords of `Crew`."""
 
-    nnodes: int | None
+    nnodes: int | str | tuple[int, int] | None
     node_rank: int | None
     rdzv_endpoint: str | None
     master_addr: str | None
@@ -26,9 +26,14 @@ class CrewOptions(TypedDict, total=False):
     remote_python: str | PathLike[str] | None
     link_port: int | None
     link_address: str | None
+    token_file: str | PathLike[str] | None
     join_timeout: float | str | None
     node_timeout: float | str | None
     export: str | Sequence[str] | None
+    spares: int | None
+    join_window: float | str | None
+    on_join: Literal["wait", "restart"] | None
+    max_node_failures: int | None
     gpus_per_proc: int | None
     bind: Literal["none", "numa", "socket", "cores"] | None
     check_gpus: bool | Literal["off", "warn", "refuse"] | None

@@ -41,17 +41,18 @@ class NodeList:
     counts: tuple[int, ...] = ()
 
 
-def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader) -> NodeList:
-    """The nodes of the job; what they say of its shape is added to `given`. Raises UsageError."""
+def resolve_nodes(given: Given, environ: Mapping[str, str], read: Reader, least_nodes: int = 0) -> NodeList:
+    """The nodes of the job and its spares; what they say of its shape is added to `given`. least_nodes: with so many
+    the job runs, too; 0: only with all. Raises UsageError."""
     engine = given["engine"].value if "engine" in given and given["engine"].value in ENGINES else "ssh"
     hosts, origin = _hosts(given, environ, engine, read)
     for name, why in _ONE_NODE.items():
         if name in given and given[name].value not in (False, 0):
             raise UsageError(f"{given[name].origin} with {origin}: {why}; drop one of them")
-    hosts = _first(given, hosts, origin)
+    hosts, nnodes = _first(given, hosts, origin, least_nodes)
     is_limit = engine != "slurm" or "SLURM_" not in origin  # tasks of Slurm's are a number, not a room
     counts = _settle_count(given, hosts, origin, is_limit=is_limit)
-    given["nnodes"] = Setting(value=len(hosts), origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
+    given["nnodes"] = Setting(value=nnodes, origin=origin, precedence=ENVIRONMENT_PRECEDENCE)
     return NodeList(engine=engine, hosts=hosts, counts=counts)
 
 
@@ -85,15 +86,19 @@ def _allocated(asked: str, engine: str, environ: Mapping[str, str], read: Reader
     return site.hosts, site.source("hosts") or f"{site.engine} job {site.job_id}"
 
 
-def _first(given: Given, hosts: tuple[Host, ...], origin: str) -> tuple[Host, ...]:
-    """The first --nnodes of them."""
-    asked = given.get("nnodes")
+def _first(given: Given, hosts: tuple[Host, ...], origin: str, least_nodes: int) -> tuple[tuple[Host, ...], int]:
+    """The first --nnodes of them and --spares more; and how many nodes run ranks at a time."""
+    asked, spares = given.get("nnodes"), given.get("spares")
+    extra = 0 if spares is None else int(spares.value)
+    count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
     if asked is None:
-        return hosts
-    if asked.value > len(hosts):
-        count = "1 host" if len(hosts) == 1 else f"{len(hosts)} hosts"
-        raise UsageError(f"{asked.origin}, but {origin} is {count}")
-    return hosts[: asked.value]
+        if spares is not None and extra >= len(hosts):
+            raise UsageError(f"{spares.origin}, but {origin} is {count}: none is left to run the job")
+        return hosts, len(hosts) - extra
+    wanted = f"{asked.origin} and {spares.origin}" if spares is not None and extra else asked.origin
+    if (least_nodes or asked.value + extra) > len(hosts):
+        raise UsageError(f"{wanted}, but {origin} is {count}")
+    return hosts[: asked.value + extra], asked.value
 
 
 def _settle_count(given: Given, hosts: tuple[Host, ...], origin: str, *, is_limit: bool) -> tuple[int, ...]:

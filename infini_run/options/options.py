@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 USAGE = "infini-run [flags] [--] program [args...]"
 _RENDEZVOUS = ("nnodes", "node_rank", "rdzv_endpoint", "master_addr", "master_port")
 _TORCHRUN = ("numa_binding", "virtual_local_rank", "rdzv_conf")  # flags that stand for flags of ours
-TOKENS = ("INFINI_RUN_TOKEN", "INFINI_RUN_TOKEN_FILE")  # with one of them, launchers of several nodes join
+TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_file, launchers of several nodes join
+HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
@@ -40,6 +41,7 @@ _SECONDS = (
     "hang_timeout",
     "join_timeout",
     "node_timeout",
+    "join_window",
 )
 
 
@@ -47,9 +49,10 @@ _SECONDS = (
 class Options:
     """What the user asked for, complete. Times are in seconds; None for ranks means all of them."""
 
-    nnodes: int
+    nnodes: int  # at most
+    least_nodes: int  # with which the job goes on when it has lost others; 0: the loss of a node ends it
     nproc_per_node: int | str  # auto, gpu, cpu
-    node_rank: int
+    node_rank: int  # -1: it is handed out
     master_addr: str
     master_port: int  # 0: a free one
     rdzv_explicit: bool  # somebody gave the address or the port
@@ -66,9 +69,14 @@ class Options:
     remote_python: str
     link_port: int  # 0: a free one
     link_address: str
+    token_file: str
     join_timeout_s: float
     node_timeout_s: float
     export: tuple[str, ...]
+    spares: int
+    join_window_s: float
+    on_join: str
+    max_node_failures: int
     gpus_per_proc: int
     virtual_local_rank: bool
     bind: str
@@ -101,6 +109,11 @@ class Options:
     live: str  # on, auto (where there is a terminal and rich), off
     trace: str
     program: tuple[str, ...]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job goes on when it loses a node (multinode/membership.py)."""
+        return self.least_nodes > 0
 
 
 @record
@@ -143,12 +156,14 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         from infini_run.options.torchrun import translate
 
         translate(given)
+    least_nodes = _split_range(given)
     _apply_endpoint(given)
     _apply_standalone(given)
     cluster = _find_cluster(given, environ)
-    node_list = _find_nodes(given, environ)
+    node_list = _find_nodes(given, environ, least_nodes)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
     values["program"] = parsed.program
+    values["least_nodes"] = least_nodes or (values["nnodes"] if values["spares"] else 0)
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _rendezvous_part(given, "master_addr", 0)
     values["master_port"] = 0 if _wants_free_port(given, values) else _rendezvous_part(given, "master_port", 1)
@@ -159,27 +174,32 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         values["console"] = "prefix"
     _apply_live(given, values)
     counts = node_list.counts if node_list is not None else cluster.counts if cluster is not None else ()
+    has_token = bool(environ.get(TOKEN) or values["token_file"])
+    if values["least_nodes"]:
+        from infini_run.options.elastic import check_membership
+
+        check_membership(given, values, node_list, has_token=has_token)
+    elif has_token and values["nnodes"] > 1 and not values["dry_run"] and "node_rank" not in given:
+        values["node_rank"] = HANDED_OUT
     _check_job(given, values, counts, is_ours=node_list is not None)
     _check_program(given, values)
     _check_output(given, values)
-    if not _is_open(values, node_list, environ):
+    if not _is_open(values, node_list, has_token=has_token):
         _check_world(given, values, cluster, counts)
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
-    without_effect = (
-        "" if given.keys().isdisjoint(_ABOUT_NODES) else _flags_without_effect(given, values, node_list, environ)
-    )
+    without_effect = ""
+    if not given.keys().isdisjoint(_ABOUT_NODES):
+        without_effect = _flags_without_effect(given, values, node_list, has_token=has_token)
     return Request(question="", options=options, cluster=cluster, node_list=node_list, without_effect=without_effect)
 
 
-def _flags_without_effect(
-    given: Given, values: Values, node_list: NodeList | None, environ: Mapping[str, str]
-) -> str:
+def _flags_without_effect(given: Given, values: Values, node_list: NodeList | None, *, has_token: bool) -> str:
     """What there is to say of flags that do nothing here."""
     from infini_run.options.ineffective_flags import LOCAL, PEER, ineffective_flags
 
-    is_joined = any(environ.get(name) for name in TOKENS) and values["nnodes"] > 1
+    is_joined = has_token and values["nnodes"] > 1
     place = PEER if is_joined else "auto" if values["engine"] == "auto" else LOCAL
     return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=values["nnodes"] > 1)
 
@@ -203,7 +223,17 @@ def _find_cluster(given: Given, environ: Mapping[str, str]) -> ClusterEnvironmen
     return merge_environment(given, environ)
 
 
-def _find_nodes(given: Given, environ: Mapping[str, str]) -> NodeList | None:
+def _split_range(given: Given) -> int:
+    """Of --nnodes=MIN:MAX, MAX is the number of nodes, and MIN is returned; 0: one number was given."""
+    asked = given.get("nnodes")
+    if asked is None or not isinstance(asked.value, tuple):
+        return 0
+    least, most = asked.value
+    given["nnodes"] = replace(asked, value=most)
+    return int(least)
+
+
+def _find_nodes(given: Given, environ: Mapping[str, str], least_nodes: int) -> NodeList | None:
     asked = [
         name for name in ("engine", "hosts", "hostfile") if name in given and given[name].value != DEFAULTS[name]
     ]
@@ -212,7 +242,7 @@ def _find_nodes(given: Given, environ: Mapping[str, str]) -> NodeList | None:
     from infini_run.options.from_environment import read_file
     from infini_run.options.nodes import resolve_nodes
 
-    return resolve_nodes(given, environ, read_file)
+    return resolve_nodes(given, environ, read_file, least_nodes)
 
 
 def _apply_endpoint(given: Given) -> None:
@@ -287,23 +317,25 @@ def _apply_live(given: Given, values: Values) -> None:
         values["live"] = "off"
 
 
-def _is_open(values: Values, node_list: NodeList | None, environ: Mapping[str, str]) -> bool:
+def _is_open(values: Values, node_list: NodeList | None, *, has_token: bool) -> bool:
     """Whether only all nodes together know how many ranks there are: each has its own, and a token joins them."""
-    by_hand = node_list is None and values["nnodes"] > 1 and any(environ.get(name) for name in TOKENS)
+    by_hand = node_list is None and values["nnodes"] > 1 and has_token
     return by_hand or not isinstance(values["nproc_per_node"], int)
 
 
 def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: bool) -> None:
     """is_ours: all nodes are started from here. counts: their ranks, where they differ."""
     nnodes, nproc, nodes = values["nnodes"], values["nproc_per_node"], _quoted_setting(given, "nnodes")
-    if values["node_rank"] >= nnodes:
+    if values["node_rank"] >= nnodes + values["spares"]:
         raise UsageError(
             f"{_quoted_setting(given, 'node_rank')}: with {nodes} a rank from 0 to {nnodes - 1} is allowed"
         )
-    if nnodes > 1 and not is_ours and values["rdzv_backend"] == "c10d" and "node_rank" not in given:
+    is_c10d = values["rdzv_backend"] == "c10d" and values["node_rank"] != HANDED_OUT
+    if nnodes > 1 and not is_ours and is_c10d and "node_rank" not in given:
         raise UsageError(
-            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: node ranks are not handed out, give "
-            "--node_rank, or --engine=auto: then Slurm, PBS, MPI or Kubernetes says which node this is"
+            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: which node is this? give every node the same "
+            f"{TOKEN}=..., and node ranks are handed out; or --node_rank, or --engine=auto: then Slurm, PBS, MPI or "
+            "Kubernetes says it"
         )
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _quoted_setting(given, "master_port" if "master_port" in given else "rdzv_endpoint")

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GROUPS = ("job", "program", "where", "devices", "output", "ending", "seeing", "torchrun")
+GROUPS = ("job", "program", "where", "membership", "devices", "output", "ending", "seeing", "torchrun")
 ENGINES = ("ssh", "slurm", "pbs", "mpi")  # they reach other nodes
 ALLOCATION_ENGINES = ("slurm", "pbs")  # they reach the nodes of the allocation in which the launcher runs
 PREFIXES = (
@@ -151,11 +151,13 @@ def _refused_switch(name: str, use: str) -> Flag:
 
 # fmt: off
 FLAGS = (
-    _flag("job", "nnodes", value_types.node_count, 1, "N", "how many nodes"),
+    _flag("job", "nnodes", value_types.node_count, 1, "N|MIN:MAX",
+         "how many nodes; with MIN:MAX the job runs on as few as MIN, and goes on when it loses one"),
     _flag("job", "nproc_per_node", value_types.proc_count, 1, "N|auto|gpu|cpu",
          "how many processes on each node; gpu: one for each GPU, cpu: one for each core that we may use, "
          "auto: gpu where there is one, else cpu"),
-    _flag("job", "node_rank", value_types.bounded_int(0), 0, "N", "which node this is, from 0"),
+    _flag("job", "node_rank", value_types.bounded_int(0), 0, "N",
+         "which node this is, from 0; with INFINI_RUN_TOKEN ranks are handed out where it is not given"),
     _flag("job", "rdzv_endpoint", value_types.endpoint, ("127.0.0.1", 29500), "HOST:PORT",
          "where rank 0 listens; [IPV6]:PORT; port 0 is a free one, on a single node",
          shown="127.0.0.1:29500"),
@@ -186,6 +188,9 @@ FLAGS = (
          "endpoint's", shown="a free one"),
     _flag("where", "link_address", plain, "", "ADDR|INTERFACE",
          "the one address that the head listens on for the nodes, or the interface that has it", shown="all"),
+    _flag("where", "token_file", plain, "", "FILE",
+         "its first line is the secret that joins the launchers of all nodes; INFINI_RUN_TOKEN is the secret itself",
+         shown="none"),
     _flag("where", "join_timeout", value_types.duration, 300.0, "TIME",
          "how long to wait for all nodes to come", shown="5m"),
     _flag("where", "node_timeout", value_types.duration, 10.0, "TIME",
@@ -193,6 +198,18 @@ FLAGS = (
     _flag("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),
+
+    _flag("membership", "spares", value_types.bounded_int(0, value_types.MAX_LISTED), 0, "N",
+         "how many more nodes wait, to take the place of one that is lost"),
+    _flag("membership", "join_window", value_types.duration, 10.0, "TIME",
+         "with --nnodes=MIN:MAX or --spares: how long a job that could start waits for nodes that have not come",
+         shown="10s"),
+    _choice("membership", "on_join", ("wait", "restart"),
+            "with fewer than MAX nodes, when another one joins: it waits as a spare, or all processes are started "
+            "again with it"),
+    _flag("membership", "max_node_failures", value_types.bounded_int(0), 2, "N",
+         "a node whose processes were the first to fail in so many attempts is left out, if enough others are there; "
+         "0: none is"),
 
     _flag("devices", "gpus_per_proc", value_types.bounded_int(0), 0, "N",
          "how many GPUs each process sees; 0 leaves CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES, Ascend: "

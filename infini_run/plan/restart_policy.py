@@ -106,6 +106,19 @@ class RestartState:
         failure = "; ".join(filter(None, (report.headline(), report.left_behind())))
         return self._apply(decision, report.first_failure, failure)
 
+    def go_on(self, report: Report, reason: str) -> None:
+        """Count an attempt that follows because a node came or went: it costs nothing of the budget.
+
+        Args:
+            report: How the last attempt ended.
+            reason: Why there is another one, in a sentence.
+        """
+        self._count = replace(self._count, total=self._count.total + 1)
+        self._earlier = (*self._earlier, *([] if report.first_failure is None else [report.first_failure]))[
+            -_MOST_EARLIER:
+        ]
+        self.heading = f"attempt {self._count.total + 1}: {reason}"
+
     def start_failed(self, reason: str) -> str:
         """Count an attempt whose ranks could not be created as one that failed.
 

@@ -21,7 +21,7 @@ REFUSALS = [
     ("--nnodes=-1", "--nnodes=-1: a whole number from 1"),
     ("--nnodes=1_0", "--nnodes=1_0: a whole number"),
     ("--nnodes=" + "9" * 5000, "a whole number from 1 to"),
-    ("--nnodes=1:4", "--nnodes=1:4: a job does not grow or shrink here: give one number, --nnodes=4"),
+    ("--nnodes=1:4", "--nnodes=1:4: a token joins the nodes of such a job: set INFINI_RUN_TOKEN"),
     ("--nproc_per_node=0", "a whole number from 1 to 4194304, auto, gpu or cpu is allowed"),
     ("--nproc_per_node=xpu", "--nproc_per_node=xpu: a whole number from 1 to 4194304, auto, gpu or cpu"),
     ("--node_rank=1", "--node_rank=1: with --nnodes=1 (the default) a rank from 0 to 0 is allowed"),
@@ -128,7 +128,7 @@ REFUSALS = [
     ),
     (
         "--rdzv_backend=c10d --nnodes=2",
-        "--rdzv_backend=c10d with --nnodes=2: node ranks are not handed out, give --node_rank, or --engine=auto",
+        "--rdzv_backend=c10d with --nnodes=2: which node is this? give every node the same INFINI_RUN_TOKEN",
     ),
     ("--run_path", "--run_path: this cannot be honoured; give the script as the program"),
     ("--logs_specs=x", "--logs_specs=x: this cannot be honoured; use --log_dir"),

@@ -38,6 +38,8 @@ HELLO = {
     "port": 1,
     "address": "",
     "facts": [],
+    "machine": "boot 1",
+    "is_clear": False,
 }
 SPEC = {
     "version": VERSION,
@@ -49,6 +51,8 @@ SPEC = {
     "has_stream": False,
     "asked": [],
     "observe": [],
+    "lease_s": 0.0,
+    "launch_id": "i",
 }
 LAUNCH = {
     "node": 0,
@@ -78,6 +82,7 @@ SCHEMAS = {
     "READY": {"ready": 0, "pid": 1},
     "FAILED": {"failed": 0, "age_ns": 0},
     "SIGNALLED": {"signalled": 15},
+    "CHECKED": {"reason": ""},
     "DONE": {"report": {}, "port": 1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]

@@ -6,7 +6,7 @@ an engine's commands as the core supervises any process.
 
 from __future__ import annotations
 
-from infini_run.record import record
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,11 +72,23 @@ class Engine:
         """
         raise NotImplementedError
 
+    def again_commands(
+        self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        """Return the commands that start an agent once more on a host whose agent has gone, if that can be. By
+        default, for an engine with a command for each host, as the first time."""
+        return [replace(command, nodes=(index,)) for command in self.commands([host], options, contact, environ)]
+
     def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
         """Return commands that end what these agents have left, if the agents do not end themselves: they may be
         suspended, or out of reach. A command that names a node exits with 0 if it has killed that agent. By default
         there are none: the end of the engine's own commands is all that can be done."""
         return []
+
+    def has_agent_ended(self, code: int | None) -> bool:
+        """Whether this exit code of a command that was the Link proves that the agent's process has ended, and not
+        only the connection to it."""
+        return False
 
     def first_failure_line(self, stderr: str) -> str:
         """Return the line of a command that still runs which names the process whose end makes the command end all

@@ -46,6 +46,13 @@ class PbsEngine(Engine):
             for index, host in enumerate(hosts)
         ]
 
+    def again_commands(
+        self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        (command,) = self.commands([host], options, contact, environ)
+        argv = tuple(f"--node={index}" if word == "--node=0" else word for word in command.argv)
+        return [EngineCommand(argv=argv, nodes=(index,))]
+
     def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
         """Quote the last line of pbs_tmrsh. The agent's own output is in the job's files."""
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]

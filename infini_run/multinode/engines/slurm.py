@@ -19,6 +19,7 @@ from infini_run.multinode.engines import (
     lacks_infini_run,
     lines_of,
 )
+from infini_run.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class SlurmEngine(Engine):
             f"--nodes={nodes}",
             f"--ntasks={nodes}",
             "--ntasks-per-node=1",
-            "--kill-on-bad-exit=1",
+            *(("--no-kill", "--kill-on-bad-exit=0") if options.is_elastic else ("--kill-on-bad-exit=1",)),
             "--mpi=none",
             "--cpu-bind=none",
             "--input=none",
@@ -60,6 +61,14 @@ class SlurmEngine(Engine):
             argv.append(f"--cpus-per-task={environ['SLURM_CPUS_PER_TASK']}")
         agent = agent_argv(options, contact, "SLURM_NODEID", _STEP_VARIABLES, host="SLURMD_NODENAME")
         return [EngineCommand(argv=(*argv, "--", *agent), nodes=())]
+
+    def again_commands(
+        self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        """Return a step of its own for the node. It shares the node with the first step, which may still live there
+        (srun(1), --overlap)."""
+        (command,) = self.commands([host], options, contact, environ)
+        return [replace(command, argv=(command.argv[0], "--overlap", *command.argv[1:]), nodes=(index,))]
 
     def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
         """Prefer the last line of an agent; then the line of Slurm that names `host`, a killed task, or an error."""

@@ -77,6 +77,10 @@ class SshEngine(Engine):
             if type(hello.get("pid")) is int and str(hello.get("start_ticks", "")).isdecimal()
         ]
 
+    def has_agent_ended(self, code: int | None) -> bool:
+        """Any code but ssh's own is the exit status that the remote side has sent (ssh(1), EXIT STATUS)."""
+        return code is not None and 0 <= code < _NO_CONNECTION
+
     def is_transient(self, code: int | None, stderr: str) -> bool:
         """Whether sshd dropped the connection before it knew the user (MaxStartups)."""
         return code in (_NO_CONNECTION, None) and any(text in stderr for text in _TRANSIENT)

@@ -21,6 +21,12 @@ class ManualEngine(Engine):
     ) -> list[EngineCommand]:
         return [EngineCommand(argv=tuple(agent_argv(options, contact, "0")), nodes=(0,))]
 
+    def again_commands(
+        self, host: Host, index: int, options: Options, contact: Contact, environ: Mapping[str, str]
+    ) -> list[EngineCommand]:
+        """Only this node's agent is started from here; the others connect."""
+        return [] if index else self.commands([host], options, contact, environ)
+
     def explain_exit(self, host: str, code: int | None, stderr: str) -> str:
         return exit_text("the agent of this node", code, "".join(lines_of(stderr)[-1:]))
 

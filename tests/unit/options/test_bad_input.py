@@ -55,7 +55,11 @@ FLAGS = [
     ("--nproc_per_node=-2", "--nproc_per_node=-2: a whole number from 1"),
     ("--nproc_per_node=2.5", "--nproc_per_node=2.5: a whole number from 1"),
     ("--nnodes=zero", "--nnodes=zero: a whole number from 1"),
-    ("--nnodes=1:4", "--nnodes=1:4: a job does not grow or shrink here: give one number, --nnodes=4"),
+    ("--nnodes=1:4", "--nnodes=1:4: a token joins the nodes of such a job: set INFINI_RUN_TOKEN"),
+    (
+        "--nnodes=4:1",
+        "--nnodes=4:1: a whole number from 1 to 2147483647, or MIN:MAX with MIN at most MAX, is allowed",
+    ),
     ("--nnodes=2 --node_rank=2", "--node_rank=2: with --nnodes=2 a rank from 0 to 1 is allowed"),
     ("--node_rank=-1", "--node_rank=-1: a whole number from 0"),
     ("--nnodes=65536 --nproc_per_node=65536", "make 4294967296 ranks: at most 2147483647 are allowed"),
@@ -115,7 +119,7 @@ def test_a_wrong_line_of_a_flag_file_is_named_with_its_place(content, said, refu
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("PET_NNODES", "1:4", "PET_NNODES=1:4: a job does not grow"),
+        ("PET_NNODES", "1:4", "PET_NNODES=1:4: a token joins the nodes of such a job"),
         ("PET_STANDALONE", "yes", "PET_STANDALONE=yes: 0 or 1 is allowed"),
         ("INFINI_RUN_NPROC_PER_NODE", "many", "INFINI_RUN_NPROC_PER_NODE=many: a whole number"),
         ("INFINI_RUN_GRACE", "x\ny", "INFINI_RUN_GRACE="),

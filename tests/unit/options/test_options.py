@@ -30,8 +30,9 @@ DESIGN = [
         "run_id",
     ),
     *("module", "no_python", "distributed_args"),
-    *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "join_timeout"),
-    *("node_timeout", "export"),
+    *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "token_file"),
+    *("join_timeout", "node_timeout", "export"),
+    *("spares", "join_window", "on_join", "max_node_failures"),
     *("gpus_per_proc", "bind", "check_gpus", "omp_num_threads"),
     *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
     *(
@@ -120,6 +121,7 @@ def test_every_default_is_what_its_flag_makes_of_the_default_that_help_shows():
 def test_the_defaults_are_complete():
     assert options() == Options(
         nnodes=1,
+        least_nodes=0,
         nproc_per_node=1,
         node_rank=0,
         master_addr="127.0.0.1",
@@ -138,9 +140,14 @@ def test_the_defaults_are_complete():
         remote_python="",
         link_port=0,
         link_address="",
+        token_file="",
         join_timeout_s=300.0,
         node_timeout_s=10.0,
         export=(),
+        spares=0,
+        join_window_s=10.0,
+        on_join="wait",
+        max_node_failures=2,
         gpus_per_proc=0,
         virtual_local_rank=False,
         bind="none",
@@ -235,7 +242,7 @@ def rendered(wanted):
     """The flags that ask for these options, each as name and text."""
     for name in fields(Options):
         value = getattr(wanted, name)
-        if name not in ("rdzv_explicit", "signal_grace_s", "program"):
+        if name not in ("rdzv_explicit", "signal_grace_s", "program", "least_nodes"):
             text = str(int(value)) if isinstance(value, bool) else RENDERED.get(name, str)(value)
             yield name.removesuffix("_s"), text
 
@@ -277,6 +284,9 @@ def every_option(draw):
         link_port=draw(st.integers(0, 65535)),
         link_address=draw(names),
         export=tuple(draw(st.lists(st.from_regex(r"[A-Z_]+", fullmatch=True)))),
+        join_window_s=draw(st.floats(0, MAX_INT)),
+        on_join=draw(st.sampled_from(["wait", "restart"])),
+        max_node_failures=draw(st.integers(0, MAX_INT)),
         gpus_per_proc=gpus,
         virtual_local_rank=gpus > 0 and draw(st.booleans()),
         bind=draw(st.sampled_from(["none", "numa", "socket", "cores"])),

@@ -121,7 +121,7 @@ def test_the_short_forms_are_known():
 
 
 MET = (
-    ("--nnodes=1:4", "give one number, --nnodes=4"),
+    ("--nnodes=1:4", "set INFINI_RUN_TOKEN=... the same on every node"),
     ("--nnodes=4:", "a whole number"),
     ("--rdzv_conf=fast", "--rdzv_endpoint=HOST:PORT says where rank 0 listens, --ready_timeout"),
     ("--rdzv_conf==3", "K=V,... is allowed"),

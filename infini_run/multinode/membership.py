@@ -1,0 +1,577 @@
+"""Membership: which nodes run ranks, each with which node rank, and what follows when one is lost. Pure: a Membership
+and an event in, the next Membership and actions out; docs/decisions/0052 has the table of states and the reasons.
+
+The one rule: no rank of an old world lives when a rank of the new one starts. A node that is lost has a fence, the
+time until which ranks may still live there, and no world starts before all fences are over. So every event ends in a
+world that runs, in a wait with a bound, or in the end of the job.
+
+A world is all ranks of one attempt. A place is a node of the job: a host of the list, or a number that a launcher
+started by hand gets. Its state is one of
+
+    absent    nobody has joined from there, or who had is lost
+    joined    its agent is here; no check has passed since the last world, so it is in none
+    checking  its check runs
+    spare     its check has passed, and it runs no rank
+    active    it runs ranks of the world
+    out       its check has failed, or its ranks were the first to fail too often
+"""
+
+from __future__ import annotations
+
+import re
+
+from infini_run.record import record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+CHECK_AGAIN_S = 300.0  # a spare that waits is checked so often
+CHECK_OUT_S = 60.0  # a node that has failed its check
+GROW_S = 600.0  # between two stops of a world that only let it grow
+_NEVER = float("inf")
+
+
+@record
+class Rules:
+    """What the user asked for.
+
+    Args:
+        least, most: nodes of a world.
+        window_s: how long `least` nodes wait for more, and the first world for the spares.
+        join_s: how long fewer than `least` nodes wait.
+        max_failures: a node whose ranks were the first to fail in so many worlds is left out; 0: none is.
+        grows: a world that has fewer than `most` nodes is stopped for one that joins.
+        has_check: nodes are checked.
+    """
+
+    least: int
+    most: int
+    window_s: float = 10.0
+    join_s: float = 300.0
+    max_failures: int = 2
+    grows: bool = False
+    has_check: bool = False
+
+
+@record
+class Place:
+    """One node of the job.
+
+    Attributes:
+        name: For messages.
+        order: Places with less get lower node ranks, where nobody has one yet.
+        state: See above.
+        node_rank: In the world that runs, or ran last; -1: none.
+        fence_s: Until then ranks of an old world may live there, by our monotonic clock.
+        failures: Worlds in which its ranks were the first to fail.
+        checked_s: When its last check ended.
+        is_banned: Out for its failures, whatever its check says.
+        is_leaving: It was told to stop, and is not to be in the next world.
+        is_needed: There is no world without it: by hand rank 0 is where the head is, for that address is known.
+    """
+
+    name: str
+    order: tuple[object, ...] = ()
+    state: str = "absent"
+    node_rank: int = -1
+    fence_s: float = -_NEVER
+    failures: int = 0
+    checked_s: float = -_NEVER
+    is_banned: bool = False
+    is_leaving: bool = False
+    is_needed: bool = False
+
+
+@record
+class Membership:
+    """Everything that is known.
+
+    Attributes:
+        places: All of them, whether anybody is there or not.
+        phase: gathering, running, stopping or ended.
+        world: Number of the world that runs, or ran last; -1: none has.
+        size: How many nodes it has, or had.
+        wait_end_s: When fewer nodes than needed have waited long enough. Infinite: nobody waits.
+        window_end_s: When those that suffice have waited long enough for more.
+        grown_s: When a world was last stopped to grow.
+        due_s: No world starts before.
+        lost: Places that the world has lost.
+        reason: Why the world stops, for the line about the next one.
+        banned: The place that was left out last, and the node rank that it had: if the same rank fails first in
+            the next world, it was not the place.
+    """
+
+    places: tuple[Place, ...]
+    phase: str = "gathering"
+    world: int = -1
+    size: int = 0
+    wait_end_s: float = _NEVER
+    window_end_s: float = _NEVER
+    grown_s: float = -_NEVER
+    due_s: float = -_NEVER
+    lost: tuple[int, ...] = ()
+    reason: str = ""
+    banned: tuple[int, int] = (-1, -1)
+
+    def having(self, *states: str) -> list[int]:
+        """Return the places in these states."""
+        return [at for at, place in enumerate(self.places) if place.state in states]
+
+    @property
+    def members(self) -> list[int]:
+        """The places of the world that runs, by node rank."""
+        return sorted(self.having("active"), key=lambda at: self.places[at].node_rank)
+
+
+# ---- events
+
+
+@record
+class Began:
+    """The first nodes are being reached."""
+
+
+@record
+class Joined:
+    """An agent at this place is ready."""
+
+    place: int
+
+
+@record
+class Checked:
+    """The check at a place has ended. reason: why it failed; empty: it has passed."""
+
+    place: int
+    reason: str = ""
+
+
+@record
+class Lost:
+    """The agent of a place has gone, or is given up.
+
+    Args:
+        place: which.
+        fence_s: until then its ranks may live.
+        reason: a sentence.
+    """
+
+    place: int
+    fence_s: float
+    reason: str
+
+
+@record
+class Gone:
+    """It is known now until when ranks may live at a place that was lost: earlier than was feared."""
+
+    place: int
+    fence_s: float
+
+
+@record
+class Leaving:
+    """The launcher of a place was told to stop by a signal there."""
+
+    place: int
+    reason: str
+
+
+@record
+class Failed:
+    """A rank at this place was the first of the world to fail, and the others are being stopped."""
+
+    place: int
+
+
+@record
+class Over:
+    """No rank of the world lives at any place that is not lost, and there will be a next world.
+
+    Args:
+        due_s: not before; a failure of a rank has a delay.
+    """
+
+    due_s: float = -_NEVER
+
+
+@record
+class Clock:
+    """Time has passed."""
+
+
+# ---- actions
+
+
+@record
+class Start:
+    """Start a world.
+
+    Args:
+        world: its number.
+        places: of its nodes, in the order of their node ranks.
+    """
+
+    world: int
+    places: tuple[int, ...]
+
+
+@record
+class Stop:
+    """Stop the ranks of the world: the next one follows."""
+
+    reason: str
+
+
+@record
+class Check:
+    """Check the node of a place."""
+
+    place: int
+
+
+@record
+class Dismiss:
+    """Let the agent of a place go."""
+
+    place: int
+    reason: str
+
+
+@record
+class Notice:
+    """Tell the user a line."""
+
+    text: str
+
+
+@record
+class End:
+    """The job cannot go on."""
+
+    reason: str
+
+
+# ---- what follows
+
+
+class _Turn:
+    """What follows from one event: the places and the rest while they change, and the actions so far."""
+
+    def __init__(self, before: Membership, now_s: float, rules: Rules) -> None:
+        self.m = before
+        self.now_s = now_s
+        self.rules = rules
+        self.actions: list[object] = []
+
+    def set(self, **changes: object) -> None:
+        self.m = replace(self.m, **changes)
+
+    def set_place(self, at: int, **changes: object) -> None:
+        places = list(self.m.places)
+        places[at] = replace(places[at], **changes)
+        self.m = replace(self.m, places=tuple(places))
+
+    def notice(self, text: str) -> None:
+        self.actions.append(Notice(text=text))
+
+    def title(self, at: int) -> str:
+        place = self.m.places[at]
+        if place.state == "active":
+            return f"node {place.node_rank} ({place.name})" if place.name else f"node {place.node_rank}"
+        return place.name or f"place {at}"
+
+
+def begin(names: Sequence[str], *, needed: int = -1) -> Membership:
+    """Return the membership of a job whose nodes nobody has reached yet.
+
+    Args:
+        names: of the places; "" until somebody joins there.
+        needed: the place without which there is no world; -1: there is none.
+    """
+    places = (Place(name=name, order=(at,), is_needed=at == needed) for at, name in enumerate(names))
+    return Membership(places=tuple(places))
+
+
+def rename(m: Membership, at: int, name: str, order: tuple[object, ...]) -> Membership:
+    """Return the membership with the name and the order of whoever has just come to a place."""
+    places = list(m.places)
+    places[at] = replace(places[at], name=name, order=order)
+    return replace(m, places=tuple(places))
+
+
+def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Return what sorts names as people count: node2 before node10."""
+    parts = re.split(r"([0-9]+)", name)
+    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
+
+
+def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tuple[Membership, tuple[object, ...]]:
+    """Return what follows from an event.
+
+    Args:
+        before: what was known.
+        event: one of the classes above.
+        now_s: by our monotonic clock.
+        rules: what the user asked for.
+
+    Returns:
+        What is known now, and the actions, in their order.
+    """
+    if before.phase == "ended":
+        return before, ()
+    turn = _Turn(before, now_s, rules)
+    _EVENTS[type(event)](turn, event)
+    if turn.m.phase == "gathering":
+        _gather(turn)
+    _check_due(turn)
+    return turn.m, tuple(turn.actions)
+
+
+def next_due_s(m: Membership, now_s: float, rules: Rules) -> float:
+    """Return when Clock is due after `now_s`: at the next bound of a wait; infinite: only an event can change
+    anything."""
+    due = []
+    if m.phase == "gathering":
+        due += [m.wait_end_s, m.window_end_s, m.due_s]
+        due += [place.fence_s for place in m.places]
+    if rules.has_check and m.phase != "ended":
+        due += [m.places[at].checked_s + CHECK_AGAIN_S for at in m.having("spare")]
+        due += [m.places[at].checked_s + CHECK_OUT_S for at in m.having("out") if not m.places[at].is_banned]
+    if m.phase == "running" and rules.grows and m.size < rules.most and m.having("spare"):
+        due.append(max(m.window_end_s, m.grown_s + GROW_S))
+    return min((due_s for due_s in due if due_s > now_s), default=_NEVER)
+
+
+def _on_began(turn: _Turn, event: Began) -> None:
+    turn.set(wait_end_s=turn.now_s + turn.rules.join_s)
+
+
+def _on_joined(turn: _Turn, event: Joined) -> None:
+    if turn.m.places[event.place].state != "absent":
+        return
+    place = turn.m.places[event.place]
+    if place.is_banned:
+        turn.set_place(event.place, state="out")
+        turn.notice(
+            f"{place.name} is back, and stays out: its ranks were the first to fail in {place.failures} worlds"
+        )
+        return
+    turn.set_place(event.place, state="joined", is_leaving=False)
+    if turn.m.phase == "running":
+        turn.notice(f"{place.name} has joined as a spare")
+        if turn.rules.grows and turn.m.window_end_s == _NEVER:
+            turn.set(window_end_s=turn.now_s + turn.rules.window_s)
+
+
+def _on_checked(turn: _Turn, event: Checked) -> None:
+    place = turn.m.places[event.place]
+    if place.state != "checking":
+        return
+    turn.set_place(event.place, checked_s=turn.now_s, state="out" if event.reason else "spare")
+    if event.reason:
+        turn.notice(f"{place.name} is left out: {event.reason}")
+        failed = [at for at in turn.m.having("out") if not turn.m.places[at].is_banned]
+        here = turn.m.having("joined", "checking", "spare", "active", "out")
+        if turn.m.phase == "gathering" and len(failed) > 1 and 2 * len(failed) > len(here):
+            _end(turn, f"the check of {len(failed)} of {len(here)} nodes failed: it may be the check; {event.reason}")
+
+
+def _on_lost(turn: _Turn, event: Lost) -> None:
+    place, title = turn.m.places[event.place], turn.title(event.place)
+    was_in_world = place.state == "active"
+    if place.state == "absent":
+        return
+    turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else -_NEVER)
+    if not was_in_world:
+        turn.notice(f"{place.name} has gone, it ran no rank: {event.reason}")
+        return
+    turn.set(lost=(*turn.m.lost, event.place))
+    if turn.m.phase == "running":
+        turn.set(phase="stopping", reason=event.reason)
+        turn.actions.append(Stop(reason=event.reason))
+    else:
+        turn.notice(f"{title} was lost, too" if turn.m.lost[:-1] else event.reason)
+
+
+def _on_gone(turn: _Turn, event: Gone) -> None:
+    if turn.m.places[event.place].state == "absent":
+        turn.set_place(event.place, fence_s=min(turn.m.places[event.place].fence_s, event.fence_s))
+
+
+def _on_leaving(turn: _Turn, event: Leaving) -> None:
+    if turn.m.places[event.place].state == "absent":
+        return
+    turn.set_place(event.place, is_leaving=True)
+    if turn.m.places[event.place].state != "active":
+        _let_go(turn, event.place, event.reason)
+    elif turn.m.phase == "running":
+        turn.set(phase="stopping", reason=event.reason)
+        turn.actions.append(Stop(reason=event.reason))
+
+
+def _on_failed(turn: _Turn, event: Failed) -> None:
+    if turn.m.phase != "running":
+        return
+    place = turn.m.places[event.place]
+    turn.set(phase="stopping", reason="")
+    before, rank = turn.m.banned
+    if before >= 0 and rank == place.node_rank:  # it was not the node
+        turn.set_place(before, is_banned=False, failures=0)
+        name = turn.m.places[before].name
+        turn.notice(f"{name} may be in again: node {rank} is the first to fail on {place.name}, too")
+    elif place.state == "active":
+        turn.set_place(event.place, failures=place.failures + 1)
+    turn.set(banned=(-1, -1))
+
+
+def _on_over(turn: _Turn, event: Over) -> None:
+    """The world has ended: whoever was in it is checked again before the next one."""
+    for at in turn.m.having("active"):
+        place = turn.m.places[at]
+        turn.set_place(at, state="joined")
+        if place.is_leaving:
+            _let_go(turn, at, "it was told to stop")
+        elif 0 < turn.rules.max_failures <= place.failures and _can_spare(turn, at):
+            turn.set_place(at, state="out", is_banned=True)
+            turn.set(banned=(at, place.node_rank))
+            turn.notice(f"{place.name} is left out: its ranks were the first to fail in {place.failures} worlds")
+    for at in turn.m.having("spare"):
+        turn.set_place(at, state="joined")
+    turn.set(phase="gathering", wait_end_s=_NEVER, window_end_s=_NEVER, due_s=event.due_s)
+
+
+def _can_spare(turn: _Turn, at: int) -> bool:
+    others = [other for other in turn.m.having("joined", "checking", "spare", "active") if other != at]
+    return len(others) >= turn.rules.least
+
+
+def _let_go(turn: _Turn, at: int, reason: str) -> None:
+    turn.set_place(at, state="absent", fence_s=-_NEVER, is_leaving=False)
+    turn.actions.append(Dismiss(place=at, reason=reason))
+
+
+def _on_clock(turn: _Turn, event: Clock) -> None:
+    m = turn.m
+    if m.phase == "running" and turn.rules.grows and m.size < turn.rules.most:
+        spares = m.having("spare")
+        if spares and turn.now_s >= max(m.window_end_s, m.grown_s + GROW_S):
+            names = ", ".join(m.places[at].name for at in spares[: turn.rules.most - m.size])
+            turn.set(phase="stopping", grown_s=turn.now_s, reason=f"{names} joined")
+            turn.actions.append(Stop(reason=f"{names} joined (--on_join=restart)"))
+
+
+def _check_due(turn: _Turn) -> None:
+    """Start the checks that are due: of who has joined, before a world and while it waits."""
+    m, rules, now_s = turn.m, turn.rules, turn.now_s
+    if m.phase == "ended":
+        return
+    for at, place in enumerate(m.places):
+        if place.state == "joined" and m.phase != "stopping":
+            if not rules.has_check:
+                turn.set_place(at, state="spare", checked_s=now_s)
+                continue
+        elif not rules.has_check or place.is_banned:
+            continue
+        elif place.state == "spare":
+            if now_s < place.checked_s + CHECK_AGAIN_S:
+                continue
+        elif place.state != "out" or now_s < place.checked_s + CHECK_OUT_S:
+            continue
+        turn.set_place(at, state="checking")
+        turn.actions.append(Check(place=at))
+    if turn.m.phase == "gathering" and turn.m is not m:
+        _gather(turn)
+
+
+def _gather(turn: _Turn) -> None:
+    """Start a world, if there are enough nodes and nothing of the old one can live."""
+    m, rules, now_s = turn.m, turn.rules, turn.now_s
+    ready = m.having("spare")
+    is_missed = any(place.is_needed and place.state != "spare" for place in m.places)
+    if len(ready) < rules.least or is_missed:
+        _wait_for_least(turn)
+        return
+    if m.wait_end_s != _NEVER:
+        turn.set(wait_end_s=_NEVER)
+    # the first world waits for its spares, too: so those that are listed last are the spares
+    if len(ready) < (len(m.places) if m.world < 0 else rules.most):
+        if m.window_end_s == _NEVER:
+            turn.set(window_end_s=now_s + rules.window_s)
+        if now_s < turn.m.window_end_s:
+            return
+    if max(m.due_s, *(place.fence_s for place in m.places)) > now_s:
+        return
+    if len(ready) >= rules.most or not m.having("checking"):
+        _start(turn, ready)
+
+
+def _wait_for_least(turn: _Turn) -> None:
+    m, rules, now_s = turn.m, turn.rules, turn.now_s
+    if m.wait_end_s == _NEVER:
+        turn.set(wait_end_s=now_s + rules.join_s)
+    elif now_s >= m.wait_end_s:
+        here = len(m.having("spare", "joined", "checking"))
+        _end(
+            turn,
+            f"{here} of at least {rules.least} nodes are here after {rules.join_s:g} s (--join_timeout)"
+            + (f"; missing: {', '.join(_missing(m))}" if any(_missing(m)) else ""),
+        )
+
+
+def _missing(m: Membership) -> list[str]:
+    return [m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8]
+
+
+def _end(turn: _Turn, reason: str) -> None:
+    turn.set(phase="ended")
+    turn.actions.append(End(reason=reason))
+
+
+def _start(turn: _Turn, ready: Sequence[int]) -> None:
+    chosen = choose(turn.m, ready, turn.rules.most)
+    for rank, at in enumerate(chosen):
+        turn.set_place(at, state="active", node_rank=rank)
+    for at, place in enumerate(turn.m.places):
+        if place.state != "active" and place.node_rank >= 0:
+            turn.set_place(at, node_rank=-1)
+    turn.set(
+        phase="running",
+        world=turn.m.world + 1,
+        size=len(chosen),
+        lost=(),
+        reason="",
+        wait_end_s=_NEVER,
+        window_end_s=_NEVER,
+    )
+    turn.actions.append(Start(world=turn.m.world, places=tuple(chosen)))
+
+
+def choose(m: Membership, ready: Iterable[int], most: int) -> list[int]:
+    """Return the places of the next world, by node rank.
+
+    Who was in the last world stays, and keeps its node rank if the world has as many nodes as before: another place
+    takes the rank of one that was lost. A world of another size is in the order of the places.
+    """
+    by_order = sorted(ready, key=lambda at: (m.places[at].node_rank < 0, m.places[at].order))
+    chosen = by_order[:most]
+    if len(chosen) != m.size:
+        return sorted(chosen, key=lambda at: m.places[at].order)
+    kept = {m.places[at].node_rank: at for at in chosen if m.places[at].node_rank >= 0}
+    newcomers = iter(sorted((at for at in chosen if m.places[at].node_rank < 0), key=lambda at: m.places[at].order))
+    return [kept[rank] if rank in kept else next(newcomers) for rank in range(m.size)]
+
+
+_EVENTS: dict[type, Callable[[_Turn, Any], None]] = {
+    Began: _on_began,
+    Joined: _on_joined,
+    Checked: _on_checked,
+    Lost: _on_lost,
+    Gone: _on_gone,
+    Leaving: _on_leaving,
+    Failed: _on_failed,
+    Over: _on_over,
+    Clock: _on_clock,
+}

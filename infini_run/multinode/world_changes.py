@@ -1,0 +1,297 @@
+"""The head's part of membership: what happens to agents becomes events of membership.py, and its actions happen.
+
+Only a job that goes on without a node has one (Options.is_elastic). A place of membership.py is the index of an agent
+in AgentSet; a place that was lost gets a fresh RemoteAgent, and the lost one stays in HeadState.world for the report.
+"""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.errors import NodeLost
+from infini_run.multinode import membership, protocol
+from infini_run.multinode.head_report import attempt_report
+from infini_run.multinode.protocol import pack, pack_json
+from infini_run.options.nodes import MANUAL
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.head_state import HeadState
+
+FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
+GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
+_REDIAL_S = (1.0, 60.0)  # between two commands for a node that was lost; doubled each time
+_AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
+_NOTICE_S = 5.0  # between two lines about missing nodes
+_NEVER = float("inf")
+
+
+class WorldChanges:
+    """Decides when which nodes run ranks, for a job that goes on when it loses one.
+
+    Args:
+        start_ranks: starts the ranks of these agents, in the order of their node ranks.
+        reach: starts an agent on the node of that index once more, not before that time (monotonic).
+    """
+
+    def __init__(
+        self,
+        state: HeadState,
+        *,
+        start_ranks: Callable[[Sequence[RemoteAgent]], None],
+        reach: Callable[[int, float], None],
+    ) -> None:
+        options, agents = state.options, state.agents.all
+        self._state = state
+        self._start_ranks = start_ranks
+        self._reach = reach
+        self._rules = membership.Rules(
+            least=options.least_nodes,
+            most=options.nnodes,
+            window_s=options.join_window_s,
+            join_s=options.join_timeout_s,
+            max_failures=options.max_node_failures,
+            grows=options.on_join == "restart",
+            has_check=False,
+        )
+        self._is_by_hand = state.node_list.engine == MANUAL
+        self._membership = membership.begin([agent.name for agent in agents], needed=0 if self._is_by_hand else -1)
+        self._due_s = _NEVER
+        self._notice_s = time.monotonic() + _NOTICE_S
+        self._redial_s = dict.fromkeys(range(len(agents)), _REDIAL_S[0])
+        self._stop_signals_s: list[float] = []  # when launchers on nodes were told to stop
+        self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
+        self._fenced: dict[int, str] = {}  # the machine on which ranks of a lost place may live
+
+    # ---- the loop
+
+    @property
+    def next_deadline_s(self) -> float:
+        notice_s = self._notice_s if self._is_waiting else _NEVER
+        return min(self._due_s, notice_s)
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._membership.phase == "gathering" and not self._state.is_stopping
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there was a first attempt."""
+        return self._membership.world >= 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an attempt runs, or is being stopped."""
+        return self._membership.phase in ("running", "stopping")
+
+    def begin(self) -> None:
+        """The first nodes are being reached."""
+        self._handle(membership.Began())
+
+    def run_due(self, now_s: float) -> None:
+        """End what has waited long enough, and say who is waited for."""
+        if now_s >= self._due_s and not self._state.is_stopping:
+            self._handle(membership.Clock())
+        if now_s >= self._notice_s:
+            self._notice_s = now_s + _NOTICE_S
+            if self._is_waiting:
+                self._print_missing(now_s)
+
+    def _handle(self, event: object) -> None:
+        now_s = time.monotonic()
+        self._membership, actions = membership.advance(self._membership, event, now_s, self._rules)
+        self._due_s = membership.next_due_s(self._membership, now_s, self._rules)
+        for action in actions:
+            _ACTIONS[type(action)](self, action)
+
+    def _print_missing(self, now_s: float) -> None:
+        m = self._membership
+        fenced = max(place.fence_s for place in m.places)
+        if fenced > now_s:
+            self._state.print(f"waiting up to {fenced - now_s:.1f} s until no rank of a lost node can live")
+            return
+        here, wanted = len(m.having("spare", "joined", "checking")), self._rules.least
+        if here < wanted:
+            missing = [self._title(at) for at in m.having("absent", "out")]
+            names = ", ".join(filter(None, missing[:8]))
+            self._state.print(f"{here} of {wanted} nodes are here; waiting for {names}")
+
+    def _title(self, at: int) -> str:
+        return self._membership.places[at].name or (f"place {at}" if not self._is_by_hand else "another node")
+
+    # ---- what happens to agents
+
+    def on_ready(self, agent: RemoteAgent) -> None:
+        """Its HELLO has come."""
+        at = agent.index
+        self._redial_s[at] = _REDIAL_S[0]
+        self._refusals.pop(at, None)
+        place = self._membership.places[at]
+        order = (at > 0, *membership.natural_key(agent.name)) if self._is_by_hand else (at,)
+        if (place.name, place.order) != (agent.name, order):
+            self._membership = membership.rename(self._membership, at, agent.name, order)
+        machine = self._fenced.pop(at, "")
+        if machine and self._is_clear(agent, machine):
+            self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
+        self._handle(membership.Joined(place=at))
+
+    def _is_clear(self, agent: RemoteAgent, machine: str) -> bool:
+        """Whether the new agent of a place proves that no rank of the old one lives: it sees the same processes and
+        finds none, or the engine reaches that host by its name, and it has booted since."""
+        boot, _, namespace = machine.partition(" ")
+        new_boot, _, new_namespace = str(agent.hello["machine"]).partition(" ")
+        if boot == new_boot:
+            return namespace == new_namespace and bool(agent.hello["is_clear"])
+        return bool(new_boot) and not self._is_by_hand
+
+    def on_checked(self, agent: RemoteAgent, reason: str) -> None:
+        """The check of its node has ended; reason: why it failed, or ""."""
+        self._handle(membership.Checked(place=agent.index, reason=reason))
+
+    def on_failed(self, agent: RemoteAgent) -> None:
+        """A rank there was the first to fail."""
+        self._handle(membership.Failed(place=agent.index))
+
+    def on_stop_signal(self, agent: RemoteAgent, signal_name: str) -> bool:
+        """The launcher of a node was told to stop. Whether only that node is meant: if most are told at once, the
+        job is."""
+        now_s = time.monotonic()
+        self._stop_signals_s = [at_s for at_s in self._stop_signals_s if now_s - at_s <= _AT_ONCE_S] + [now_s]
+        if 2 * len(self._stop_signals_s) > len(self._state.world):
+            return False
+        text = f"{agent.title}: told {signal_name} there, it leaves"
+        self._handle(membership.Leaving(place=agent.index, reason=text))
+        return True
+
+    def on_lost(self, agent: RemoteAgent, text: str) -> None:
+        """An agent that was ready has gone; `text` is a line about it. Its ranks may live until its lease is over."""
+        fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
+        self._fenced[agent.index] = agent.hello.get("machine", "")
+        self._handle(membership.Lost(place=agent.index, fence_s=fence_s, reason=text))
+
+    def on_ended(self, agent: RemoteAgent) -> None:
+        """It is known now that the process of an agent that was lost has ended."""
+        self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
+
+    def refuse(self, agent: RemoteAgent, text: str) -> None:
+        """A node could not be reached, or refuses: say so, once for each reason."""
+        if self._refusals.get(agent.index) != text:
+            self._refusals[agent.index] = text
+            self._state.notice(text)
+
+    def reach_again(self, agent: RemoteAgent) -> None:
+        """The place of an agent that has gone is free: somebody may join there, or is reached again after a while."""
+        at = agent.index
+        if self._state.is_stopping and self._membership.phase == "ended":
+            return
+        self._state.agents.renew(at)
+        self._reach(at, time.monotonic() + self._redial_s[at])
+        self._redial_s[at] = min(2 * self._redial_s[at], _REDIAL_S[1])
+
+    # ---- the end of a world
+
+    def is_over(self) -> bool:
+        """Whether nothing of the job is left on any node, and nothing will be started again."""
+        state = self._state
+        if state.agents.counts.count("running"):
+            return False
+        if not self.is_running:
+            return state.is_stopping
+        return not self._goes_on()
+
+    def _goes_on(self) -> bool:
+        """The world has ended: whether there will be another one."""
+        state, m = self._state, self._membership
+        if state.stop_signal or state.error is not None:
+            return False
+        report = attempt_report(state)
+        if m.phase == "stopping" and m.reason:
+            state.restarts.go_on(report, m.reason)
+            due_s = -_NEVER
+        else:
+            line = state.restarts.decide(report)
+            if not line:
+                return False
+            state.print(line)
+            due_s = state.restarts.due_s
+            state.restarts.end_wait()
+        state.is_stopping, state.stop_end_s = False, _NEVER
+        for agent in state.agents.all:
+            agent.first_failure_s = _NEVER
+        if state.observers is not None:
+            state.observers.rest()
+        for agent in [agent for agent in state.agents.all if agent.state == "done"]:
+            if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
+                self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=f"{agent.title} has gone"))
+                state.agents.set_state(agent, "lost")
+                self.reach_again(agent)
+        self._handle(membership.Over(due_s=due_s))
+        return True
+
+    # ---- actions
+
+    def _start(self, action: membership.Start) -> None:
+        state = self._state
+        agents = [state.agents.all[at] for at in action.places]
+        changes = self._describe(agents) if action.world else ""
+        state.world = agents
+        for rank, agent in enumerate(agents):
+            agent.node_rank = rank
+        others = [agent for agent in state.agents.all if agent not in agents]
+        for agent in others:
+            agent.node_rank = -1
+        spares = [agent.name for agent in others if agent.state in ("ready", "done")]
+        if changes:
+            state.notice(f"attempt {action.world + 1}: {changes}")
+        elif spares and not action.world:
+            state.print(f"{len(agents)} nodes run the job; spares: {', '.join(spares)}")
+        self._start_ranks(agents)
+
+    def _describe(self, agents: list[RemoteAgent]) -> str:
+        """What is new in the next world."""
+        before, count = self._state.world, len(agents)
+        if count != len(before):
+            how = "smaller" if count < len(before) else "larger"
+            return f"{how}: {count} nodes in place of {len(before)}: {', '.join(agent.name for agent in agents[:8])}"
+        new = [
+            f"{agent.name} is node {rank} in place of {old.name}"
+            for rank, (old, agent) in enumerate(zip(before, agents, strict=True))
+            if old.index != agent.index
+        ]
+        return "; ".join(new) or f"the same {count} nodes"
+
+    def _stop(self, action: membership.Stop) -> None:
+        self._state.notice(f"{action.reason}; all ranks are stopped, and start again without it")
+        self._state.stop()
+
+    def _check(self, action: membership.Check) -> None:
+        self._state.agents.send(self._state.agents.all[action.place], pack(protocol.CHECK))
+
+    def _dismiss(self, action: membership.Dismiss) -> None:
+        agent = self._state.agents.all[action.place]
+        self._state.agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": 0}))
+        self._state.agents.disconnect(agent)
+        self._state.agents.set_state(agent, "lost")
+        self._redial_s[agent.index] = _REDIAL_S[1]  # somebody there wants it to be gone
+        self.reach_again(agent)
+
+    def _print_notice(self, action: membership.Notice) -> None:
+        self._state.notice(action.text)
+
+    def _end(self, action: membership.End) -> None:
+        why = "; ".join(dict.fromkeys(self._refusals.values()))
+        self._state.fail(NodeLost(action.reason + (f"; {why}" if why else ""), "", -1))
+
+
+_ACTIONS: dict[type, Callable[[WorldChanges, Any], None]] = {
+    membership.Start: WorldChanges._start,
+    membership.Stop: WorldChanges._stop,
+    membership.Check: WorldChanges._check,
+    membership.Dismiss: WorldChanges._dismiss,
+    membership.Notice: WorldChanges._print_notice,
+    membership.End: WorldChanges._end,
+}

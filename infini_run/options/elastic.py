@@ -1,0 +1,51 @@
+"""Flags of jobs that go on when they lose a node: what contradicts them is refused."""
+
+from __future__ import annotations
+
+from infini_run.errors import UsageError
+from infini_run.options.grammar import COMMAND_LINE
+from infini_run.options.options import HANDED_OUT, TOKEN
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from infini_run.options.nodes import NodeList
+    from infini_run.options.options import Given, Values
+
+_ENDED_WITH = "mpi"  # its end of one node is the end of all
+
+
+def check_membership(given: Given, values: Values, node_list: NodeList | None, *, has_token: bool) -> None:
+    """Check the flags of a job that goes on when it loses a node. A launcher that was started by hand gets its node
+    rank from the head.
+
+    Args:
+        given: the flags that somebody gave.
+        values: of all flags; `node_rank` is changed.
+        node_list: the nodes that are reached from here. None: this launcher is one of several.
+        has_token: a token joins them.
+
+    Raises:
+        UsageError: two flags contradict each other, or nothing joins the nodes.
+    """
+    asked = given["nnodes" if "nnodes" in given and not values["spares"] else "spares"].origin
+    if values["keep_going"]:
+        raise UsageError(f"{asked} with --keep_going: a failure ends all ranks, or none; drop one of them")
+    if node_list is not None:
+        if node_list.engine == _ENDED_WITH:
+            raise UsageError(f"{asked} with --engine=mpi: mpirun ends all nodes when one is lost; use --engine=ssh")
+        if node_list.counts:
+            raise UsageError(
+                f"{asked}: hosts with different numbers of processes cannot take each other's place; give "
+                "--nproc_per_node"
+            )
+        return
+    rank = given.get("node_rank")
+    if rank is not None and rank.precedence == COMMAND_LINE:
+        raise UsageError(f"{asked} with {rank.origin}: node ranks are handed out, and change; drop {rank.origin}")
+    if not has_token and not values["dry_run"]:
+        raise UsageError(
+            f"{asked}: a token joins the nodes of such a job: set {TOKEN}=... the same on every node, or give "
+            "--token_file=FILE (a Secret), or --hosts=a,b"
+        )
+    if rank is None and not values["dry_run"]:
+        values["node_rank"] = HANDED_OUT

@@ -1,0 +1,158 @@
+"""The same command on every node, without ranks: they are handed out, and the job goes on when it loses a node."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+
+import pytest
+
+from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
+from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
+from tests.support.processes import marked
+from tests.support.waiting import until
+
+FAST = ("--node_timeout=1.5", "--grace=1")
+
+
+@pytest.fixture
+def start(infini_run, port):
+    """One of the same commands."""
+
+    def start(*words, nnodes="2", token=TOKEN, env=None, **kwargs):
+        env = {**os.environ, **({"INFINI_RUN_TOKEN": token} if token else {}), **(env or {})}
+        return infini_run(f"--nnodes={nnodes}", f"--rdzv_endpoint=127.0.0.1:{port}", *words, env=env, **kwargs)
+
+    return start
+
+
+def said(commands):
+    """What ranks have said, of all launchers: one of them shows it all."""
+    lines = [line for command in commands for line in command.out.decode().splitlines()]
+    return sorted(line.split("is ")[1] for line in lines)
+
+
+def read_error_until(commands, text):
+    """Until one of them has said it: which is the head is not known here."""
+
+    def has_come():
+        for command in commands:
+            os.set_blocking(command.process.stderr.fileno(), False)
+            command.err += command.process.stderr.read() or b""
+        return any(text in command.err for command in commands)
+
+    until(has_come)
+
+
+def test_the_same_command_three_times_is_one_job_whose_ranks_are_handed_out(start):
+    """Of those that find the address to be theirs, the one that has the link's port is the head."""
+    commands = [start("sh", "-c", "echo is $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES", nnodes=3) for _ in range(3)]
+    assert [command.wait() for command in commands] == [0, 0, 0]
+    assert said(commands) == ["0/3 0/3", "1/3 1/3", "2/3 2/3"]
+    assert told(*commands) == []
+
+
+def test_torchruns_own_command_of_several_nodes_runs_as_it_stands(start):
+    commands = [start("--rdzv_backend=c10d", "--rdzv_id=7", "sh", "-c", "echo is $RANK") for _ in range(2)]
+    assert [command.wait() for command in commands] == [0, 0]
+    assert said(commands) == ["0", "1"]
+
+
+def test_variables_of_an_elastic_pytorchjob_are_enough(infini_run, port, tmp_path):
+    """PET_*, as the training operator sets them, and the token as a Secret's file."""
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    secret.chmod(stat.S_IRUSR)
+    env = {
+        **os.environ, "PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_RDZV_ID": "job", "PET_NPROC_PER_NODE": "1", "PET_MAX_RESTARTS": "3",
+    }  # fmt: skip
+    words = (f"--token_file={secret}", "sh", "-c", "echo is $RANK/$WORLD_SIZE")
+    commands = [infini_run(*words, env=env) for _ in range(2)]
+    assert [command.wait() for command in commands] == [0, 0]
+    assert said(commands) == ["0/2", "1/2"]
+
+
+def test_a_spare_takes_the_place_of_a_launcher_that_was_killed(start, bell):
+    """Nobody knows that its ranks are dead: the next attempt waits for the lease."""
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0"))) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    victim = launcher_of(1)
+    killed_s = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert time.monotonic() - killed_s > 1.5
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
+    until(lambda: not marked())
+    assert any("node 1 (" in line and "was lost" in line for line in told(*commands))
+
+
+def test_a_launcher_that_was_cut_off_joins_again_and_is_a_spare(start, bell):
+    """Its ranks end with its lease, and the same process comes back."""
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(2, "exit 0"))) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    first = launcher_of(1)
+    os.kill(first, signal.SIGSTOP)
+    hear_world(bell, 1, 2)
+    os.kill(first, signal.SIGCONT)
+    read_error_until(commands, b"has joined as a spare")
+    second = launcher_of(1, world=1)
+    assert second != first
+    os.kill(second, signal.SIGKILL)
+    hear_world(bell, 2, 2)
+    assert sorted(command.wait() for command in commands) == [-signal.SIGKILL, 0, 0]
+
+
+def test_a_launcher_that_is_told_to_stop_leaves_and_the_job_goes_on(start, bell):
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0")), nnodes=3) for _ in range(4)]
+    hear_world(bell, 0, 3)
+    victim = next(command for command in commands if command.pid == launcher_of(1))
+    victim.signal(signal.SIGTERM)
+    hear_world(bell, 1, 3)
+    assert [command.wait() for command in commands if command is not victim] == [0, 0, 0]
+    victim.wait()
+
+
+def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
+    commands = [start("--join_window=60", *FAST, *ring(bell), nnodes="1:2") for _ in range(2)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if command.pid != launcher_of(1)]
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143, 143]
+    until(lambda: not marked())
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--nnodes=4:2"], "MIN:MAX with MIN at most MAX"),
+        (["--nnodes=1:2", "--node_rank=0"], "node ranks are handed out, and change; drop --node_rank=0"),
+        (["--nnodes=1:2", "--keep_going"], "--keep_going: a failure ends all ranks, or none"),
+        (["--nnodes=2", "--spares=1", "--hosts=a,b"], "--nnodes=2 and --spares=1, but --hosts=a,b is 2 hosts"),
+        (["--spares=2", "--hosts=a,b"], "none is left to run the job"),
+        (["--spares=1", "--hosts=a:2,b:4"], "hosts with different numbers of processes cannot take each other's"),
+        (["--spares=1", "--engine=mpi", "--hosts=a,b"], "mpirun ends all nodes when one is lost; use --engine=ssh"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_one_line_before_anything_starts(infini_run, flags, why):
+    env = {**os.environ, "INFINI_RUN_TOKEN": TOKEN}
+    command = infini_run(*flags, "true", env=env)
+    assert command.wait() == 2
+    assert why in command.err.decode()
+    assert command.err.count(b"\n") == 1
+
+
+def test_without_a_token_one_line_says_how_to_add_one(infini_run):
+    command = infini_run("--nnodes=1:2", "--rdzv_endpoint=127.0.0.1:1", "true")
+    assert command.wait() == 2
+    assert b"set INFINI_RUN_TOKEN=... the same on every node, or give --token_file=FILE" in command.err
+
+
+def test_spares_end_when_the_job_does(start):
+    commands = [start("--spares=1", "true") for _ in range(3)]
+    for command in commands:
+        finish(command)

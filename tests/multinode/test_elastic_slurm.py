@@ -1,0 +1,88 @@
+"""Jobs that lose a node and go on, on a real Slurm: an agent that is killed, and a node that is down."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.multinode.test_elastic_ssh import hear_world, in_world, launcher_of, ring
+from tests.multinode.test_many_slurm import Allocation, Slurm, case, left  # noqa: F401
+from tests.support.cluster import need
+from tests.support.processes import OURS
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+
+@pytest.fixture(scope="module")
+def bed():
+    """Of its own: a node that was down leaves its allocation for good."""
+    need("slurm-wlm", "munge")
+    bed = Slurm()
+    yield bed
+    bed.close()
+
+
+@pytest.fixture
+def run(infini_run, bed, case):
+    """`infini-run --engine=slurm` in an allocation of four nodes that survives the loss of one."""
+    allocation = Allocation(bed, "-N4", "--no-kill")
+
+    def start(*words):
+        environ = {**allocation.env, **case.env, OURS[0]: OURS[1]}
+        return infini_run("--engine=slurm", "--nproc_per_node=1", *words, env=environ, cwd="/tmp")
+
+    start.job = allocation.job
+    yield start
+    allocation.close()
+
+
+def test_an_agent_that_was_killed_is_replaced_and_its_node_comes_back_in_a_step_of_its_own(run, case, bed, bell):
+    command = run("--spares=1", *ring(bell, in_world(2, "exit 0")))
+    hear_world(bell, 0, 3)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 3)
+    command.read_error_until(b"has joined as a spare")
+    os.kill(launcher_of(2, world=1), signal.SIGKILL)
+    hear_world(bell, 2, 3)
+    assert command.wait() == 0, command.err
+    case.end()
+    until(lambda: not left(bed, run.job))
+
+
+def test_a_node_that_is_down_is_replaced_by_a_spare(run, case, bed, bell):
+    command = run("--spares=1", "--node_timeout=3", "--grace=1", *ring(bell, in_world(1, "exit 0")))
+    hear_world(bell, 0, 3)
+    bed.call("node-down", "2")
+    try:
+        hear_world(bell, 1, 3)
+        assert command.wait() == 0, command.err
+        case.end()
+    finally:
+        bed.call("node-up", "2")
+    assert b"node 1 (node2) was lost" in command.err
+    assert b"node4 is node 1 in place of node2" in command.err
+
+
+def test_without_a_spare_the_world_shrinks(run, case, bed, bell):
+    command = run("--nnodes=3:4", "--join_window=3", "--node_timeout=3", *ring(bell, in_world(1, "exit 0")))
+    hear_world(bell, 0, 4)
+    bed.call("node-down", "4")
+    try:
+        hear_world(bell, 1, 3)
+        assert command.wait() == 0, command.err
+        case.end()
+    finally:
+        bed.call("node-up", "4")
+
+
+def test_scancel_ends_all_of_it(run, case, bed, bell):
+    command = run("--spares=1", *ring(bell))
+    hear_world(bell, 0, 3)
+    bed.ask("scancel", run.job)
+    assert command.wait() == 143, command.err
+    case.end()

@@ -1,0 +1,181 @@
+"""Jobs that lose a node and go on, over real sshd: a spare takes its place, a world shrinks, and no rank of an old
+world lives when one of the new world starts."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
+from tests.support.processes import OURS, marked, processes
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.xdist_group("ssh")
+
+SAYS = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $(uname -n) $MASTER_PORT"
+STAYS = "exec sleep 1000"
+
+
+def ring(bell, then=STAYS):
+    """A rank that tells of itself, and then does `then`."""
+    return ["sh", "-c", f"{SAYS} > {shlex.quote(bell.path)}; {then}"]
+
+
+def in_world(number, then):
+    """What the ranks of one world do; those of others stay."""
+    return f"[ $TORCHELASTIC_RESTART_COUNT = {number} ] && {{ {then}; }}; {STAYS}"
+
+
+def hear_world(bell, number, size):
+    """The hosts of a world's ranks, by rank: no other world's rank tells of itself meanwhile."""
+    hosts, ports = {}, set()
+    for line in bell.hear(size):
+        world, rank, host, port = line.split()
+        assert (world, rank.partition("/")[2]) == (str(number), str(size)), line
+        hosts[int(rank.partition("/")[0])] = host
+        ports.add(port)
+    assert sorted(hosts) == list(range(size)), "each rank once"
+    assert len(ports) == 1, "all meet at one place"
+    return [hosts[rank] for rank in range(size)]
+
+
+def launcher_of(rank, world=0):
+    """The agent that runs that rank, as this machine numbers it."""
+    wanted = {f"RANK={rank}", f"TORCHELASTIC_RESTART_COUNT={world}", "=".join(OURS)}
+    for pid, (parent, state, _) in processes().items():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if state not in "ZX" and wanted <= set(environ) and f"RANK={rank}".encode() not in environ_of(parent):
+            return parent
+    raise AssertionError(f"no rank {rank} runs")
+
+
+def environ_of(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def finish(command, code=0):
+    assert command.wait() == code, command.err
+    until(lambda: not marked())
+
+
+def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
+    """That the ranks of the killed agent are gone is known as soon as an agent has looked there."""
+    command = many("--spares=1", "--grace=2", *ring(bell, in_world(1, "exit 0")))
+    assert hear_world(bell, 0, 6) == ["host1"] * 2 + ["host2"] * 2 + ["host3"] * 2
+    os.kill(launcher_of(2), signal.SIGKILL)
+    hosts = hear_world(bell, 1, 6)
+    assert hosts[:2] + hosts[4:] == ["host1"] * 2 + ["host3"] * 2
+    assert hosts[2:4] in (["host4"] * 2, ["host2"] * 2)  # the host is well, and may be back before
+    finish(command)
+    assert any(line.startswith("infini-run: node 1 (host2) was lost") for line in own_lines(command))
+
+
+def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
+    flags = ("--nnodes=2:3", "--join_window=5", f"--report={tmp_path}/r")
+    command = many(*flags, *ring(bell, in_world(1, "[ $RANK = 1 ] && exit 7")), hosts="host[1-3]", nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    os.kill(launcher_of(1), signal.SIGTERM)
+    assert hear_world(bell, 1, 2) == ["host1", "host3"]
+    finish(command, 7)
+    assert b"node 1 (host2): told SIGTERM there, it leaves" in command.err
+    assert b"rank 1 on host3" in command.err
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["exit_code"], report["world_size"], report["restarts"]) == (7, 2, 1)
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize("loss", ["cable", "suspended"])
+def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_next_world(
+    cabled_bed, many, bell, tmp_path, loss
+):
+    """Its ranks end by their lease, also where the agent is stopped; the others wait for that."""
+    folder = tmp_path / "written"
+    folder.mkdir()
+    writes = f"while :; do echo $TORCHELASTIC_RESTART_COUNT $(date +%s.%N) >> {folder}/$(uname -n); done"
+    flags = ("--spares=1", "--node_timeout=2", "--grace=1")
+    command = many(*flags, *ring(bell, writes), on=cabled_bed, nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    start_s = time.monotonic()
+    if loss == "cable":
+        cabled_bed.tell("cable", 2, "down")
+    else:
+        agent = launcher_of(1)
+        os.kill(agent, signal.SIGSTOP)
+    try:
+        hosts = hear_world(bell, 1, 3)
+        took_s = time.monotonic() - start_s
+    finally:
+        if loss == "cable":
+            cabled_bed.tell("cable", 2, "up")
+    assert hosts[0] == "host1"
+    assert hosts[2] == "host3"
+    if loss == "cable":
+        assert hosts[1] == "host4"
+    times = {}
+    for host in folder.iterdir():
+        for line in host.read_text().splitlines():
+            if line.count(" ") == 1:
+                world, at = line.split()
+                times.setdefault(world, []).append(float(at))
+    assert max(times["0"]) < min(times["1"])
+    assert took_s < 2 + 2 + 3, "the timeout, two seconds, and a loaded machine"
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+
+
+def test_a_node_that_comes_back_is_a_spare_and_serves_as_one(many, bell):
+    command = many("--spares=1", "--verbose", *ring(bell, in_world(2, "exit 0")), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    command.read_error_until(b"has joined as a spare")
+    os.kill(launcher_of(0, world=1), signal.SIGKILL)
+    hear_world(bell, 2, 2)
+    finish(command)
+
+
+def test_a_rank_that_fails_costs_a_restart_and_a_lost_node_does_not(many, bell, tmp_path):
+    gate = tmp_path / "gate"
+    fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; exit 3"
+    then = f"[ $TORCHELASTIC_RESTART_COUNT = 1 ] && [ $RANK = 0 ] && {{ {fails}; }}; {in_world(2, 'exit 0')}"
+    command = many("--spares=1", "--max_restarts=1", "--restart_delay=0", *ring(bell, then), nproc=1)
+    hear_world(bell, 0, 3)
+    os.kill(launcher_of(2), signal.SIGKILL)
+    hear_world(bell, 1, 3)
+    gate.touch()
+    hear_world(bell, 2, 3)
+    finish(command)
+    assert b"restart 1 of 1" in command.err
+
+
+def test_too_few_nodes_are_waited_for_and_then_the_job_ends(many, bell):
+    flags = ("--nnodes=2:3", "--join_window=0.1", "--join_timeout=2")
+    command = many(*flags, "true", hosts="host1,no-such-host,nor-this")
+    assert command.wait() == 1
+    (line,) = [line for line in own_lines(command) if "--join_timeout" in line]
+    assert "1 of at least 2 nodes are here after 2 s (--join_timeout); missing: no-such-host, nor-this" in line
+    assert "Could not resolve hostname no-such-host" in line
+
+
+def test_a_program_that_is_not_there_ends_the_job_at_once(many):
+    command = many("--spares=1", "/no/such/program")
+    assert command.wait() == 127
+    assert b"/no/such/program" in command.err
+
+
+def test_the_head_is_told_to_stop_and_everything_stops(many, bell):
+    command = many("--spares=1", *ring(bell), nproc=1)
+    hear_world(bell, 0, 3)
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
