@@ -32,7 +32,7 @@ _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backe
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
-                "console")  # ineffective_flags.py  # fmt: skip
+                "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
 _SECONDS = (
     "restart_delay",
     "restart_window",
@@ -40,6 +40,7 @@ _SECONDS = (
     "hang_timeout",
     "join_timeout",
     "node_timeout",
+    "node_check_timeout",
 )
 
 
@@ -68,6 +69,8 @@ class Options:
     link_address: str
     join_timeout_s: float
     node_timeout_s: float
+    node_check: str  # words as a shell reads them; empty: none
+    node_check_timeout_s: float
     export: tuple[str, ...]
     gpus_per_proc: int
     virtual_local_rank: bool

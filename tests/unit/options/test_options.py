@@ -31,7 +31,7 @@ DESIGN = [
     ),
     *("module", "no_python", "distributed_args"),
     *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "join_timeout"),
-    *("node_timeout", "export"),
+    *("node_timeout", "node_check", "node_check_timeout", "export"),
     *("gpus_per_proc", "bind", "check_gpus", "omp_num_threads"),
     *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
     *(
@@ -140,6 +140,8 @@ def test_the_defaults_are_complete():
         link_address="",
         join_timeout_s=300.0,
         node_timeout_s=10.0,
+        node_check="",
+        node_check_timeout_s=60.0,
         export=(),
         gpus_per_proc=0,
         virtual_local_rank=False,
