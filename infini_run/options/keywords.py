@@ -28,6 +28,8 @@ class CrewOptions(TypedDict, total=False):
     link_address: str | None
     join_timeout: float | str | None
     node_timeout: float | str | None
+    node_check: str | None
+    node_check_timeout: float | str | None
     export: str | Sequence[str] | None
     gpus_per_proc: int | None
     bind: Literal["none", "numa", "socket", "cores"] | None
