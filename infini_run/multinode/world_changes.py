@@ -56,7 +56,7 @@ class WorldChanges:
             join_s=options.join_timeout_s,
             max_failures=options.max_node_failures,
             grows=options.on_join == "restart",
-            has_check=False,
+            has_check=bool(options.node_check or options.log_dir or options.gpus_per_proc),
         )
         self._is_by_hand = state.node_list.engine == MANUAL
         self._membership = membership.begin([agent.name for agent in agents], needed=0 if self._is_by_hand else -1)
@@ -209,8 +209,10 @@ class WorldChanges:
         if state.stop_signal or state.error is not None:
             return False
         report = attempt_report(state)
-        if m.phase == "stopping" and m.reason:
-            state.restarts.go_on(report, m.reason)
+        if m.reason:
+            if not state.restarts.go_on(report, m.reason):
+                state.error = NodeLost(m.reason, "", -1)
+                return False
             due_s = -_NEVER
         else:
             line = state.restarts.decide(report)
@@ -265,7 +267,7 @@ class WorldChanges:
         return "; ".join(new) or f"the same {count} nodes"
 
     def _stop(self, action: membership.Stop) -> None:
-        self._state.notice(f"{action.reason}; all ranks are stopped, and start again without it")
+        self._state.notice(f"{action.reason}; all ranks are stopped, and start again")
         self._state.stop()
 
     def _check(self, action: membership.Check) -> None:
