@@ -185,14 +185,13 @@ class Agent:
         check = self._check
         if check is None or self._link.is_lost:
             return
-        fd = -1 if check.ended else check.fileno()
-        if check.ended or check.poll(0):
-            if fd >= 0:
-                self._poller.unwatch(fd)
+        if not check.ended:
+            self._poller.unwatch(check.fileno())  # at its end the descriptor is closed
+        if check.poll(0):
             self._check, self._link.due_s = None, float("inf")
             self._link.connection.send(pack_json(protocol.CHECKED, {"reason": check.reason}))
         else:
-            self._poller.watch(fd, READ, self._go_on_with_check)
+            self._poller.watch(check.fileno(), READ, self._go_on_with_check)
             self._link.due_s = check.due_s
 
     def _refuse(self, error: InfiniRunError) -> None:

@@ -382,7 +382,7 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
         return
     turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else -_NEVER)
     if not was_in_world:
-        turn.notice(f"{place.name} has gone, it ran no rank: {event.reason}")
+        turn.notice(f"{event.reason}; it ran no rank")
         return
     turn.set(lost=(*turn.m.lost, event.place))
     if turn.m.phase == "running":

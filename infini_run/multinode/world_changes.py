@@ -128,8 +128,6 @@ class WorldChanges:
     def on_ready(self, agent: RemoteAgent) -> None:
         """Its HELLO has come."""
         at = agent.index
-        self._redial_s[at] = _REDIAL_S[0]
-        self._refusals.pop(at, None)
         place = self._membership.places[at]
         order = (at > 0, *membership.natural_key(agent.name)) if self._is_by_hand else (at,)
         if (place.name, place.order) != (agent.name, order):
@@ -243,6 +241,8 @@ class WorldChanges:
         state.world = agents
         for rank, agent in enumerate(agents):
             agent.node_rank = rank
+            self._redial_s[agent.index] = _REDIAL_S[0]
+            self._refusals.pop(agent.index, None)
         others = [agent for agent in state.agents.all if agent not in agents]
         for agent in others:
             agent.node_rank = -1
