@@ -60,11 +60,12 @@ struct lease {
     int fd;               /* its memory, and */
     int pipe[2];          /* what the guard says of it; [1] and fd are ours until the guard has them */
     bool held;            /* the guard watches over it */
-    bool ended;           /* and the workers are killed; told once */
+    bool ended;           /* and the workers are killed; reported once */
+    void (*on_end)(struct ir_group *); /* kills them: of group/, which stands above */
 };
 
 /* lease.c */
-int lease_open(struct ir_group *g);
+int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *));
 int lease_await_guard(struct ir_group *g);
 void lease_ready(struct ir_group *g);
 void lease_check(struct ir_group *g);
@@ -102,6 +103,7 @@ const char *const *guard_argv(struct ir_group *g);
 void guard_start(struct ir_group *g);
 void guard_add_worker(const struct ir_group *g, pid_t worker);
 void guard_note(struct ir_group *g);
+int guard_failure(struct ir_group *g);
 void guard_gone(struct ir_group *g);
 void guard_reaped(struct ir_group *g);
 void guard_dismiss(struct ir_group *g);

@@ -76,6 +76,16 @@ static void guard_lost(struct ir_group *g, int step, int error) {
     event->signal = error;
 }
 
+/* Why the guard has ended before it held the lease: its exit code is the error, unless it was never executed. */
+int guard_failure(struct ir_group *g) {
+    siginfo_t info;
+    if (g->guard.pid != 0) guard_note(g);
+    if (g->guard.error != 0) return -g->guard.error;
+    if (g->guard.pid == 0) return -ESRCH;
+    int r = child_reap(g, g->guard.pid, g->guard.pidfd, &info, WEXITED | WNOWAIT, NULL);
+    return r == 0 && info.si_code == CLD_EXITED && info.si_status != 0 ? -info.si_status : -ESRCH;
+}
+
 /* A launch without a guard is worth more than none, unless it has a lease: it goes on, and is told. */
 void guard_start(struct ir_group *g) {
     struct guard *guard = &g->guard;

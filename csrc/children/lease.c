@@ -27,8 +27,9 @@ static int memory_open(void) {
 
 /* Before the first child. -EOPNOTSUPP: there can be no guard, or it would see nobody: /proc is not there, or another
  * PID namespace's. -ETIME: it is over. */
-int lease_open(struct ir_group *g) {
+int lease_open(struct ir_group *g, void (*on_end)(struct ir_group *)) {
     struct lease *lease = &g->lease;
+    lease->on_end = on_end;
     if (g->config.lease_ms == 0) return 0;
     if (g->guard.program == NULL || !g->has_proc) return -EOPNOTSUPP;
     lease->fd = memory_open();
@@ -45,17 +46,7 @@ int lease_open(struct ir_group *g) {
     return fd_pipe(lease->pipe, 0);
 }
 
-/* Why the guard has ended before it held the lease: its exit code is the error, unless it was never executed. */
-static int guard_failure(struct ir_group *g) {
-    siginfo_t info;
-    if (g->guard.pid != 0) guard_note(g);
-    if (g->guard.error != 0) return -g->guard.error;
-    if (g->guard.pid == 0) return -ESRCH;
-    int r = child_reap(g, g->guard.pid, g->guard.pidfd, &info, WEXITED | WNOWAIT, NULL);
-    return r == 0 && info.si_code == CLD_EXITED && info.si_status != 0 ? -info.si_status : -ESRCH;
-}
-
-/* No worker lives before the guard watches over it. It has as long as the lease. */
+/* No worker lives before the guard watches over it. It has as long as the lease. -ESRCH: it has ended. */
 int lease_await_guard(struct ir_group *g) {
     struct lease *lease = &g->lease;
     char word;
@@ -64,7 +55,7 @@ int lease_await_guard(struct ir_group *g) {
     lease->pipe[1] = fd_close(lease->pipe[1]);
     struct pollfd said = {.fd = lease->pipe[0], .events = POLLIN};
     if (poll(&said, 1, (int)g->config.lease_ms) == 0) return -ETIME;
-    if (read(lease->pipe[0], &word, 1) != 1) return guard_failure(g);
+    if (read(lease->pipe[0], &word, 1) != 1) return -ESRCH;
     lease->held = true;
     return fd_watch(g, lease->pipe[0], EPOLLIN, WATCH_LEASE, 0);
 }
@@ -75,7 +66,7 @@ static void lease_end(struct ir_group *g, int code) {
     lease->ended = true;
     __atomic_store_n(lease->deadline_ns, 0, __ATOMIC_SEQ_CST);
     event_push(g, IR_LEASE_ENDED, -1, 0)->code = code;
-    ir_group_kill(g);
+    lease->on_end(g);
 }
 
 /* Whatever we notice first: the guard's word, a worker that it has killed, the time. */

@@ -180,7 +180,7 @@ static int spawn_prepare(struct ir_group *g, const struct ir_worker *workers, ui
     }
     spawn_date(g, workers, n);
     *ret_step = IR_STEP_LEASE;
-    int r = lease_open(g);
+    int r = lease_open(g, ir_group_kill);
     if (r < 0) return r;
     *ret_step = IR_STEP_MEMORY;
     r = cgroup_open(g, n);
@@ -264,6 +264,7 @@ int ir_group_spawn(struct ir_group *g, const struct ir_worker *workers, uint32_t
     if (r == 0) {
         step = IR_STEP_LEASE;
         r = lease_await_guard(g);
+        if (r == -ESRCH) r = guard_failure(g);
     }
     if (r == 0) {
         step = IR_STEP_CLONE;

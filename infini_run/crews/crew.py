@@ -25,6 +25,7 @@ from infini_run.crews.log_level import read_log_level
 from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
+from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
@@ -150,16 +151,19 @@ class Crew(Generic[T, R]):
             stack_signal=failure_options.stop_signal if may_hang else 0,
             target=pack_target(target, args, kwargs or {}),
         )
-        if spawner is None:
-            names = read_hosts(hosts)
-            environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
-            given: dict[str, Any] = {"env": environ, "cwd": cwd, "grace": grace, "log_dir": log_dir}
-            given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
-            spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
-        self.nproc = spawner.world_size
         self._tasks = count()
-        self._supervisor = CrewSupervisor(spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks)
-        self._supervisor.start()
+        with as_start_errors():
+            if spawner is None:
+                names = read_hosts(hosts)
+                environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
+                given: dict[str, Any] = {"env": environ, "cwd": cwd, "grace": grace, "log_dir": log_dir}
+                given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
+                spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
+            self.nproc = spawner.world_size
+            self._supervisor = CrewSupervisor(
+                spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks
+            )
+            self._supervisor.start()
 
     def __repr__(self) -> str:
         supervisor = self.__dict__.get("_supervisor")

@@ -21,6 +21,7 @@ from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.shared_spawner import SharedSpawner
+from infini_run.crews.start_errors import as_start_errors
 from infini_run.crews.targets import check_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
@@ -218,6 +219,7 @@ class Launcher:
             spawner.close()
             raise
 
+    @as_start_errors()
     def _launch(
         self, spawner: Spawner, body: Body, function: Callable[..., Any], release: Callable[[], None]
     ) -> LaunchSupervisor:
@@ -261,6 +263,7 @@ class Launcher:
             _check_parts(function, args, kwargs)
             raise
 
+    @as_start_errors()
     def _make_spawner(self, function: Callable[..., Any] | None, stays: bool = False) -> Spawner:
         given: dict[str, Any] = self._given | {"env": make_environ(os.environ, *self._environ)}
         if self.hosts:
@@ -313,6 +316,7 @@ class Pool(Launcher):
             super().__init__(*given, preload=preload or (), **more)
             self._open()
 
+    @as_start_errors()
     def _open(self) -> None:
         spawner = self._make_spawner(None, stays=True)
         self._hold: SpawnerHold | None = SharedSpawner(spawner).hold()

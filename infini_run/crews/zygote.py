@@ -22,11 +22,11 @@ from infini_run.crews.fork_launch import ChildSetup, ForkLaunch, InForkedChild
 from infini_run.crews.import_guard import import_for_worker
 from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.spawner import PING_INTERVAL_S
+from infini_run.crews.start_errors import start_error
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
-from infini_run.errors import InfiniRunError, StartError
+from infini_run.errors import InfiniRunError
 from infini_run.node.last_output import last_output
 from infini_run.system.poller import READ, WRITE, Poller
-from infini_run.system.resource_limits import with_limit_hint
 from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
@@ -127,7 +127,7 @@ class Zygote:
         except OSError as error:
             for fd in fds[1:]:
                 os.close(fd)
-            connection.send(("failed", _start_error(error)))
+            connection.send(("failed", start_error(error)))
             connection.close()
             self._reserve()
             return
@@ -180,7 +180,7 @@ class _Run:
         except InfiniRunError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(_start_error(error))
+            self._fail(start_error(error))
 
     def _fail(self, error: InfiniRunError) -> None:
         self._connection.send(("failed", error))
@@ -267,12 +267,6 @@ class _Run:
         self._run.after_fork_in_child()
         self._watch.after_fork_in_child()
         self._connection.close()
-
-
-def _start_error(error: OSError) -> StartError:
-    """The error of a launch that the system refuses something."""
-    number = error.errno or 0
-    return with_limit_hint(StartError(os.strerror(number), "preparing the workers", number))
 
 
 def _import(names: Sequence[str]) -> str:
