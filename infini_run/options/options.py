@@ -33,7 +33,7 @@ _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backe
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
-                "console")  # ineffective_flags.py  # fmt: skip
+                "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
 _SECONDS = (
     "restart_delay",
     "restart_window",
@@ -42,6 +42,7 @@ _SECONDS = (
     "join_timeout",
     "node_timeout",
     "join_window",
+    "node_check_timeout",
 )
 
 
@@ -72,6 +73,8 @@ class Options:
     token_file: str
     join_timeout_s: float
     node_timeout_s: float
+    node_check: str  # words as a shell reads them; empty: none
+    node_check_timeout_s: float
     export: tuple[str, ...]
     spares: int
     join_window_s: float
