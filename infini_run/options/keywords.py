@@ -29,6 +29,8 @@ class CrewOptions(TypedDict, total=False):
     token_file: str | PathLike[str] | None
     join_timeout: float | str | None
     node_timeout: float | str | None
+    node_check: str | None
+    node_check_timeout: float | str | None
     export: str | Sequence[str] | None
     spares: int | None
     join_window: float | str | None

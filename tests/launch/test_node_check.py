@@ -57,8 +57,8 @@ def test_the_reason_is_one_line(command, reason):
 
 def test_a_check_that_hangs_is_killed_with_all_that_it_started(every_path):
     script = "trap '' TERM; echo looking; (setsid sleep 1000 &); sleep 1000"
-    reason = reason_of(f"sh -c {shlex.quote(script)}", timeout_s=0.5)
-    assert reason == "the node check did not end within 0.5 s: looking"
+    reason = reason_of(f"sh -c {shlex.quote(script)}", timeout_s=5)
+    assert reason == "the node check did not end within 5 s: looking"
     assert not marked()
 
 
