@@ -415,7 +415,7 @@ def _on_failed(turn: _Turn, event: Failed) -> None:
         turn.set(phase="stopping", failed=event.place)
 
 
-def _blame(turn: _Turn) -> None:
+def _count_failure(turn: _Turn) -> None:
     """The first rank of the world that failed was at this place, and no node was lost, which would be the reason."""
     place = turn.m.places[turn.m.failed]
     before, rank = turn.m.banned
@@ -431,7 +431,7 @@ def _blame(turn: _Turn) -> None:
 def _on_over(turn: _Turn, event: Over) -> None:
     """The world has ended: whoever was in it is checked again before the next one."""
     if turn.m.failed >= 0 and not turn.m.reason:
-        _blame(turn)
+        _count_failure(turn)
     for at in turn.m.having("active"):
         place = turn.m.places[at]
         turn.set_place(at, state="joined")

@@ -205,11 +205,6 @@ FLAGS = (
          "how long to wait for all nodes to come", shown="5m"),
     _flag("where", "node_timeout", value_types.duration, 10.0, "TIME",
          "after so much silence a node is lost", shown="10s"),
-    _flag("where", "node_check", _command_line, "", "COMMAND",
-         "run this on each node before it takes part, quoted as in a shell: a node where it does not exit 0 is left "
-         "out, with its last line of output", shown="none"),
-    _flag("where", "node_check_timeout", value_types.duration, 60.0, "TIME",
-         "kill it, and leave the node out, after so long", shown="1m"),
     _flag("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
          "that ranks keep", shown="none"),
