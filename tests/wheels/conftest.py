@@ -1,14 +1,12 @@
 """Beds: places in which a wheel is installed and run. Each is made once, in .cache/beds, and kept.
 
 glibc    a virtual environment of each CPython of this machine, 3.10 and later
-musl     the same of a CPython whose libc is musl (tests/support/beds/musl_python.sh)
 aarch64  Debian's own Python for arm64, in a root of its own, under qemu's user-mode emulation
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -22,13 +20,13 @@ from tests.support.paths import ROOT
 BEDS = ROOT / "tests" / "support" / "beds"
 CACHE = ROOT / ".cache" / "beds"
 DIST = ROOT / "dist"
-GLIBC, MUSL, ARM = "manylinux_2_17_x86_64", "musllinux_1_2_x86_64", "manylinux_2_17_aarch64"
+GLIBC, ARM = "manylinux_2_17_x86_64", "manylinux_2_17_aarch64"
 PLATFORMS = {  # what pip may take there of other packages
     GLIBC: [f"manylinux_2_{minor}_x86_64" for minor in (36, 34, 31, 28, 27, 24, 17)] + ["manylinux2014_x86_64"],
-    MUSL: ["musllinux_1_2_x86_64", "musllinux_1_1_x86_64"],
     ARM: [f"manylinux_2_{minor}_aarch64" for minor in (36, 34, 31, 28, 27, 24, 17)] + ["manylinux2014_aarch64"],
 }
 TOOLS = ["pip", "setuptools", "pytest>=8", "hypothesis>=6.100"]  # of our tests there
+OF_3_10 = ["exceptiongroup", "tomli", "typing_extensions"]  # pip asks for what its own Python needs, not that one
 
 # Registers the emulator for the programs that this namespace starts (binfmt_misc, one for each user namespace since
 # Linux 6.7), opens it once and for all (F), and goes into the root.
@@ -36,8 +34,7 @@ ENTER = r"""
 root=$1; shift
 if ! [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]; then
     mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
-    cat "$(command -v qemu-aarch64-static >/dev/null && echo /usr/lib/binfmt.d/qemu-aarch64.conf)" \
-        >/proc/sys/fs/binfmt_misc/register
+    cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register
 fi
 for place in /proc /sys /dev; do mount --rbind $place "$root$place"; done
 mount -t tmpfs tmp "$root/tmp"
@@ -69,7 +66,7 @@ def download(tag: str, version: str) -> Path:
     folder = CACHE / f"wheels-{tag}-{version}"
     words = [word for name in PLATFORMS[tag] for word in ("--platform", name)]
     words += ["--only-binary=:all:", "--implementation=cp", f"--python-version={version}", f"--dest={folder}"]
-    run(sys.executable, "-m", "pip", "download", "-q", *words, wheel_of(tag), *TOOLS)
+    run(sys.executable, "-m", "pip", "download", "-q", *words, wheel_of(tag), *TOOLS, *OF_3_10)
     return folder
 
 
@@ -126,31 +123,14 @@ def glibc(request) -> Path:
 
 
 @pytest.fixture(scope="session")
-def musl() -> Path:
-    if platform.machine() != "x86_64":
-        pytest.skip("made for x86-64 only")
-    compiler = next((ROOT / ".venv").glob("wheels-*/bin/python"))
-    run(
-        BEDS / "musl_python.sh",
-        CACHE / "musl-python",
-        compiler,
-        "-m",
-        "ziglang",
-        "cc",
-        "-target",
-        "x86_64-linux-musl",
-    )
-    return make("musl", MUSL, str(CACHE / "musl-python" / "bin" / "python3"))
-
-
-@pytest.fixture(scope="session")
 def aarch64(tree) -> list[str]:
     """The words before a command that runs there, with the sdist's tree as its working directory."""
     root = CACHE / "aarch64"
     run(BEDS / "root.sh", root, "arm64", "python3", "python3-venv", "procps", "util-linux", "strace")
+    for place in ("proc", "sys", "dev", "tmp", "work"):
+        (root / place).mkdir(exist_ok=True)
     user = ["unshare", "--user", "--map-root-user", "--mount", "--propagation=private"]
     enter = [*user, "sh", "-euc", ENTER, "sh", str(root)]
-    (root / "work").mkdir(exist_ok=True)
     if not is_newer(root, wheel_of(ARM)):
         packages = root / "wheels"
         shutil.rmtree(packages, ignore_errors=True)

@@ -24,7 +24,10 @@ root=$1 user=$2; shift 2
 mount --bind "$root" "$root"
 mount -t proc proc "$root/proc"
 mount -t tmpfs -o mode=755 dev "$root/dev"
-for name in null zero full random urandom tty; do : >"$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
+for name in null zero full random urandom tty; do
+    : >"$root/dev/$name"
+    mount --bind "/dev/$name" "$root/dev/$name"
+done
 mkdir "$root/dev/shm"
 mount -t tmpfs -o mode=1777 shm "$root/dev/shm"
 mount -t tmpfs -o mode=1777 tmp "$root/tmp"
@@ -65,7 +68,16 @@ def docker_run(image):
         steps = dockerfile()
         name, _, value = steps["ENV"].partition("=")
         user = steps["USER"].partition(":")[0]
-        namespaces = ["unshare", "--pid", "--fork", "--mount", "--uts", "--ipc", "--kill-child", "--propagation=private"]
+        namespaces = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--kill-child",
+            "--propagation=private",
+        ]
         command = ["env", "-i", "PATH=/usr/local/bin:/usr/bin:/bin", f"{name}={value}"]
         command += [*json.loads(steps["ENTRYPOINT"]), *(words or json.loads(steps["CMD"]))]
         return subprocess.run(
