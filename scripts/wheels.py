@@ -4,7 +4,7 @@ TARGETS, for CPython 3.10 and later.
 python scripts/wheels.py [FOLDER]       FOLDER is dist/; `make wheels` runs it where the packages that it needs are
 
 The C compiler is zig's clang (the package ziglang), which has the headers and the symbols of every glibc and of musl
-for every architecture, so that the libc of this machine has no part in a wheel (docs/decisions/0051). The programs
+for every architecture, so that the libc of this machine has no part in a wheel (docs/decisions/0053). The programs
 irun-guard and infini-run are static, with musl's libc in every wheel. Every build of one commit has the same bytes.
 """
 
@@ -51,9 +51,12 @@ def build_wheel(sdist: Path, platform: str, target: str, headers: Path, folder: 
     machine = target.partition("-")[0]
     zig = f"{Path(ziglang.__file__).parent / 'zig'} cc -target"
     cc = f"{zig} {target} -I{headers}"
+    libc = ""
+    if platform.startswith("musllinux"):
+        libc = f"-nostdlib -Wl,--no-as-needed {name_of_musl(machine, zig, headers.parent)}"
     environ = {
         "CC": cc,
-        "LDSHARED": f"{cc} -shared -s",
+        "LDSHARED": f"{cc} -shared -s {libc}",
         "CFLAGS": "-g0",
         "IRUN_STATIC_CC": f"{zig} {machine}-linux-musl",
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",  # what sysconfig.get_platform() says: names of build folders
@@ -64,6 +67,14 @@ def build_wheel(sdist: Path, platform: str, target: str, headers: Path, folder: 
             archive.extractall(source, filter="data")
         (tree,) = Path(source).iterdir()
         build("--wheel", tree, folder, f"-C--build-option=--plat-name={platform}", **environ)
+
+
+def name_of_musl(machine: str, zig: str, folder: Path) -> Path:
+    """An empty library with the name that musl's libc has in a musllinux wheel (PEP 656); zig's own is libc.so."""
+    path = folder / f"libc.musl-{machine}.so.1"
+    flags = ["-shared", "-nostdlib", f"-Wl,-soname,{path.name}", "-x", "c", "/dev/null", "-o", str(path)]
+    subprocess.run([*zig.split(), f"{machine}-linux-musl", *flags], check=True)
+    return path
 
 
 def build(what: str, tree: Path, folder: Path, *flags: str, **environ: str) -> None:

@@ -75,7 +75,7 @@ def help_text() -> str:
     for group in (*(group for group in GROUPS if group != "torchrun"), "flags"):
         names = " ".join(f"--{flag.name}" for flag in _flags(group))
         lines += textwrap.wrap(
-            names, WIDTH, initial_indent=f"{group.capitalize():9}", subsequent_indent=" " * 9,
+            names, WIDTH, initial_indent=f"{group.capitalize():12}", subsequent_indent=" " * 12,
             break_on_hyphens=False,
         )  # fmt: skip
     return "\n".join([f"usage: {USAGE}\n", FIRST_EXAMPLES, *lines, "", END_OF_HELP])
