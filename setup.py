@@ -126,7 +126,7 @@ class ScriptsBehindPrograms(build_scripts):
             os.replace(path, f"{path}.py")
             self.copy_file(program, path)
             with open(source, "rb") as script, zipfile.ZipFile(path, "a") as archive:
-                # `python PATH` runs it, as it runs any script. It has no date: every build has the same bytes.
+                # `python PATH` runs it, as it runs any script. It has no date of its own.
                 archive.writestr(zipfile.ZipInfo("__main__.py"), script.read())
             os.chmod(path, 0o755)
         os.unlink(program)

@@ -5,7 +5,7 @@ python scripts/wheels.py [FOLDER]       FOLDER is dist/; `make wheels` runs it w
 
 The C compiler is zig's clang (the package ziglang), which has the headers and the symbols of every glibc and of musl
 for every architecture, so that the libc of this machine has no part in a wheel (docs/decisions/0053). The programs
-irun-guard and infini-run are static, with musl's libc in every wheel. Every build of one commit has the same bytes.
+irun-guard and infini-run are static, with musl's libc in every wheel.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -55,10 +53,3 @@ def test_the_programs_in_it_are_static_and_of_its_architecture(tag, tmp_path):
             )
             kinds = [int.from_bytes(program[headers + i * size :][:4], "little") for i in range(count)]
             assert not {2, 3} & set(kinds), f"{name} has PT_DYNAMIC or PT_INTERP: it would need a loader"
-
-
-def test_a_second_build_has_the_same_bytes(tmp_path):
-    words = [TOOLS / "python", ROOT / "scripts" / "wheels.py", tmp_path]
-    subprocess.run([*map(str, words)], check=True, stdout=sys.stderr)
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (DIST / path.name).read_bytes(), path.name
