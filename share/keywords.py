@@ -27,6 +27,7 @@ TYPES = {  # by the metavar of a flag
     "FILE": "str | PathLike[str]",
     "PATH": "str | PathLike[str]",
     "WORDS": "str | Sequence[str]",
+    "COMMAND": "str",
     "LIST[%M]": "str | int | Sequence[int]",
     "[SIGNAL@]TIME": "float | str",
     **dict.fromkeys(("TYPE", "SIZE", "IMAGE"), "str"),

@@ -27,11 +27,13 @@ static void read_workers(struct launch *launch) {
     if (n > 0) launch->n += (size_t)n / sizeof *launch->workers;
 }
 
-/* Our parent, and of a host program that lives all that it descends from. */
+/* Our parent, and of a host program that lives all that it descends from, and process 1: a PID namespace may have been
+ * entered from outside. */
 static void find_adopters(struct launch *launch) {
     struct process ancestor = {.parent = launch->host};
     launch->adopters[0] = getppid();
     launch->adopters_n = 1;
+    if (launch->host != 0) launch->adopters[launch->adopters_n++] = 1;
     while (ancestor.parent > 0 && launch->adopters_n < ADOPTERS) {
         if (!process_read(ancestor.parent, &ancestor)) return;
         launch->adopters[launch->adopters_n++] = ancestor.pid;

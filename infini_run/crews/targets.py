@@ -31,6 +31,11 @@ _NO_EFFECT = {
     **dict.fromkeys(("live", "trace", "plot"), "only launches of programs are drawn"),
     **dict.fromkeys(("module", "no_python", "distributed_args"), "the program is this Python"),
     "stdin": "a worker has no input",
+    **dict.fromkeys(
+        ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
+        "only launches of programs go on without a node",
+    ),
+    **dict.fromkeys(("token_file",), "no launcher joins by hand"),
 }
 _NO_EFFECT_ON_CREWS = {
     **dict.fromkeys(("max_restarts", "restart_delay", "restart_window"), "restart=ir.Restart(...) says it"),

@@ -36,14 +36,19 @@ def check_gpus(found: VisibleGpus, gpus: Sequence[Accelerator], mode: str, root:
     holders: Sequence[GpuUser] = module_of(found.vendor).find_holders(gpus, root)
     if not holders:
         return ""
-    users = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
-    more = f"; and {len(holders) - _REPORTED} more" if len(holders) > _REPORTED else ""
-    text = f"GPUs of this job are in use already: {users}{more}"
+    text = describe_holders(holders, root)
     if mode == "refuse":
         raise DeviceError(
             f"{text}; end what holds them, choose others with {found.variable}, or start with --check_gpus=warn"
         )
     return f"{text}; ranks may run out of memory there"
+
+
+def describe_holders(holders: Sequence[GpuUser], root: str = "") -> str:
+    """Return a sentence that names the processes which use GPUs of the job; root as for `check_gpus`."""
+    users = "; ".join(f"GPU {holder.gpu.name}: {_describe(holder, root)}" for holder in holders[:_REPORTED])
+    more = f"; and {len(holders) - _REPORTED} more" if len(holders) > _REPORTED else ""
+    return f"GPUs of this job are in use already: {users}{more}"
 
 
 def _describe(holder: GpuUser, root: str) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
     from infini_run.node.launch import NodeLaunch
+    from infini_run.node.node_check import NodeCheck
     from infini_run.options.options import Options
 
 _OLD_RANKS_S = 1.0  # for ranks of an earlier attempt, which a guard is ending
@@ -74,6 +75,8 @@ class Agent:
         self.has_joined = False
         self._observe: tuple[str, ...] = ()  # what the head wants to see of our ranks
         self._relay: ObserverRelay | None = None
+        self._setup: NodeSetup | None = None
+        self._check: NodeCheck | None = None  # that runs
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
@@ -96,6 +99,8 @@ class Agent:
             return self._serve(token)
         finally:
             self._unwatch_ctrl_z()
+            if self._check is not None:
+                self._check.close()
             if self._stdio is not None:
                 self._stdio.restore_stderr()
             self._poller.close()
@@ -148,6 +153,8 @@ class Agent:
             from infini_run.multinode.old_world import wait_until_gone
 
             is_clear = wait_until_gone(spec["launch_id"], _OLD_RANKS_S)
+            self._setup = setup
+            self._link.watchers.append(self._go_on_with_check)
             self._link.lease = Lease(spec["lease_s"])
             self._link.connection.send(self._link.lease.request())  # answered before LAUNCH can come
         self._link.connection.send(pack_json(protocol.HELLO, hello(setup, self._engine_facts, is_clear=is_clear)))
@@ -155,6 +162,37 @@ class Agent:
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
         return setup
+
+    # ---- the check of this node
+
+    def _start_check(self, setup: NodeSetup) -> None:
+        from infini_run.node.node_check import NodeCheck
+
+        options = setup.options
+        self._check = NodeCheck(
+            options.node_check,
+            environ=setup.environ,
+            cwd=setup.cwd,
+            timeout_s=options.node_check_timeout_s,
+            gpus=options.gpus_per_proc * setup.nproc,
+            log_dir=os.path.join(setup.cwd, options.log_dir) if options.log_dir else "",
+            entry=self.entry,
+        )
+        self._check.start()
+        self._go_on_with_check()
+
+    def _go_on_with_check(self) -> None:
+        check = self._check
+        if check is None or self._link.is_lost:
+            return
+        if not check.ended:
+            self._poller.unwatch(check.fileno())  # at its end the descriptor is closed
+        if check.poll(0):
+            self._check, self._link.due_s = None, float("inf")
+            self._link.connection.send(pack_json(protocol.CHECKED, {"reason": check.reason}))
+        else:
+            self._poller.watch(check.fileno(), READ, self._go_on_with_check)
+            self._link.due_s = check.due_s
 
     def _refuse(self, error: InfiniRunError) -> None:
         self._link.send_error(error)
@@ -221,7 +259,7 @@ class Agent:
             self._stream.finish()
         if self._link.is_lost:
             raise LinkError(self._link.loss)
-        done = {"report": to_jsonable(run.outcome.report()), "port": free_port()}
+        done = {"report": to_jsonable(run.outcome.report()), "port": free_port(), "progress": run.progress}
         self._link.connection.send(pack_json(protocol.DONE, done))
 
     def _take_signals(self) -> None:
@@ -305,6 +343,8 @@ class Agent:
                 _forward_signal(run, number)
             elif len(self._signals) < _EARLY_SIGNALS:
                 self._signals.append(number)
+        elif kind == protocol.CHECK and self._check is None and run is None and self._setup is not None:
+            self._start_check(self._setup)
         elif kind == protocol.LAUNCH:
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for these ranks
 

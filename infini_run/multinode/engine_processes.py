@@ -190,6 +190,10 @@ class EngineProcesses:
         commands = [running.command for running in self._running if running.tries < _TRIES]
         return {node for command in commands for node in command.nodes or range(self._nodes)}
 
+    def has_own_command(self, node: int) -> bool:
+        """Whether a command that started this node alone has not ended."""
+        return any(running.tries < _TRIES and running.command.nodes == (node,) for running in self._running)
+
     def kill(self, nodes: set[int]) -> None:
         """Kill the commands of these nodes."""
         for running in self._running:

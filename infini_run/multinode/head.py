@@ -315,6 +315,7 @@ class Head:
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:
         agent.report = agent.clock.to_our_time(decode_record(Report, done["report"]))
         agent.free_port = done["port"]
+        self._state.restarts.note_progress(done["progress"])
         self._agents.set_state(agent, "done")
         for kind, lines in agent.line_buffers.items():
             self._state.show(kind, lines.end())

@@ -52,6 +52,7 @@ class HeadLink:
         self._last_received_s = time.monotonic()
         self.silence_limit_s = float("inf")
         self.lease: Lease | None = None  # of a node without which the job goes on
+        self.due_s = float("inf")  # when a watcher has something to do (monotonic)
         self.is_lost = False
         self.loss = _HEAD_GONE
         self.watchers: list[Callable[[], None]] = [self._watch]
@@ -109,13 +110,13 @@ class HeadLink:
         return max(0.0, self._last_received_s + self.silence_limit_s - time.monotonic())
 
     def wait_s(self) -> float | None:
-        """For how long to wait at most: the head is silent for too long, or the lease is to be asked for; None: for
-        ever."""
+        """For how long to wait at most: the head is silent for too long, the lease is to be asked for, or a watcher
+        has something to do; None: for ever."""
         silence_s = self.silence_left_s()
         if self.lease is None:
             return silence_s
-        lease_s = min(self.lease.due_in_s, max(0.0, self.lease.left_s))
-        return lease_s if silence_s is None else min(silence_s, lease_s)
+        wait_s = min(self.lease.due_in_s, max(0.0, self.lease.left_s), max(0.0, self.due_s - time.monotonic()))
+        return wait_s if silence_s is None else min(silence_s, wait_s)
 
     def forgive_silence(self) -> None:
         """We have not listened until now: what the head has sent is still to be read."""

@@ -98,7 +98,8 @@ class Membership:
         grown_s: When a world was last stopped to grow.
         due_s: No world starts before.
         lost: Places that the world has lost.
-        reason: Why the world stops, for the line about the next one.
+        failed: The place whose rank was the first of the world to fail; -1: none has.
+        reason: Which node came or went, so that the next world costs nothing; empty: it follows from a failure.
         banned: The place that was left out last, and the node rank that it had: if the same rank fails first in
             the next world, it was not the place.
     """
@@ -112,6 +113,7 @@ class Membership:
     grown_s: float = -_NEVER
     due_s: float = -_NEVER
     lost: tuple[int, ...] = ()
+    failed: int = -1
     reason: str = ""
     banned: tuple[int, int] = (-1, -1)
 
@@ -277,12 +279,6 @@ class _Turn:
     def notice(self, text: str) -> None:
         self.actions.append(Notice(text=text))
 
-    def title(self, at: int) -> str:
-        place = self.m.places[at]
-        if place.state == "active":
-            return f"node {place.node_rank} ({place.name})" if place.name else f"node {place.node_rank}"
-        return place.name or f"place {at}"
-
 
 def begin(names: Sequence[str], *, needed: int = -1) -> Membership:
     """Return the membership of a job whose nodes nobody has reached yet.
@@ -380,20 +376,22 @@ def _on_checked(turn: _Turn, event: Checked) -> None:
 
 
 def _on_lost(turn: _Turn, event: Lost) -> None:
-    place, title = turn.m.places[event.place], turn.title(event.place)
+    place = turn.m.places[event.place]
     was_in_world = place.state == "active"
     if place.state == "absent":
         return
     turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else -_NEVER)
     if not was_in_world:
-        turn.notice(f"{place.name} has gone, it ran no rank: {event.reason}")
+        turn.notice(f"{event.reason}; it ran no rank")
         return
     turn.set(lost=(*turn.m.lost, event.place))
     if turn.m.phase == "running":
         turn.set(phase="stopping", reason=event.reason)
         turn.actions.append(Stop(reason=event.reason))
-    else:
-        turn.notice(f"{title} was lost, too" if turn.m.lost[:-1] else event.reason)
+        return
+    turn.notice(event.reason)
+    if not turn.m.reason:
+        turn.set(reason=event.reason)
 
 
 def _on_gone(turn: _Turn, event: Gone) -> None:
@@ -413,22 +411,27 @@ def _on_leaving(turn: _Turn, event: Leaving) -> None:
 
 
 def _on_failed(turn: _Turn, event: Failed) -> None:
-    if turn.m.phase != "running":
-        return
-    place = turn.m.places[event.place]
-    turn.set(phase="stopping", reason="")
+    if turn.m.phase == "running":
+        turn.set(phase="stopping", failed=event.place)
+
+
+def _count_failure(turn: _Turn) -> None:
+    """The first rank of the world that failed was at this place, and no node was lost, which would be the reason."""
+    place = turn.m.places[turn.m.failed]
     before, rank = turn.m.banned
     if before >= 0 and rank == place.node_rank:  # it was not the node
         turn.set_place(before, is_banned=False, failures=0)
         name = turn.m.places[before].name
         turn.notice(f"{name} may be in again: node {rank} is the first to fail on {place.name}, too")
     elif place.state == "active":
-        turn.set_place(event.place, failures=place.failures + 1)
+        turn.set_place(turn.m.failed, failures=place.failures + 1)
     turn.set(banned=(-1, -1))
 
 
 def _on_over(turn: _Turn, event: Over) -> None:
     """The world has ended: whoever was in it is checked again before the next one."""
+    if turn.m.failed >= 0 and not turn.m.reason:
+        _count_failure(turn)
     for at in turn.m.having("active"):
         place = turn.m.places[at]
         turn.set_place(at, state="joined")
@@ -542,6 +545,7 @@ def _start(turn: _Turn, ready: Sequence[int]) -> None:
         world=turn.m.world + 1,
         size=len(chosen),
         lost=(),
+        failed=-1,
         reason="",
         wait_end_s=_NEVER,
         window_end_s=_NEVER,

@@ -105,7 +105,7 @@ FAILED: Schema = {"failed": _rank, "age_ns": _whole(0, _MAX_NS)}
 SIGNALLED: Schema = {"signalled": _signal}
 EVENTS = (STARTED, READY, FAILED, SIGNALLED)
 CHECKED: Schema = {"reason": _text}
-DONE: Schema = {"report": _record, "port": _port}
+DONE: Schema = {"report": _record, "port": _port, "progress": _whole(-1, _MAX_NS)}
 
 
 def read(payload: bytes, *schemas: Schema) -> dict[str, Any]:

@@ -130,11 +130,11 @@ class NodeLosses:
         self._free_place(agent)
 
     def _free_place(self, agent: RemoteAgent) -> None:
-        """Somebody else may join there. If the Link was a command of its own, that ends first: it tells how."""
+        """Somebody else may join there. If the node has a command of its own, that ends first: it tells how."""
         state, changes = self._state, self._state.changes
         if changes is None:
             return
-        if state.engine.USES_STDIO and agent.index in self._processes.alive_nodes():
+        if self._processes.has_own_command(agent.index):
             if agent.is_silent:
                 self._processes.kill({agent.index})
                 known = [(agent.host, agent.index, agent.hello)]
@@ -199,9 +199,9 @@ class NodeLosses:
             if agent.state == "lost":
                 if has_ended:
                     changes.on_ended(agent)
-                if state.engine.USES_STDIO:
+                if ended.command.nodes:
                     changes.reach_again(agent)
-            elif state.engine.USES_STDIO or agent.is_not_ready:
+            elif ended.command.nodes or agent.is_not_ready:
                 if agent.is_not_ready and self._processes.retry(ended):
                     state.agents.disconnect(agent)
                     state.agents.set_state(agent, "connecting")

@@ -56,7 +56,7 @@ class WorldChanges:
             join_s=options.join_timeout_s,
             max_failures=options.max_node_failures,
             grows=options.on_join == "restart",
-            has_check=False,
+            has_check=bool(options.node_check or options.log_dir or options.gpus_per_proc),
         )
         self._is_by_hand = state.node_list.engine == MANUAL
         self._membership = membership.begin([agent.name for agent in agents], needed=0 if self._is_by_hand else -1)
@@ -128,8 +128,6 @@ class WorldChanges:
     def on_ready(self, agent: RemoteAgent) -> None:
         """Its HELLO has come."""
         at = agent.index
-        self._redial_s[at] = _REDIAL_S[0]
-        self._refusals.pop(at, None)
         place = self._membership.places[at]
         order = (at > 0, *membership.natural_key(agent.name)) if self._is_by_hand else (at,)
         if (place.name, place.order) != (agent.name, order):
@@ -209,8 +207,10 @@ class WorldChanges:
         if state.stop_signal or state.error is not None:
             return False
         report = attempt_report(state)
-        if m.phase == "stopping" and m.reason:
-            state.restarts.go_on(report, m.reason)
+        if m.reason:
+            if not state.restarts.go_on(report, m.reason):
+                state.error = NodeLost(m.reason, "", -1)
+                return False
             due_s = -_NEVER
         else:
             line = state.restarts.decide(report)
@@ -241,6 +241,8 @@ class WorldChanges:
         state.world = agents
         for rank, agent in enumerate(agents):
             agent.node_rank = rank
+            self._redial_s[agent.index] = _REDIAL_S[0]
+            self._refusals.pop(agent.index, None)
         others = [agent for agent in state.agents.all if agent not in agents]
         for agent in others:
             agent.node_rank = -1
@@ -265,7 +267,7 @@ class WorldChanges:
         return "; ".join(new) or f"the same {count} nodes"
 
     def _stop(self, action: membership.Stop) -> None:
-        self._state.notice(f"{action.reason}; all ranks are stopped, and start again without it")
+        self._state.notice(f"{action.reason}; all ranks are stopped, and start again")
         self._state.stop()
 
     def _check(self, action: membership.Check) -> None:

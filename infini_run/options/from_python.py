@@ -178,6 +178,8 @@ def _words(name: str, value: object) -> list[str]:
         return [f"--{name}" if value else f"--no{name}"]
     if isinstance(value, dict):  # redirects={0: 3}
         value = [f"{key}:{item}" for key, item in value.items()]
+    if name == "nnodes" and isinstance(value, tuple):  # (3, 4)
+        value = ":".join(str(item) for item in value)
     if isinstance(value, (list, tuple, range)):
         value = ",".join(str(item) for item in value)
     return [f"--{name}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]

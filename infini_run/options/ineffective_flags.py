@@ -25,6 +25,8 @@ _AT: dict[str, tuple[str, ...]] = {  # where a flag has an effect
     "link_address": _BY_TCP,
     "join_timeout": (*ENGINES, PEER),
     "node_timeout": (*ENGINES, PEER),
+    "node_check": (*ENGINES, PEER),
+    "node_check_timeout": (*ENGINES, PEER),
     "export": (*ENGINES, PEER, "auto"),
     "console": (LOCAL, "auto"),
 }

@@ -33,6 +33,8 @@ class CrewOptions(TypedDict, total=False):
     spares: int | None
     join_window: float | str | None
     on_join: Literal["wait", "restart"] | None
+    node_check: str | None
+    node_check_timeout: float | str | None
     max_node_failures: int | None
     gpus_per_proc: int | None
     bind: Literal["none", "numa", "socket", "cores"] | None

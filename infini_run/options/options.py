@@ -33,7 +33,7 @@ _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backe
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
-                "console")  # ineffective_flags.py  # fmt: skip
+                "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
 _SECONDS = (
     "restart_delay",
     "restart_window",
@@ -42,6 +42,7 @@ _SECONDS = (
     "join_timeout",
     "node_timeout",
     "join_window",
+    "node_check_timeout",
 )
 
 
@@ -72,6 +73,8 @@ class Options:
     token_file: str
     join_timeout_s: float
     node_timeout_s: float
+    node_check: str  # words as a shell reads them; empty: none
+    node_check_timeout_s: float
     export: tuple[str, ...]
     spares: int
     join_window_s: float
@@ -179,6 +182,10 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         from infini_run.options.elastic import check_membership
 
         check_membership(given, values, node_list, has_token=has_token)
+    elif values["node_check"] and (node_list is not None or values["nnodes"] > 1):
+        raise UsageError(
+            f"{given['node_check'].origin}: a node that fails it is left out; give --spares, or --nnodes=MIN:MAX"
+        )
     elif has_token and values["nnodes"] > 1 and not values["dry_run"] and "node_rank" not in given:
         values["node_rank"] = HANDED_OUT
     _check_job(given, values, counts, is_ours=node_list is not None)

@@ -66,6 +66,16 @@ def _file(text: str) -> str:
     return text
 
 
+def _command_line(text: str) -> str:
+    import shlex
+
+    try:
+        shlex.split(text)
+    except ValueError:
+        raise ValueError("a command whose quotes match is allowed") from None
+    return text
+
+
 def _variable_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if any("=" in name for name in names):
@@ -207,6 +217,11 @@ FLAGS = (
     _choice("membership", "on_join", ("wait", "restart"),
             "with fewer than MAX nodes, when another one joins: it waits as a spare, or all processes are started "
             "again with it"),
+    _flag("membership", "node_check", _command_line, "", "COMMAND",
+         "run this on each node before it takes part, quoted as in a shell: a node where it does not exit 0 is left "
+         "out, with its last line of output", shown="none"),
+    _flag("membership", "node_check_timeout", value_types.duration, 60.0, "TIME",
+         "kill it, and leave the node out, after so long", shown="1m"),
     _flag("membership", "max_node_failures", value_types.bounded_int(0), 2, "N",
          "a node whose processes were the first to fail in so many attempts is left out, if enough others are there; "
          "0: none is"),

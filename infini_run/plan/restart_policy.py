@@ -106,18 +106,26 @@ class RestartState:
         failure = "; ".join(filter(None, (report.headline(), report.left_behind())))
         return self._apply(decision, report.first_failure, failure)
 
-    def go_on(self, report: Report, reason: str) -> None:
+    def go_on(self, report: Report, reason: str) -> bool:
         """Count an attempt that follows because a node came or went: it costs nothing of the budget.
 
         Args:
             report: How the last attempt ended.
             reason: Why there is another one, in a sentence.
+
+        Returns:
+            False if there is none: too many attempts in a row made no progress.
         """
-        self._count = replace(self._count, total=self._count.total + 1)
+        count = self._count_attempt()
+        self._not_restarted = explain_no_progress(self._options, count)
+        if self._not_restarted:
+            return False
+        self._count = replace(count, total=count.total + 1)
         self._earlier = (*self._earlier, *([] if report.first_failure is None else [report.first_failure]))[
             -_MOST_EARLIER:
         ]
         self.heading = f"attempt {self._count.total + 1}: {reason}"
+        return True
 
     def start_failed(self, reason: str) -> str:
         """Count an attempt whose ranks could not be created as one that failed.
@@ -223,6 +231,14 @@ def count_attempt(count: RestartCount, progress: int) -> RestartCount:
     return replace(count, fruitless=count.fruitless + 1) if count.progress >= 0 else count
 
 
+def explain_no_progress(options: Options, count: RestartCount) -> str:
+    """Say that too many attempts in a row made no progress (`--max_no_progress`); "" if that is not so."""
+    if not 0 < options.max_no_progress <= count.fruitless:
+        return ""
+    times = "the last attempt" if count.fruitless == 1 else f"{count.fruitless} attempts in a row"
+    return f"{times} got no further than PROGRESS={count.progress}"
+
+
 def spend(options: Options, count: RestartCount, healthy_s: float, random_fraction: float = 0.0) -> Decision:
     """Take one restart from the budget, if there is one left.
 
@@ -232,9 +248,9 @@ def spend(options: Options, count: RestartCount, healthy_s: float, random_fracti
         healthy_s: Seconds in which all ranks were well. After `--restart_window` of them the budget is whole again.
         random_fraction: As for `decide`.
     """
-    if 0 < options.max_no_progress <= count.fruitless:
-        times = "the last attempt" if count.fruitless == 1 else f"{count.fruitless} attempts in a row"
-        return Decision(again=False, count=count, why=f"{times} got no further than PROGRESS={count.progress}")
+    why = explain_no_progress(options, count)
+    if why:
+        return Decision(again=False, count=count, why=why)
     spent = 0 if 0 < options.restart_window_s <= healthy_s else count.spent
     if spent >= options.max_restarts:
         return Decision(again=False, count=count)

@@ -83,7 +83,7 @@ SCHEMAS = {
     "FAILED": {"failed": 0, "age_ns": 0},
     "SIGNALLED": {"signalled": 15},
     "CHECKED": {"reason": ""},
-    "DONE": {"report": {}, "port": 1},
+    "DONE": {"report": {}, "port": 1, "progress": -1},
 }
 MANY = [float("inf"), float("nan"), 10**400, -(2**31), 1e999, "a\0b", {"": 1}, [[]], None, True, "x" * 1000]
 

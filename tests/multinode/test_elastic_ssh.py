@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -179,3 +180,33 @@ def test_the_head_is_told_to_stop_and_everything_stops(many, bell):
     hear_world(bell, 0, 3)
     command.signal(signal.SIGTERM)
     finish(command, 143)
+
+
+def test_a_node_that_fails_its_check_is_left_out_with_its_last_line(many, bell):
+    check = 'sh -c "[ $(uname -n) != host2 ] || { echo ECC errors on GPU 2; exit 3; }"'
+    command = many("--spares=1", f"--node_check={check}", *ring(bell, "exit 0"), nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host3", "host4"]
+    finish(command)
+    assert b"host2 is left out: node check ended with 3: ECC errors on GPU 2" in command.err
+
+
+def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
+    check = 'sh -c "[ $(uname -n) != host1 ] || exec sleep 1000"'
+    flags = ("--spares=1", f"--node_check={check}", "--node_check_timeout=0.5")
+    command = many(*flags, *ring(bell, "exit 0"), nproc=1)
+    assert hear_world(bell, 0, 3) == ["host2", "host3", "host4"]
+    finish(command)
+    assert b"host1 is left out: the node check did not end within 0.5 s" in command.err
+
+
+def test_attempts_without_progress_end_the_job_whoever_is_lost(many, bell, tmp_path):
+    """A rank that tells of its progress is trusted with it: three attempts that get no further are enough."""
+    tells = "import os, socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
+    tells += "s.sendto(b'PROGRESS=5', os.environ['NOTIFY_SOCKET'].replace('@', chr(0), 1)); "
+    tells += f"open({bell.path!r}, 'w').write(os.environ['TORCHELASTIC_RESTART_COUNT'] + chr(10)); time.sleep(1000)"
+    command = many("--spares=1", "--max_no_progress=2", sys.executable, "-c", tells, hosts="host[1-3]", nproc=1)
+    for world in range(3):
+        assert bell.hear(2) == [str(world)] * 2
+        os.kill(launcher_of(1, world=world), signal.SIGKILL)
+    assert command.wait() == 1
+    assert b"2 attempts in a row got no further than PROGRESS=5" in command.err

@@ -218,6 +218,21 @@ def test_a_failed_rank_waits_for_its_delay_and_keeps_the_places():
     assert job.worlds[1] == (0, 1, 2)
 
 
+def test_a_rank_that_failed_because_a_node_was_lost_is_nobodys_fault():
+    """The usual order: a collective fails on another node before the loss is known."""
+    job = Job()
+    job.join(0, 1, 2, 3)
+    for lost in (2, 1):
+        job.handle(m.Failed(place=0))
+        job.lose(lost, lease_s=1)
+        assert job.state.reason == f"host{lost} was lost"
+        job.stop_others()
+        job.join(lost)
+        job.wait()
+    assert job.worlds[1:] == [(0, 1, 2), (0, 1, 2)]
+    assert job.state.places[0].failures == 0
+
+
 def test_a_node_that_fails_first_twice_is_left_out_if_enough_others_are_there():
     job = Job()
     job.join(0, 1, 2, 3)

@@ -32,7 +32,7 @@ DESIGN = [
     *("module", "no_python", "distributed_args"),
     *("engine", "hosts", "hostfile", "ssh_config", "remote_python", "link_port", "link_address", "token_file"),
     *("join_timeout", "node_timeout", "export"),
-    *("spares", "join_window", "on_join", "max_node_failures"),
+    *("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
     *("gpus_per_proc", "bind", "check_gpus", "omp_num_threads"),
     *("log_dir", "log_layout", "console", "ranks_on_console", "stdin", "redirects", "tee", "local_ranks_filter"),
     *(
@@ -143,6 +143,8 @@ def test_the_defaults_are_complete():
         token_file="",
         join_timeout_s=300.0,
         node_timeout_s=10.0,
+        node_check="",
+        node_check_timeout_s=60.0,
         export=(),
         spares=0,
         join_window_s=10.0,
