@@ -15,7 +15,7 @@ from infini_run.system.signal_numbers import SIGCONT, SIGWINCH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Protocol
 
     from infini_run.core.group import Event
@@ -231,6 +231,11 @@ class LiveTable:
         """Note that the connection to a node was lost."""
         if node in self._launches:
             self._launches[node].on_disconnect()
+
+    def drop(self, nodes: Iterable[int]) -> None:
+        """Show nothing of these nodes any more: they run no ranks in the attempt that begins."""
+        for node in nodes:
+            self._launches.pop(node, None)
 
     def print_above(self, text: str) -> bool:
         """Print text above the table. Return False if there is no table, or if it cannot be seen now."""

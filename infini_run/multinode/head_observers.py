@@ -18,7 +18,7 @@ from infini_run.system.signal_numbers import SIGCONT, SIGTSTP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from infini_run.core.group import Event
@@ -39,7 +39,8 @@ class HeadObservers:
         self._path = path
         self._display = display
         self._options = options
-        self._nodes: dict[int, ObservedNode] = {}
+        self._nodes: dict[int, ObservedNode] = {}  # that run ranks, or ran them last
+        self._gone: dict[int, ObservedNode] = {}  # that ran some before, and are still in the trace
         self._events: list[dict[str, Any]] = []
         self._instant_count = 0  # instants
         self._numbers = 0  # processes of the trace, beside us
@@ -58,7 +59,7 @@ class HeadObservers:
 
     # ---- what the head does
 
-    def begin(self, agents: Iterable[RemoteAgent], launch_id: str, restarts: int) -> None:
+    def begin(self, agents: Sequence[RemoteAgent], launch_id: str, restarts: int) -> None:
         """All ranks are about to be started, or to be started again."""
         now_ns = time.monotonic_ns()
         self._launch_id, self._restarts = launch_id, restarts
@@ -66,9 +67,15 @@ class HeadObservers:
         if restarts:
             self.note(f"restart {restarts}")
         self._began_ns, self._stop_ns = now_ns, 0
-        self._nodes = {agent.index: self._nodes.get(agent.index) or ObservedNode(agent) for agent in agents}
-        for node in self._nodes.values():
-            node.awaited = False
+        before = self._nodes | self._gone
+        self._nodes = {}
+        for agent in agents:
+            node = before.pop(agent.index) if agent.index in before else ObservedNode(agent)
+            node.agent, node.awaited = agent, False  # another agent may have come to the node
+            self._nodes[agent.index] = node
+        self._gone = before
+        if self._display is not None:
+            self._display.drop(self._gone)
 
     def rest(self) -> None:
         """All have ended, and will be started again: the last frame stays."""
@@ -204,14 +211,14 @@ class HeadObservers:
         from infini_run.display.chrome_trace import MAX_SAMPLES, ChromeTrace
         from infini_run.display.rank_span import RemoteNode
 
-        count = len(self._nodes)
+        count = len(self._nodes) + len(self._gone)
         remote = RemoteNode(
             host=node.agent.name,
             pid=self._number(),
             order=node.agent.index - count,
             number=self._number,
             begin_ns=begin_ns,
-            facts={"node": node.agent.index, "pid": node.agent.hello.get("pid")},
+            facts={"node": node.agent.node_rank, "pid": node.agent.hello.get("pid")},
         )
         return ChromeTrace(self._path, max_samples=max(1000, MAX_SAMPLES // count), node=remote)
 
@@ -250,7 +257,7 @@ class HeadObservers:
         """Of every node: how far its clock is ahead of ours, which was taken off its times, and to within what."""
         return [
             {
-                "node": node.agent.index,
+                "node": node.agent.node_rank,
                 "host": node.agent.name,
                 "offset_s": node.agent.clock.offset_s if node.agent.clock.is_known else None,
                 "bound_s": node.bound_s if node.agent.clock.is_known else None,
@@ -273,16 +280,17 @@ class HeadObservers:
         """The whole trace so far: ourselves, and every node's launcher and ranks."""
         from infini_run.display.trace_format import process_names, trace_content
 
-        name = f"infini-run, head of {len(self._nodes)} nodes, on {os.uname().nodename}"
-        names = process_names(os.getpid(), name, -1 - len(self._nodes))
+        nodes = [*self._nodes.values(), *self._gone.values()]
+        name = f"infini-run, head of {len(nodes)} nodes, on {os.uname().nodename}"
+        names = process_names(os.getpid(), name, -1 - len(nodes))
         events = list(self._events)
         world = 0
-        for node in self._nodes.values():
+        for node in nodes:
             if node.trace is not None:
                 theirs, happened = node.trace.parts()
                 names += theirs
                 events += happened
-            world += 0 if node.plan is None else len(node.plan.workers)
+            world += 0 if node.plan is None or node.agent.index in self._gone else len(node.plan.workers)
         other = {"launch_id": self._launch_id, "world_size": world, "clocks": self._clocks_json()}
         return trace_content(names, events, other)
 

@@ -127,7 +127,8 @@ def partial_plan(agent: RemoteAgent, launch_id: str, file: str, ranks: list[Any]
         output = Output(console=False, log=False, piped=bool(carries))
         workers.append(
             Worker(
-                rank=whole_number(rank), local_rank=whole_number(local_rank), node=agent.index, argv=(file,), env=(),
+                rank=whole_number(rank), local_rank=whole_number(local_rank), node=agent.node_rank, argv=(file,),
+                env=(),
                 devices=tuple(str(name) for name in devices), cpu_binding=None, stdin="null", stdout=output,
                 stderr=output, label="", log="", error_log="", error_file="", notify="",
             )

@@ -210,3 +210,22 @@ def test_attempts_without_progress_end_the_job_whoever_is_lost(many, bell, tmp_p
         os.kill(launcher_of(1, world=world), signal.SIGKILL)
     assert command.wait() == 1
     assert b"2 attempts in a row got no further than PROGRESS=5" in command.err
+
+
+def test_the_trace_and_the_report_have_the_node_that_was_lost(many, bell, tmp_path):
+    flags = ("--spares=1", f"--trace={tmp_path}/t", f"--report={tmp_path}/r")
+    command = many(*flags, *ring(bell, in_world(1, "exit 0")), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hosts = hear_world(bell, 1, 2)
+    finish(command)
+    events = json.loads((tmp_path / "t").read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    for host in {"host1", "host2", *hosts}:
+        assert any(host in name for name in names), names
+    told = [event["name"] for event in events if event.get("cat") == "event"]
+    assert any("node 1 (host2) was lost" in text for text in told), told
+    report = json.loads((tmp_path / "r").read_text())
+    assert report["restarts"] == 1
+    assert any("node 1 (host2) was lost" in notice for notice in report["notices"])
+    assert [rank["host"] for rank in report["ranks"]] == hosts
