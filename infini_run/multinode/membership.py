@@ -200,7 +200,7 @@ class Over:
 
 
 @record
-class Clock:
+class TimePassed:
     """Time has passed."""
 
 
@@ -327,7 +327,7 @@ def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tu
 
 
 def next_due_s(m: Membership, now_s: float, rules: Rules) -> float:
-    """Return when Clock is due after `now_s`: at the next bound of a wait; infinite: only an event can change
+    """Return when TimePassed is due after `now_s`: at the next bound of a wait; infinite: only an event can change
     anything."""
     due = []
     if m.phase == "gathering":
@@ -456,7 +456,7 @@ def _let_go(turn: _Turn, at: int, reason: str) -> None:
     turn.actions.append(Dismiss(place=at, reason=reason))
 
 
-def _on_clock(turn: _Turn, event: Clock) -> None:
+def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
     m = turn.m
     if m.phase == "running" and turn.rules.grows and m.size < turn.rules.most:
         spares = m.having("spare")
@@ -577,5 +577,5 @@ _EVENTS: dict[type, Callable[[_Turn, Any], None]] = {
     Leaving: _on_leaving,
     Failed: _on_failed,
     Over: _on_over,
-    Clock: _on_clock,
+    TimePassed: _on_time_passed,
 }

@@ -95,7 +95,7 @@ class WorldChanges:
     def run_due(self, now_s: float) -> None:
         """End what has waited long enough, and say who is waited for."""
         if now_s >= self._due_s and not self._state.is_stopping:
-            self._handle(membership.Clock())
+            self._handle(membership.TimePassed())
         if now_s >= self._notice_s:
             self._notice_s = now_s + _NOTICE_S
             if self._is_waiting:

@@ -83,11 +83,14 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 
 def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
+    gate = tmp_path / "gate"
+    fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 7"
     flags = ("--nnodes=2:3", "--join_window=5", f"--report={tmp_path}/r")
-    command = many(*flags, *ring(bell, in_world(1, "[ $RANK = 1 ] && exit 7")), hosts="host[1-3]", nproc=1)
+    command = many(*flags, *ring(bell, in_world(1, fails)), hosts="host[1-3]", nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     os.kill(launcher_of(1), signal.SIGTERM)
     assert hear_world(bell, 1, 2) == ["host1", "host3"]
+    gate.touch()
     finish(command, 7)
     assert b"node 1 (host2): told SIGTERM there, it leaves" in command.err
     assert b"rank 1 on host3" in command.err

@@ -82,7 +82,7 @@ class Job:
         if due_s == NEVER:
             return
         self.now_s = due_s
-        self.handle(m.Clock())
+        self.handle(m.TimePassed())
 
     def here(self):
         return self.state.having("joined", "checking", "spare", "active")
