@@ -173,7 +173,10 @@ class _Peer:
 
     def serve_until_over(self) -> int:
         """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
-        that went on for --join_timeout."""
+        that went on for --join_timeout, or the head does not know our token."""
+        from infini_run.multinode.handshake import Unheard
+        from infini_run.multinode.head_link import TurnedAway
+
         end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
         while True:
             try:
@@ -181,7 +184,7 @@ class _Peer:
             except LinkError as error:
                 if self._has_joined:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
-                elif time.monotonic() + pause_s > end_s:
+                elif not isinstance(error, (TurnedAway, Unheard)) or time.monotonic() + pause_s > end_s:
                     raise
                 if self._has_joined or pause_s == _FIRST_PAUSE_S:
                     self._print(f"{error}; joining again")

@@ -309,7 +309,7 @@ class Head:
         elif "signalled" in event:
             changes = self._state.changes
             number = event["signalled"]
-            if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, signal_name(number)):
+            if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
                 self.on_stop_signal(number, host=agent.name)
 
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:

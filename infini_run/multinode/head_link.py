@@ -25,6 +25,10 @@ _QUEUED = (protocol.SPEC, protocol.LAUNCH, protocol.GOODBYE)  # frames that wait
 _HEAD_GONE = "the head has gone"
 
 
+class TurnedAway(LinkError):
+    """The head has no place for this node, or not yet."""
+
+
 class HeadLink:
     """The Link, as the agent uses it.
 
@@ -71,7 +75,8 @@ class HeadLink:
 
         Raises:
             Unheard: the head dropped the connection before it had sent anything.
-            LinkError: the other side has another token, or turns this node away.
+            TurnedAway: the head has no place for this node.
+            LinkError: the other side has another token.
         """
         from infini_run.multinode.handshake import Handshake, Unheard
 
@@ -98,7 +103,8 @@ class HeadLink:
             raise LinkError("the head has gone before it said what is to run") from None
         if kind == protocol.GOODBYE:
             why = message_schema.read(payload, message_schema.TURNED_AWAY)["error"]
-            raise LinkError(f"the head has turned node {identity['node']} away: {why}")
+            node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
+            raise TurnedAway(f"the head has turned {node} away: {why}")
         self._frames.append((kind, payload))
 
     # ---- waiting

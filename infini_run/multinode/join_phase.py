@@ -71,6 +71,7 @@ class JoinPhase:
         self._index_of_host = {agent.name: agent.index for agent in state.agents.all if agent.name}
         self._specs: dict[int | str, bytes] = {}  # SPEC frames, by the number of ranks
         self._contact = Contact()
+        self._turned_away: set[str] = set()  # lines that were printed
         self._link_address = ""  # a line about the address that other launchers must connect to, if it was given
         now_s = time.monotonic()
         self._join_end_s = now_s + state.options.join_timeout_s
@@ -149,7 +150,11 @@ class JoinPhase:
         if 0 <= node < len(agents):
             first = " at ".join(filter(None, (agents[node].name, agents[node].address)))
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
-        self._state.notice(f"{address} says that it is node {node}, and was turned away: {why}")
+        name = host or "a node" if node == HANDED_OUT else f"node {node}"
+        line = f"{address} says that it is {name}, and was turned away: {why}"
+        if line not in self._turned_away:  # whoever waits for a place asks again and again
+            self._turned_away.add(line)
+            self._state.notice(line)
         connection.send(pack_json(protocol.GOODBYE, {"error": why}))
         connection.close()
 

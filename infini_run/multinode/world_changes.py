@@ -13,6 +13,7 @@ from infini_run.multinode import membership, protocol
 from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.options.nodes import MANUAL
+from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class WorldChanges:
         self._notice_s = time.monotonic() + _NOTICE_S
         self._redial_s = dict.fromkeys(range(len(agents)), _REDIAL_S[0])
         self._stop_signals_s: list[float] = []  # when launchers on nodes were told to stop
+        self._exit_codes: dict[int, int] = {}  # of launchers that leave
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, str] = {}  # the machine on which ranks of a lost place may live
 
@@ -154,14 +156,15 @@ class WorldChanges:
         """A rank there was the first to fail."""
         self._handle(membership.Failed(place=agent.index))
 
-    def on_stop_signal(self, agent: RemoteAgent, signal_name: str) -> bool:
-        """The launcher of a node was told to stop. Whether only that node is meant: if most are told at once, the
-        job is."""
+    def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool:
+        """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
+        at once, the job is."""
         now_s = time.monotonic()
         self._stop_signals_s = [at_s for at_s in self._stop_signals_s if now_s - at_s <= _AT_ONCE_S] + [now_s]
         if 2 * len(self._stop_signals_s) > len(self._state.world):
             return False
-        text = f"{agent.title}: told {signal_name} there, it leaves"
+        text = f"{agent.title}: told {signal_name(number)} there, it leaves"
+        self._exit_codes[agent.index] = 128 + number
         self._handle(membership.Leaving(place=agent.index, reason=text))
         return True
 
@@ -275,7 +278,8 @@ class WorldChanges:
 
     def _dismiss(self, action: membership.Dismiss) -> None:
         agent = self._state.agents.all[action.place]
-        self._state.agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": 0}))
+        exit_code = self._exit_codes.pop(action.place, 1)
+        self._state.agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": exit_code}))
         self._state.agents.disconnect(agent)
         self._state.agents.set_state(agent, "lost")
         self._redial_s[agent.index] = _REDIAL_S[1]  # somebody there wants it to be gone

@@ -114,7 +114,7 @@ def test_a_launcher_that_is_told_to_stop_leaves_and_the_job_goes_on(start, bell)
     victim.signal(signal.SIGTERM)
     hear_world(bell, 1, 3)
     assert [command.wait() for command in commands if command is not victim] == [0, 0, 0]
-    victim.wait()
+    assert victim.wait() == 143
 
 
 def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
@@ -156,3 +156,25 @@ def test_spares_end_when_the_job_does(start):
     commands = [start("--spares=1", "true") for _ in range(3)]
     for command in commands:
         finish(command)
+
+
+def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
+    first = start("--spares=1", *FAST, *ring(bell), nnodes=1)
+    hear_world(bell, 0, 1)
+    stranger = start("--spares=1", *FAST, "true", nnodes=1, token="another-token-of-somebody-else")
+    assert stranger.wait() == 1
+    assert b"joining again" not in stranger.err
+    first.signal(signal.SIGTERM)
+    finish(first, 143)
+
+
+def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(start, bell):
+    commands = [start("--spares=1", *FAST, *ring(bell, in_world(1, "exit 0"))) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    late = start("--spares=1", *FAST, "true")
+    read_error_until([late], b"has turned this node away: there are nodes 0 to 2, and all of them are here")
+    os.kill(launcher_of(1), signal.SIGKILL)
+    hear_world(bell, 1, 2)
+    assert sorted(command.wait() for command in (*commands, late)) == [-signal.SIGKILL, 0, 0, 0]
+    lines = [line for line in told(*commands) if "was turned away" in line]
+    assert len(lines) == 1

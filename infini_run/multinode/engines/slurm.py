@@ -85,8 +85,11 @@ class SlurmEngine(Engine):
     def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
         """Return scancel of the step, which sends SIGKILL to all of it. Only an agent knows the number of the
         step."""
-        steps = [hello["facts"] for _, _, hello in agents if len(hello.get("facts", ())) == len(_STEP_VARIABLES)]
-        return [EngineCommand(argv=("scancel", "--quiet", ".".join(steps[0])), nodes=())] if steps else []
+        facts = [
+            tuple(hello["facts"]) for _, _, hello in agents if len(hello.get("facts", ())) == len(_STEP_VARIABLES)
+        ]
+        steps = [".".join(step) for step in dict.fromkeys(facts)]
+        return [EngineCommand(argv=("scancel", "--quiet", *steps), nodes=())] if steps else []
 
     def first_failure_line(self, stderr: str) -> str:
         """Return `srun: error: node2: task 1: Killed` if it comes before the messages about the end of the step. The
