@@ -61,6 +61,8 @@ class Agents:
                 "port": 1,
                 "address": "",
                 "facts": [],
+                "machine": "",
+                "is_clear": False,
             }
             wire.send(pack_json(protocol.HELLO, words))
         elif kind == protocol.LAUNCH:
@@ -70,7 +72,7 @@ class Agents:
         elif kind == protocol.HEARTBEAT:
             wire.send(clock_answer(payload))
         elif kind in (protocol.STOP, protocol.KILL):
-            wire.send(pack_json(protocol.DONE, {"report": to_jsonable(report_of(node)), "port": 1}))
+            wire.send(pack_json(protocol.DONE, {"report": to_jsonable(report_of(node)), "port": 1, "progress": -1}))
         elif kind == protocol.GOODBYE:
             unpack_json(payload)
 
