@@ -22,7 +22,7 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from infini_run.multinode.engines import Engine
     from infini_run.system.poller import Poller
@@ -191,8 +191,11 @@ class EngineProcesses:
         return {node for command in commands for node in command.nodes or range(self._nodes)}
 
     def has_own_command(self, node: int) -> bool:
-        """Whether a command that started this node alone has not ended."""
-        return any(running.tries < _TRIES and running.command.nodes == (node,) for running in self._running)
+        """Whether there is a command for this node alone: it waits for its start, runs, or has ended and is not taken
+        yet."""
+        commands = [running.command for running in self._running if running.tries < _TRIES]
+        commands += [command for _, command, _ in self._waiting] + [ended.command for ended in self._ended]
+        return any(command.nodes == (node,) for command in commands)
 
     def kill(self, nodes: set[int]) -> None:
         """Kill the commands of these nodes."""
@@ -216,10 +219,11 @@ class EngineProcesses:
             self._read_events(running)
         return "\n".join(running.group.tail(0).decode("utf-8", "replace") for running in self._running)
 
-    def take_ended(self) -> list[EngineExit]:
-        """Return the commands that have ended since the last call."""
-        ended, self._ended = self._ended, []
-        return ended
+    def take_ended(self) -> Iterator[EngineExit]:
+        """Yield the commands that have ended since the last call. Each is taken when the caller asks for the next."""
+        while self._ended:
+            yield self._ended[0]
+            del self._ended[0]
 
     def _read_events(self, running: _Running) -> None:
         for event in running.group.run_once():

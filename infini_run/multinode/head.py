@@ -118,7 +118,10 @@ class Head:
             from infini_run.multinode.world_changes import WorldChanges
 
             self._state.changes = WorldChanges(
-                self._state, start_ranks=self._start_ranks, reach=self._join.reach_again
+                self._state,
+                start_ranks=self._start_ranks,
+                reach=self._join.reach_again,
+                has_own_command=self._processes.has_own_command,
             )
         self._stop_signal_s = 0.0
         self._was_signalled_here = False  # not only an agent on its node

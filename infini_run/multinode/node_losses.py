@@ -193,6 +193,8 @@ class NodeLosses:
         """As on_engine_exit, for a job that goes on."""
         state = self._state
         for agent in agents:
+            if not ended.command.nodes and self._processes.has_own_command(agent.index):
+                continue  # whoever was there before was the one that it had started
             preamble = "" if agent.connection is None else agent.connection.preamble
             reason = state.engine.explain_exit(agent.name, ended.code, f"{preamble}\n{ended.stderr}")
             has_ended = state.engine.has_agent_ended(ended.code)

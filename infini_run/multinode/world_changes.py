@@ -37,6 +37,7 @@ class WorldChanges:
     Args:
         start_ranks: starts the ranks of these agents, in the order of their node ranks.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
+        has_own_command: whether the engine has a command for the node of that index alone.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class WorldChanges:
         *,
         start_ranks: Callable[[Sequence[RemoteAgent]], None],
         reach: Callable[[int, float], None],
+        has_own_command: Callable[[int], bool],
     ) -> None:
         options, agents = state.options, state.agents.all
         self._state = state
         self._start_ranks = start_ranks
         self._reach = reach
+        self._has_own_command = has_own_command
         self._rules = membership.Rules(
             least=options.least_nodes,
             most=options.nnodes,
@@ -193,6 +196,11 @@ class WorldChanges:
         self._reach(at, time.monotonic() + self._redial_s[at])
         self._redial_s[at] = min(2 * self._redial_s[at], _REDIAL_S[1])
 
+    def _free_place(self, agent: RemoteAgent) -> None:
+        """We have let an agent go. If the node has a command of its own, the end of that frees the place."""
+        if not self._has_own_command(agent.index):
+            self.reach_again(agent)
+
     # ---- the end of a world
 
     def is_over(self) -> bool:
@@ -231,7 +239,7 @@ class WorldChanges:
             if agent.connection is None or agent.connection.has_ended:  # it went after its ranks had ended
                 self._handle(membership.Lost(place=agent.index, fence_s=-_NEVER, reason=f"{agent.title} has gone"))
                 state.agents.set_state(agent, "lost")
-                self.reach_again(agent)
+                self._free_place(agent)
         self._handle(membership.Over(due_s=due_s))
         return True
 
@@ -283,7 +291,7 @@ class WorldChanges:
         self._state.agents.disconnect(agent)
         self._state.agents.set_state(agent, "lost")
         self._redial_s[agent.index] = _REDIAL_S[1]  # somebody there wants it to be gone
-        self.reach_again(agent)
+        self._free_place(agent)
 
     def _print_notice(self, action: membership.Notice) -> None:
         self._state.notice(action.text)

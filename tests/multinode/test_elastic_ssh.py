@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
-from tests.support.processes import OURS, marked, processes
+from tests.support.processes import OURS, marked, processes, state_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("ssh")
@@ -147,6 +147,22 @@ def test_a_node_that_comes_back_is_a_spare_and_serves_as_one(many, bell):
     os.kill(launcher_of(0, world=1), signal.SIGKILL)
     hear_world(bell, 2, 2)
     finish(command)
+
+
+def test_a_node_is_reached_once_also_where_its_end_and_that_of_its_ssh_are_seen_together(many, bell):
+    """A second agent on one node would be heard by nobody, and its end, a timeout later, taken for the node's."""
+    then = in_world(1, "sleep 5; exit 0")
+    command = many("--spares=1", "--node_timeout=2", *ring(bell, then), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    ssh = {pid for pid, (parent, _, name) in processes().items() if (parent, name) == (command.pid, "ssh")}
+    command.suspend()
+    os.kill(launcher_of(1), signal.SIGKILL)
+    until(lambda: any(state_of(pid) == "Z" for pid in ssh))
+    command.signal(signal.SIGCONT)
+    hear_world(bell, 1, 2)
+    finish(command)
+    told = [line for line in own_lines(command) if "was lost" in line or "could not" in line]
+    assert len(told) == 1, command.err
 
 
 def test_a_rank_that_fails_costs_a_restart_and_a_lost_node_does_not(many, bell, tmp_path):
