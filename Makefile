@@ -12,18 +12,19 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 WHEELS := .venv/wheels-$(VERSION)
+DOCS := .venv/docs-$(VERSION)
 WHEEL_BEDS := qemu-user-static mmdebstrap
 TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py
 
-.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench faults wheels wheels-test clean
+.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench faults wheels wheels-test docs clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
 	@echo "make torch   the tests that need PyTorch, over ssh and Slurm, too, in an environment of their own (3.10 to 3.13)"
 	@echo "make pbs     the tests that need a real OpenPBS (PBS_EXEC=/opt/pbs; it says how to get one), for root; PBS_ROUNDS=20"
 	@echo "make check   linters, types, layers, C warnings and analysis, then the tests"
-	@echo "make generated  the man page and the completions, out of the table of flags"
+	@echo "make generated  the man page, the completions and the reference pages, out of the table of flags"
 	@echo "make asan    the tests with AddressSanitizer and UBSan in the C core"
 	@echo "make coverage  lines and branches of the C core that the tests go through; fails below 90 %"
 	@echo "make walk    every system call of the core fails once, in every kind of launch (a sample is in the tests)"
@@ -33,6 +34,7 @@ help:
 	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N)"
 	@echo "make bench   measure, print one table, write bench/results/bench.json"
 	@echo "make faults  the same faults under other launchers beside us, one table, bench/results/faults.json"
+	@echo "make docs    the documentation site in site/: strict, every link and anchor checked, nothing of another server"
 	@echo "make wheels  the sdist and every wheel (glibc and musl, x86-64 and aarch64) in dist/"
 	@echo "make wheels-test  each wheel installed and run: on glibc, on aarch64 under qemu, as process 1 of an image; for root"
 
@@ -138,5 +140,16 @@ wheels-test: $(VENV)/made $(WHEELS)/made
 	test -n "$(wildcard dist/*.whl)" || $(MAKE) wheels
 	$(BIN)/python -m pytest -m wheels tests/wheels $(PYTEST_ARGS)
 
+# What a site is built with is no part of what a user installs, nor of what tests need.
+$(DOCS)/made: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(DOCS)/bin/python -m pip install -q --disable-pip-version-check --group docs
+	@touch $@
+
+docs: $(DOCS)/made
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	$(DOCS)/bin/python scripts/check_site.py site
+
 clean:
-	rm -rf .venv build dist *.egg-info csrc/_irun.c infini_run/_irun.c infini_run/*.so bench/results
+	rm -rf .venv build dist site *.egg-info csrc/_irun.c infini_run/_irun.c infini_run/*.so bench/results

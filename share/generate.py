@@ -1,5 +1,5 @@
 """Write what is made from the table of flags: the man page and the completions, as they lie where they are installed,
-and the keywords of the Python API.
+the keywords of the Python API, and the pages of the documentation that list flags and decisions.
 
 python share/generate.py            what `make generated` does
 python share/generate.py --check    exit code 1, and the names, if one of them is out of date
@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 
 from keywords import keywords, submit_keywords
+from reference import command_page, decisions_page
+from reference import job_page as job_reference
 
 from infini_run.jobs.options.completion import script as job_script
 from infini_run.jobs.options.manpage import man_page as job_page
@@ -32,6 +34,9 @@ def files() -> dict[Path, str]:
         HERE / "man/man1/infini-job.1": job_page(version[1]),
         HERE / "bash-completion/completions/infini-job": job_script("bash"),
         HERE / "zsh/site-functions/_infini-job": job_script("zsh"),
+        HERE.parent / "docs/reference/infini-run.md": command_page(),
+        HERE.parent / "docs/reference/infini-job.md": job_reference(),
+        HERE.parent / "docs/decisions/README.md": decisions_page(HERE.parent / "docs/decisions"),
         HERE.parent / "infini_run/options/keywords.py": keywords(),
         HERE.parent / "infini_run/jobs/options/keywords.py": submit_keywords(),
     }

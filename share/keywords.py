@@ -78,7 +78,7 @@ def submit_keywords() -> str:
 
 
 def _typed_dict(name: str, base: str, place: str, flags: list[Flag]) -> str:
-    types = {flag.name: _type(flag) for flag in flags if _has_effect(flag)}
+    types = {flag.name: python_type(flag) for flag in flags if _has_effect(flag)}
     if "nproc_per_node" in types:
         types["nproc"] = types["nproc_per_node"]
     lines = [
@@ -94,7 +94,8 @@ def _has_effect(flag: Flag) -> bool:
     return not flag.help.startswith(("ignored", "refused"))
 
 
-def _type(flag: Flag) -> str:
+def python_type(flag: Flag) -> str:
+    """The type of the keyword in Python that stands for the flag."""
     if flag.choices:
         return f"Literal[{', '.join(f'{chr(34)}{choice}{chr(34)}' for choice in flag.choices)}]"
     return TYPES[flag.metavar] if flag.metavar else "bool"

@@ -207,6 +207,7 @@ def test_what_is_out_of_date_is_noticed_and_made_anew(tmp_path):
     for folder in ("infini_run/options", "infini_run/jobs/options"):
         (tmp_path / folder).mkdir(parents=True)
         shutil.copy(ROOT / folder / "keywords.py", tmp_path / folder)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     page = tmp_path / "share/man/man1/infini-run.1"
     page.write_text(page.read_text().replace("nnodes", "nodes"))
     generate = [sys.executable, tmp_path / "share/generate.py"]

@@ -1,0 +1,46 @@
+"""What MkDocs is told beside mkdocs.yml: links that leave docs/ go to the repository, and every decision is in the
+navigation, and names that stay on one line are marked for the style sheet."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from posixpath import dirname, normpath
+
+ROOT = Path(__file__).parent.parent
+LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]*)(#[^)\s]*)?(?=\))")
+COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
+SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
+HOMEPAGE = re.compile(r'^Homepage = "(.+)"$', re.MULTILINE)
+
+log = logging.getLogger("mkdocs.hooks.site")  # a warning fails a strict build
+
+
+def on_config(config):
+    """Put the pages of all decisions below their index."""
+    decisions = sorted(path.name for path in (ROOT / "docs/decisions").glob("[0-9]*.md"))
+    architecture = next(item["Architecture"] for item in config.nav if "Architecture" in item)
+    architecture[-1] = {"Decisions": ["decisions/README.md", *(f"decisions/{name}" for name in decisions)]}
+    return config
+
+
+def on_page_markdown(markdown, page, **_):
+    """Drop comments, which are for the tests of the blocks, and turn links that leave docs/ into the repository's."""
+    home = HOMEPAGE.search((ROOT / "pyproject.toml").read_text())[1]
+
+    def outside(match):
+        path = normpath(f"docs/{dirname(page.file.src_uri)}/{match[1]}")
+        if path.startswith("docs/") or path == "docs":
+            return match[0]
+        if not (ROOT / path).exists():
+            log.warning("%s: there is no %s", page.file.src_uri, path)
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"{home}/{kind}/main/{path}{match[2] or ''}"
+
+    return LINK.sub(outside, COMMENT.sub("", markdown))
+
+
+def on_page_content(html, **_):
+    """Mark code without a space that fits into a line of a phone: it is not broken at its dashes."""
+    return SHORT_CODE.sub('<code class="whole">', html)
