@@ -65,6 +65,8 @@ class Agent:
         self._poller = Poller()
         self._link = HeadLink(connection, self._poller, on_frame=self._handle_frame, on_lost=self._on_link_lost)
         self._identity: dict[str, object] = {"node": node, "host": host}
+        if own is not None:
+            self._identity["run_id"] = own.run_id
         self._own = own
         self._environ = os.environ if environ is None else environ
         self._engine_facts = facts

@@ -6,6 +6,7 @@ import time
 
 from infini_run.multinode import protocol
 from infini_run.multinode.clock_offset import ClockOffset
+from infini_run.multinode.lease import AgentTime
 from infini_run.multinode.output import LineBuffer
 
 TYPE_CHECKING = False
@@ -52,6 +53,7 @@ class RemoteAgent:
         self.has_command = False  # a command of the engine starts it; else it connects by itself
         self.last_received_s = time.monotonic()
         self.clock = ClockOffset()
+        self.time = AgentTime()
         self.hello: dict[str, Any] = {}
         self.free_port = 0
         self.line_buffers = {protocol.OUT: LineBuffer(), protocol.ERR: LineBuffer()}

@@ -120,7 +120,8 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     from infini_run.multinode.tcp import is_own_host, listen_if_free, retry_unheard
 
     listening = None
-    if options.node_rank == HANDED_OUT and is_own_host(options.master_addr):
+    is_head_host = options.node_rank == HANDED_OUT and is_own_host(options.master_addr)
+    if is_head_host:
         listening = listen_if_free(port, options.link_address)
     if options.node_rank == 0 or listening is not None:
         if len(token) < _SHORT_TOKEN:
@@ -133,7 +134,12 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
         options = replace(options, link_port=port)
         return run_on_hosts(options, node_list, environ, print_line=print_line, listening=listening)
     peer = _Peer(options, environ, f"{options.master_addr}:{port}", os.fsencode(token), print_line)
-    return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
+    try:
+        return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
+    except LinkError as error:
+        if is_head_host and not peer.has_joined:  # another program may have the port
+            raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
+        raise
 
 
 class _Peer:
@@ -154,22 +160,34 @@ class _Peer:
         self._print_line = print_line
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
-        self._has_joined = False
+        self.has_joined = False
 
-    def serve(self) -> int:
-        """Join, and do what the head says. Returns the exit code; raises LinkError."""
+    def serve(self, limit_s: float | None = None) -> int:
+        """Join, and do what the head says.
+
+        Args:
+            limit_s: how long to try to reach the head; None: --join_timeout.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            LinkError: the head has gone, or does not take us.
+        """
         from infini_run.multinode.agent import Agent
         from infini_run.multinode.tcp import connect_with_retry
 
+        self.has_joined = False
         options = self._options
-        connection = connect_with_retry(self._target, options.join_timeout_s, self._print)
+        limit_s = options.join_timeout_s if limit_s is None else limit_s
+        connection = connect_with_retry(self._target, limit_s, self._print)
         agent = Agent(
             connection, options.node_rank, own=options, environ=self._environ, host=self._host, entry=self._entry
         )
         try:
             return agent.serve(self._token)
         finally:
-            self._entry, self._has_joined = agent.entry, agent.has_joined
+            self._entry, self.has_joined = agent.entry, agent.has_joined
 
     def serve_until_over(self) -> int:
         """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
@@ -180,13 +198,13 @@ class _Peer:
         end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
         while True:
             try:
-                return self.serve()
+                return self.serve(max(0.0, end_s - time.monotonic()))
             except LinkError as error:
-                if self._has_joined:
+                if self.has_joined:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
                 elif not isinstance(error, (TurnedAway, Unheard)) or time.monotonic() + pause_s > end_s:
                     raise
-                if self._has_joined or pause_s == _FIRST_PAUSE_S:
+                if self.has_joined or pause_s == _FIRST_PAUSE_S:
                     self._print(f"{error}; joining again")
             time.sleep(pause_s)  # nothing tells when a place becomes free
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.engines import Engine
     from infini_run.system.poller import Poller
 
@@ -49,9 +50,17 @@ class EngineExit:
 
 
 class _Running:
-    def __init__(self, command: EngineCommand, tries: int, group: Group, nodes: set[int]) -> None:
+    def __init__(
+        self,
+        command: EngineCommand,
+        tries: int,
+        group: Group,
+        nodes: set[int],
+        cleans_up: tuple[RemoteAgent, ...],
+    ) -> None:
         self.command = command
         self.unreached = nodes  # its nodes that are not ready yet
+        self.cleans_up = cleans_up  # agents that it ends
         self.tries = tries
         self.group = group
         self.pid = 0  # until it has started
@@ -79,7 +88,7 @@ class EngineProcesses:
         self._engine = engine
         self._poller = poller
         self._ended: list[EngineExit] = []
-        self._killed: list[int] = []
+        self._killed: list[RemoteAgent] = []
         self._environ = environ
         self._nodes = nodes
         self._waiting: list[tuple[float, EngineCommand, int]] = []  # not before that time; tries so far
@@ -121,7 +130,9 @@ class EngineProcesses:
             if not running.unreached and self._connecting.pop(running, running) is None:
                 self._schedule()
 
-    def _start(self, command: EngineCommand, tries: int) -> Connection | None:
+    def _start(
+        self, command: EngineCommand, tries: int, cleans_up: tuple[RemoteAgent, ...] = ()
+    ) -> Connection | None:
         """The command gets no launch marker variable: a connection that ssh keeps open for others (ControlPersist)
         is no stray, and a search of all processes at the end of each of many commands would take longer than the
         launch."""
@@ -129,14 +140,16 @@ class EngineProcesses:
         if not path:
             raise ProgramMissing(f"{command.argv[0]} is not on PATH: --engine needs it", command.argv[0])
         try:
-            return self._spawn(command, tries, path)
+            return self._spawn(command, tries, path, cleans_up)
         except StartError as error:
             raise explain_command(error, command.argv[0]) from None
         except OSError as error:
             number = error.errno or 0
             raise explain_command(StartError(os.strerror(number), "a pipe", number), command.argv[0]) from None
 
-    def _spawn(self, command: EngineCommand, tries: int, path: str) -> Connection | None:
+    def _spawn(
+        self, command: EngineCommand, tries: int, path: str, cleans_up: tuple[RemoteAgent, ...]
+    ) -> Connection | None:
         spec = SpawnSpec(0, os.fsencode(path), [os.fsencode(word) for word in command.argv], [])
         spec.dies_with_us = is_main_thread()
         own = dict(command.env)
@@ -169,7 +182,7 @@ class EngineProcesses:
             if theirs is not None:
                 theirs.close()
         nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()
-        running = _Running(command, tries, group, nodes)
+        running = _Running(command, tries, group, nodes, cleans_up)
         self._running[running] = None
         if nodes:
             self._connecting[running] = None
@@ -178,10 +191,11 @@ class EngineProcesses:
         self._poller.watch(group.fileno(), READ, partial(self._read_events, running))
         return None if ours is None else Connection(fd := ours.detach(), fd, awaits_magic=True)
 
-    def start_cleanup(self, command: EngineCommand) -> None:
-        """Start a command that ends what agents have left; its end is waited for as that of the others."""
+    def start_cleanup(self, command: EngineCommand, agents: Sequence[RemoteAgent]) -> None:
+        """Start a command that ends what these agents have left; its end is waited for as that of the others."""
         if find_program(command.argv[0], self._environ.get("PATH", os.defpath)):
-            connection = self._start(command, _TRIES)
+            of_command = tuple(agent for agent in agents if agent.index in command.nodes)
+            connection = self._start(command, _TRIES, of_command)
             if connection is not None:
                 connection.close()
 
@@ -203,8 +217,8 @@ class EngineProcesses:
             if running.tries < _TRIES and nodes.intersection(running.command.nodes):
                 running.group.kill()
 
-    def take_killed(self) -> list[int]:
-        """Return the nodes whose agents a clean-up command has killed since the last call."""
+    def take_killed(self) -> list[RemoteAgent]:
+        """Return the agents that a clean-up command has killed since the last call."""
         killed, self._killed = self._killed, []
         return killed
 
@@ -240,7 +254,7 @@ class EngineProcesses:
                     EngineExit(command=running.command, tries=running.tries, code=running.code, stderr=stderr)
                 )
             elif running.code == 0:
-                self._killed += running.command.nodes
+                self._killed += running.cleans_up
             self._close(running)
 
     def reap_others(self) -> None:

@@ -188,12 +188,10 @@ class Head:
         self._postpone(self._state.absence.note(0.0 if wait_s is None else wait_s))
         for ended in self._processes.take_ended():
             self._losses.on_engine_exit(ended)
-        for node in self._processes.take_killed():
-            self._state.notice(
-                f"{self.agents[node].title}: its agent did not answer, and was killed there with its ranks"
-            )
+        for agent in self._processes.take_killed():
+            self._state.notice(f"{agent.title}: its agent did not answer, and was killed there with its ranks")
             if self._state.changes is not None:
-                self._state.changes.on_ended(self.agents[node])
+                self._state.changes.on_ended(agent)
         self._run_due(time.monotonic())
         problem = self._state.console.take_problem()
         if problem:
@@ -285,7 +283,7 @@ class Head:
             if agent.clock.needs_more():
                 self._agents.send(agent, clock_question())
         elif kind == protocol.LEASE:
-            self._agents.send(agent, pack(protocol.LEASE, payload[:8]))
+            self._agents.send(agent, agent.time.note(payload))
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
         elif kind == protocol.OBSERVATIONS and self._observers is not None:

@@ -69,14 +69,14 @@ class HeadLink:
         """Prove that we know the token, and say which node we are.
 
         Args:
-            identity: fields of the IDENTITY frame. limit_s: how long to wait. The head of a job started by hand may
-                be suspended by Ctrl-Z; but another program
-                may have taken its port, so after 10 s a line says that nothing has come.
+            identity: fields of the IDENTITY frame.
+            limit_s: how long to wait. The head of a job started by hand may be suspended by Ctrl-Z; but another
+                program may have taken its port, so after 10 s a line says that nothing has come.
 
         Raises:
             Unheard: the head dropped the connection before it had sent anything.
-            TurnedAway: the head has no place for this node.
-            LinkError: the other side has another token.
+            TurnedAway: the head has no place for this node, or not yet.
+            LinkError: the other side has another token, or is the head of another job.
         """
         from infini_run.multinode.handshake import Handshake, Unheard
 
@@ -102,9 +102,10 @@ class HeadLink:
                 raise
             raise LinkError("the head has gone before it said what is to run") from None
         if kind == protocol.GOODBYE:
-            why = message_schema.read(payload, message_schema.TURNED_AWAY)["error"]
+            answer = message_schema.read(payload, message_schema.TURNED_AWAY)
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"
-            raise TurnedAway(f"the head has turned {node} away: {why}")
+            error_class = TurnedAway if answer["may_return"] else LinkError
+            raise error_class(f"the head has turned {node} away: {answer['error']}")
         self._frames.append((kind, payload))
 
     # ---- waiting
@@ -215,14 +216,17 @@ class HeadLink:
 
     def suspend(self, suspend: Callable[[], None], print_line: Callable[[str], None]) -> None:
         """Call `suspend`, which returns when this process is continued; a fork sends the heartbeats meanwhile."""
-        from infini_run.multinode.heartbeat_process import HeartbeatProcess
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 
-        if self.is_lost:
+        if self.lease is not None:
+            limit = f"{self.silence_limit_s:g} s (--node_timeout)"
+            print_line(f"infini-run: {os.uname().nodename}: suspended; after {limit} the job goes on without it")
+        if self.is_lost or self.lease is not None:  # whose lease nobody can extend meanwhile
             suspend()
             return
         substitute = None
         try:
-            substitute = HeartbeatProcess([self.connection], self.silence_limit_s / _HEARTBEATS)
+            substitute = HeartbeatProcess({self.connection: no_frame}, self.silence_limit_s / _HEARTBEATS)
         except OSError as error:
             print_line(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
         suspend()

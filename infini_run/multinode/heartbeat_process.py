@@ -19,7 +19,7 @@ from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping
 
     from infini_run.multinode.connection import Connection
 
@@ -28,15 +28,15 @@ class HeartbeatProcess:
     """Sends heartbeats from now until `end`.
 
     Args:
-        connections: where to.
+        targets: where to, and what gives the frame that goes there beside each heartbeat; b"": none.
         every_s: time between two heartbeats.
 
     Raises:
         OSError: no process or no descriptor is left.
     """
 
-    def __init__(self, connections: Sequence[Connection], every_s: float) -> None:
-        self._connections = list(connections)
+    def __init__(self, targets: Mapping[Connection, Callable[[], bytes]], every_s: float) -> None:
+        self._connections = list(targets)
         end_fd, self._end_fd = os.pipe()
         try:
             self._result_fd, result_fd = os.pipe()
@@ -53,7 +53,7 @@ class HeartbeatProcess:
                 os.setpgid(0, 0)  # a shell suspends and ends groups
                 os.close(self._end_fd)
                 os.close(self._result_fd)
-                _send_heartbeats(self._connections, every_s, end_fd, result_fd)
+                _send_heartbeats(targets, every_s, end_fd, result_fd)
         except OSError:
             os.close(self._end_fd)
             os.close(self._result_fd)
@@ -81,20 +81,28 @@ class HeartbeatProcess:
             connection.send_state = state
 
 
-def _send_heartbeats(connections: Sequence[Connection], every_s: float, end_fd: int, result_fd: int) -> None:
+def no_frame() -> bytes:
+    """Beside a heartbeat nothing is sent."""
+    return b""
+
+
+def _send_heartbeats(
+    targets: Mapping[Connection, Callable[[], bytes]], every_s: float, end_fd: int, result_fd: int
+) -> None:
     """In the fork, which ends here. A connection that takes nothing gets no more: what is kept must not grow for
     days."""
     try:
         poller = select.poll()
         poller.register(end_fd, select.POLLIN)
         while True:
-            for connection in connections:
+            for connection, make_frame in targets.items():
                 connection.flush()
                 if not connection.wants_write:
-                    connection.send(pack(protocol.HEARTBEAT))
+                    for frame in filter(None, (pack(protocol.HEARTBEAT), make_frame())):
+                        connection.send(frame)
             if poller.poll(poll_ms(every_s)):
                 break
         with open(result_fd, "wb") as file:
-            file.write(marshal.dumps([connection.send_state for connection in connections]))
+            file.write(marshal.dumps([connection.send_state for connection in targets]))
     finally:
         os._exit(0)

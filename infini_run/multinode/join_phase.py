@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.engine_processes import EngineProcesses
     from infini_run.multinode.engines import EngineCommand
     from infini_run.multinode.head_state import HeadState
-    from infini_run.multinode.listener import AgentListener
+    from infini_run.multinode.listener import AgentListener, Identity
     from infini_run.multinode.node_losses import NodeLosses
 
 _LEASE = 0.9  # of --node_timeout: for so long the ranks of a node live that hears nothing of the head
@@ -113,6 +113,8 @@ class JoinPhase:
     def reach_again(self, index: int, due_s: float) -> None:
         """Start the command for a node once more, if the engine has one; not before `due_s` (monotonic)."""
         state, host = self._state, self._state.agents.all[index].host
+        if self.listener is not None:
+            self.listener.expect(True)
         self._add(state.engine.again_commands(host, index, state.options, self._contact, self._environ), due_s)
 
     def _listen(self) -> Contact:
@@ -137,17 +139,23 @@ class JoinPhase:
             for command, connection in self._processes.start_due():
                 self._attach(self._state.agents.all[command.nodes[0]], connection)
 
-    def _on_authenticated(self, connection: Connection, node: int, host: str, address: str) -> None:
+    def _on_authenticated(self, connection: Connection, identity: Identity, address: str) -> None:
         """An agent has connected from `address`, and says which node it is. Its host's name counts more than the
         number: an engine may number nodes in an order of its own, and rank 0 must be where the others look for it."""
-        agents = self._state.agents.all
-        node = self._place_of(node, host)
-        if 0 <= node < len(agents) and agents[node].state == "connecting":
+        agents, run_id = self._state.agents.all, self._state.options.run_id
+        host, is_other_job = identity.host, identity.run_id not in (None, run_id)
+        node = identity.node if is_other_job else self._place_of(identity.node, host)
+        if 0 <= node < len(agents) and agents[node].state == "connecting" and not is_other_job:
             agents[node].address = address
             self._attach(agents[node], connection)
             return
-        why = f"there are nodes 0 to {len(agents) - 1}, and all of them are here"
-        if 0 <= node < len(agents):
+        why = f"there are nodes 0 to {len(agents) - 1}"
+        if node == HANDED_OUT:
+            why += ", and all of them are here"
+        if is_other_job:
+            why = f"its --rdzv_id is {identity.run_id or 'none'}, that of this job is {run_id or 'none'}: "
+            why += "give each job a port of its own"
+        elif 0 <= node < len(agents):
             first = " at ".join(filter(None, (agents[node].name, agents[node].address)))
             why = f"{first or 'another'} is that one already: give every node a --node_rank of its own"
         name = host or "a node" if node == HANDED_OUT else f"node {node}"
@@ -155,7 +163,7 @@ class JoinPhase:
         if line not in self._turned_away:  # whoever waits for a place asks again and again
             self._turned_away.add(line)
             self._state.notice(line)
-        connection.send(pack_json(protocol.GOODBYE, {"error": why}))
+        connection.send(pack_json(protocol.GOODBYE, {"error": why, "may_return": not is_other_job}))
         connection.close()
 
     def _place_of(self, node: int, host: str) -> int:
@@ -221,6 +229,8 @@ class JoinPhase:
         agents.set_state(agent, "ready")
         agents.send(agent, clock_question())
         if self._state.changes is not None:
+            if self._state.changes.has_started:
+                self.end()
             self._state.changes.on_ready(agent)
 
     # ---- waiting
@@ -251,6 +261,9 @@ class JoinPhase:
             state.print(f"waiting for {missing} of {counts.total} nodes: {missing_names(agents)}{why}")
 
     def end(self) -> None:
-        """All nodes are ready: the token file goes, and whoever connects from now on has time."""
-        if self.listener is not None and not self._state.options.is_elastic:
-            self.listener.end_joining()
+        """The nodes that run the job have joined. If no other can come the token file goes; if all places are taken,
+        whoever connects from now on has time."""
+        if self.listener is not None:
+            self.listener.expect(bool(self._state.agents.counts.count("connecting")))
+            if not self._state.options.is_elastic:
+                self.listener.remove_token()

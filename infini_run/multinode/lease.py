@@ -1,9 +1,12 @@
-"""An agent's lease: for how long the ranks of its node may live, though nothing is heard of the head.
+"""A lease: for how long the ranks of a node may live, though its agent hears nothing of the head.
 
 The agent sends the time by its own clock, and the head sends it back. The head has heard what comes back, at that
 time or later. So a lease that is counted from then is over before the head starts other ranks (FENCE_S of
 world_changes.py), whatever either direction of the network drops, delays or delivers late. Both clocks need the same
 rate, not the same time: they are CLOCK_BOOTTIME, which goes on while a machine sleeps.
+
+While the head reads nothing (its own reader does not read, or Ctrl-Z has suspended it) it gives nobody up, and hears
+no requests. Then it sends what the agent's clock shows at least by now, as the requests before have told.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LEASE, pack
 
 _TIME = Struct(">q")  # ns
+_LIMIT_NS = 2**62
+_DRIFT = 0.0005  # by which the rates of two clocks may differ: more than the kernel corrects one by (adjtimex(2))
 _REQUESTS = 4.5  # within one lease: a cut of a third of --node_timeout, and TCP's next try after it, cost no rank
 
 
@@ -51,9 +56,34 @@ class Lease:
         if len(answer) != _TIME.size:
             raise LinkError("what came over the link is not what infini-run sends: a lease of another length")
         asked_ns = _TIME.unpack(answer)[0]
-        if asked_ns > _now_ns():
-            raise LinkError("what came over the link is not what infini-run sends: a lease of the future")
-        self.since_ns = max(self.since_ns, asked_ns)
+        self.since_ns = max(self.since_ns, min(asked_ns, _now_ns()))
+
+
+class AgentTime:
+    """What the clock of an agent shows at least, as the head knows it from the agent's requests."""
+
+    def __init__(self) -> None:
+        self._ahead_ns = -_LIMIT_NS  # of our own clock
+        self._since_ns = 0  # the last request came then, by our clock
+
+    def note(self, request: bytes) -> bytes:
+        """A request has come. Return the frame that answers it. Raises LinkError: it is none."""
+        asked_ns = _TIME.unpack(request)[0] if len(request) == _TIME.size else -1
+        if not 0 <= asked_ns < _LIMIT_NS:
+            raise LinkError("what it says is not what infini-run says: a request for a lease")
+        now_ns = _now_ns()
+        # what has come late says less than what was known
+        self._ahead_ns, self._since_ns = max(asked_ns - now_ns, self._ahead_at(now_ns)), now_ns
+        return pack(LEASE, request)
+
+    def grant(self) -> bytes:
+        """Return the frame for an agent whose requests are not read: a request that is sent now would be answered
+        so."""
+        now_ns = _now_ns()
+        return pack(LEASE, _TIME.pack(max(0, now_ns + self._ahead_at(now_ns))))
+
+    def _ahead_at(self, now_ns: int) -> int:
+        return self._ahead_ns - int(_DRIFT * (now_ns - self._since_ns))
 
 
 def _now_ns() -> int:

@@ -18,6 +18,7 @@ from infini_run.multinode import protocol
 from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import HANDSHAKE_S, unpack_json
 from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
+from infini_run.record import record
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import LIMITS
 
@@ -33,6 +34,21 @@ _SPARE = 256  # unauthenticated connections beyond one for each node
 _AT_ONCE = 32  # connections that are accepted in one turn
 _PAUSE_S = 0.1  # between two such turns, after all nodes have joined
 _REPORTED = 8  # connections that were turned away
+
+
+@record
+class Identity:
+    """What an agent says that it is.
+
+    Args:
+        node: index of its node; HANDED_OUT: the head chooses.
+        host: its name; "": it does not say.
+        run_id: the user's name for the run, if the user started it by hand; else None.
+    """
+
+    node: int
+    host: str
+    run_id: str | None
 
 
 class _Unauthenticated:
@@ -73,8 +89,8 @@ class AgentListener:
     Args:
         token: the secret.
         nodes: how many agents are expected.
-        on_authenticated: called with a connection that has proved itself, the index and the host that the agent says
-            it is, and the address that it comes from.
+        on_authenticated: called with a connection that has proved itself, what the agent says that it is, and the
+            address that it comes from.
         notice: called with lines for the user.
     """
 
@@ -83,7 +99,7 @@ class AgentListener:
         token: str,
         nodes: int,
         poller: Poller,
-        on_authenticated: Callable[[Connection, int, str, str], None],
+        on_authenticated: Callable[[Connection, Identity, str], None],
         notice: Callable[[str], None],
     ) -> None:
         self._token = token
@@ -133,10 +149,9 @@ class AgentListener:
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
-    def end_joining(self) -> None:
-        """All nodes have joined: whatever connects now is no node of this job, and has time."""
-        self._is_expecting = False
-        self.remove_token()
+    def expect(self, is_expecting: bool) -> None:
+        """Say whether a node may still join; if none may, what connects is no node of this job, and has time."""
+        self._is_expecting = is_expecting
 
     def remove_token(self) -> None:
         """Remove the file: all agents have read it. Safe twice."""
@@ -226,14 +241,14 @@ class AgentListener:
         waiting.handshake = Handshake(connection, os.fsencode(self._token), is_head=True)
         return waiting.handshake
 
-    def _pass_on(self, connection: Connection, identity: object) -> None:
-        node = identity.get("node") if isinstance(identity, dict) else None
-        host = identity.get("host", "") if isinstance(identity, dict) else ""
-        if type(node) is not int or not isinstance(host, str):
+    def _pass_on(self, connection: Connection, content: object) -> None:
+        fields = content if isinstance(content, dict) else {}
+        node, host, run_id = fields.get("node"), fields.get("host", ""), fields.get("run_id")
+        if type(node) is not int or not isinstance(host, str) or not isinstance(run_id, (str, type(None))):
             raise LinkError("it does not say which node it is")
         address = self._waiting[connection].address
         self._release(connection)
-        self._on_authenticated(connection, node, host, address)
+        self._on_authenticated(connection, Identity(node=node, host=host, run_id=run_id), address)
 
     def _turn_away(self, text: str) -> None:
         self._turned_away += 1

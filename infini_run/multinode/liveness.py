@@ -35,6 +35,8 @@ class Liveness:
                 continue
             if is_paused:  # we read from nobody: what it has sent is on its way
                 agent.last_received_s = now_s
+                if state.options.is_elastic:
+                    state.agents.send(agent, agent.time.grant())
             elif now_s - agent.last_received_s > timeout_s:
                 agent.is_silent = True
                 hint = "" if state.engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
@@ -66,15 +68,17 @@ class Liveness:
             How long that was, in seconds; 0 if there could be no fork, so the nodes were without heartbeats.
         """
         from infini_run.core.signal_pipe import stop_self
-        from infini_run.multinode.heartbeat_process import HeartbeatProcess
+        from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 
         state, start_s = self._state, time.monotonic()
-        connections = [agent.connection for agent in state.agents.all if agent.connection is not None]
+        targets = {
+            agent.connection: agent.time.grant if state.options.is_elastic else no_frame
+            for agent in state.agents.all
+            if agent.connection is not None and not agent.connection.has_ended
+        }
         timeout_s = state.options.node_timeout_s
         try:
-            substitute = HeartbeatProcess(
-                [each for each in connections if not each.has_ended], timeout_s / HEARTBEATS
-            )
+            substitute = HeartbeatProcess(targets, timeout_s / HEARTBEATS)
         except OSError as error:
             limit = f"{timeout_s:g} s (--node_timeout)"
             state.notice(f"the nodes will hear nothing of us, and give up in {limit}: {error.strerror}")
@@ -83,4 +87,7 @@ class Liveness:
         stop_self()
         substitute.end()
         state.absence.excuse()
+        if state.options.is_elastic:  # the leases that were granted until now count from now
+            for agent in state.agents.all:
+                agent.last_received_s = time.monotonic()
         return time.monotonic() - start_s

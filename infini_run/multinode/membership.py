@@ -31,6 +31,7 @@ CHECK_AGAIN_S = 300.0  # a spare that waits is checked so often
 CHECK_OUT_S = 60.0  # a node that has failed its check
 GROW_S = 600.0  # between two stops of a world that only let it grow
 _NEVER = float("inf")
+_LACKS = {"absent": "not here", "joined": "not checked yet", "checking": "not checked yet", "out": "left out"}
 
 
 @record
@@ -120,6 +121,11 @@ class Membership:
     def having(self, *states: str) -> list[int]:
         """Return the places in these states."""
         return [at for at, place in enumerate(self.places) if place.state in states]
+
+    @property
+    def missed(self) -> list[int]:
+        """The places that are not ready, and without which there is no world."""
+        return [at for at, place in enumerate(self.places) if place.is_needed and place.state != "spare"]
 
     @property
     def members(self) -> list[int]:
@@ -323,6 +329,8 @@ def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tu
     if turn.m.phase == "gathering":
         _gather(turn)
     _check_due(turn)
+    if turn.m.phase == "running" and rules.grows:
+        _plan_growth(turn)
     return turn.m, tuple(turn.actions)
 
 
@@ -358,8 +366,6 @@ def _on_joined(turn: _Turn, event: Joined) -> None:
     turn.set_place(event.place, state="joined", is_leaving=False)
     if turn.m.phase == "running":
         turn.notice(f"{place.name} has joined as a spare")
-        if turn.rules.grows and turn.m.window_end_s == _NEVER:
-            turn.set(window_end_s=turn.now_s + turn.rules.window_s)
 
 
 def _on_checked(turn: _Turn, event: Checked) -> None:
@@ -380,7 +386,8 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
     was_in_world = place.state == "active"
     if place.state == "absent":
         return
-    turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else -_NEVER)
+    # what joined after the loss and ran nothing proves nothing about ranks of before
+    turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
     if not was_in_world:
         turn.notice(f"{event.reason}; it ran no rank")
         return
@@ -447,12 +454,14 @@ def _on_over(turn: _Turn, event: Over) -> None:
 
 
 def _can_spare(turn: _Turn, at: int) -> bool:
+    if turn.m.places[at].is_needed:
+        return False
     others = [other for other in turn.m.having("joined", "checking", "spare", "active") if other != at]
     return len(others) >= turn.rules.least
 
 
 def _let_go(turn: _Turn, at: int, reason: str) -> None:
-    turn.set_place(at, state="absent", fence_s=-_NEVER, is_leaving=False)
+    turn.set_place(at, state="absent", is_leaving=False)
     turn.actions.append(Dismiss(place=at, reason=reason))
 
 
@@ -464,6 +473,15 @@ def _on_time_passed(turn: _Turn, event: TimePassed) -> None:
             names = ", ".join(m.places[at].name for at in spares[: turn.rules.most - m.size])
             turn.set(phase="stopping", grown_s=turn.now_s, reason=f"{names} joined")
             turn.actions.append(Stop(reason=f"{names} joined (--on_join=restart)"))
+
+
+def _plan_growth(turn: _Turn) -> None:
+    """From the first node on that could make the world larger, others have the window to come, too."""
+    m = turn.m
+    if m.size >= turn.rules.most or not m.having("spare"):
+        turn.set(window_end_s=_NEVER)
+    elif m.window_end_s == _NEVER:
+        turn.set(window_end_s=turn.now_s + turn.rules.window_s)
 
 
 def _check_due(turn: _Turn) -> None:
@@ -493,8 +511,7 @@ def _gather(turn: _Turn) -> None:
     """Start a world, if there are enough nodes and nothing of the old one can live."""
     m, rules, now_s = turn.m, turn.rules, turn.now_s
     ready = m.having("spare")
-    is_missed = any(place.is_needed and place.state != "spare" for place in m.places)
-    if len(ready) < rules.least or is_missed:
+    if len(ready) < rules.least or m.missed:
         _wait_for_least(turn)
         return
     if m.wait_end_s != _NEVER:
@@ -516,16 +533,18 @@ def _wait_for_least(turn: _Turn) -> None:
     if m.wait_end_s == _NEVER:
         turn.set(wait_end_s=now_s + rules.join_s)
     elif now_s >= m.wait_end_s:
-        here = len(m.having("spare", "joined", "checking"))
-        _end(
-            turn,
-            f"{here} of at least {rules.least} nodes are here after {rules.join_s:g} s (--join_timeout)"
-            + (f"; missing: {', '.join(_missing(m))}" if any(_missing(m)) else ""),
-        )
+        _end(turn, shortage(m, rules, f" after {rules.join_s:g} s (--join_timeout)"))
 
 
-def _missing(m: Membership) -> list[str]:
-    return [m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8]
+def shortage(m: Membership, rules: Rules, when: str = "") -> str:
+    """Return why no world can start, as words. when: words for the time."""
+    here = len(m.having("spare", "joined", "checking"))
+    if here >= rules.least and m.missed:
+        missed = m.places[m.missed[0]]
+        name = missed.name or "the node of the head"
+        return f"{name} is {_LACKS[missed.state]}{when}, and no attempt starts without it"
+    missing = ", ".join([m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8])
+    return f"{here} of at least {rules.least} nodes are here{when}" + (f"; missing: {missing}" if missing else "")
 
 
 def _end(turn: _Turn, reason: str) -> None:

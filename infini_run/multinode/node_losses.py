@@ -139,7 +139,7 @@ class NodeLosses:
                 self._processes.kill({agent.index})
                 known = [(agent.host, agent.index, agent.hello)]
                 for command in state.engine.cleanup_commands(known, state.options):
-                    self._processes.start_cleanup(command)
+                    self._processes.start_cleanup(command, [agent])
             return
         changes.reach_again(agent)
 

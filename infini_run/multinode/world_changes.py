@@ -67,10 +67,10 @@ class WorldChanges:
         self._due_s = _NEVER
         self._notice_s = time.monotonic() + _NOTICE_S
         self._redial_s = dict.fromkeys(range(len(agents)), _REDIAL_S[0])
-        self._stop_signals_s: list[float] = []  # when launchers on nodes were told to stop
+        self._stop_signals_s: dict[int, float] = {}  # when launchers on nodes were told to stop, by place
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
-        self._fenced: dict[int, str] = {}  # the machine on which ranks of a lost place may live
+        self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
 
     # ---- the loop
 
@@ -119,14 +119,18 @@ class WorldChanges:
         if fenced > now_s:
             self._state.print(f"waiting up to {fenced - now_s:.1f} s until no rank of a lost node can live")
             return
-        here, wanted = len(m.having("spare", "joined", "checking")), self._rules.least
-        if here < wanted:
-            missing = [self._title(at) for at in m.having("absent", "out")]
-            names = ", ".join(filter(None, missing[:8]))
-            self._state.print(f"{here} of {wanted} nodes are here; waiting for {names}")
-
-    def _title(self, at: int) -> str:
-        return self._membership.places[at].name or (f"place {at}" if not self._is_by_hand else "another node")
+        if m.wait_end_s != _NEVER:
+            left_s = max(0.0, m.wait_end_s - now_s)
+            self._state.print(f"{membership.shortage(m, self._rules)}; waiting for {left_s:.0f} s more")
+        elif now_s < m.window_end_s < _NEVER:
+            here = len(m.having("spare", "joined", "checking"))
+            left_s = m.window_end_s - now_s
+            self._state.print(
+                f"{here} nodes are here, {self._rules.least} are enough; for {left_s:.0f} s more others may join "
+                "(--join_window)"
+            )
+        elif checking := [place.name for place in m.places if place.state == "checking"]:
+            self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
 
     # ---- what happens to agents
 
@@ -137,8 +141,9 @@ class WorldChanges:
         order = (at > 0, *membership.natural_key(agent.name)) if self._is_by_hand else (at,)
         if (place.name, place.order) != (agent.name, order):
             self._membership = membership.rename(self._membership, at, agent.name, order)
-        machine = self._fenced.pop(at, "")
-        if machine and self._is_clear(agent, machine):
+        lost = self._fenced.get(at)
+        if lost is not None and self._is_clear(agent, str(lost.hello["machine"])):
+            del self._fenced[at]
             self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
         self._handle(membership.Joined(place=at))
 
@@ -147,6 +152,8 @@ class WorldChanges:
         finds none, or the engine reaches that host by its name, and it has booted since."""
         boot, _, namespace = machine.partition(" ")
         new_boot, _, new_namespace = str(agent.hello["machine"]).partition(" ")
+        if not boot:
+            return False
         if boot == new_boot:
             return namespace == new_namespace and bool(agent.hello["is_clear"])
         return bool(new_boot) and not self._is_by_hand
@@ -163,8 +170,9 @@ class WorldChanges:
         """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
         at once, the job is."""
         now_s = time.monotonic()
-        self._stop_signals_s = [at_s for at_s in self._stop_signals_s if now_s - at_s <= _AT_ONCE_S] + [now_s]
-        if 2 * len(self._stop_signals_s) > len(self._state.world):
+        self._stop_signals_s[agent.index] = now_s
+        told = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= _AT_ONCE_S]
+        if 2 * len(told) > len(self._state.world):
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number
@@ -174,12 +182,16 @@ class WorldChanges:
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
         """An agent that was ready has gone; `text` is a line about it. Its ranks may live until its lease is over."""
         fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
-        self._fenced[agent.index] = agent.hello.get("machine", "")
+        if self._membership.places[agent.index].state == "active":
+            self._fenced[agent.index] = agent
         self._handle(membership.Lost(place=agent.index, fence_s=fence_s, reason=text))
 
     def on_ended(self, agent: RemoteAgent) -> None:
-        """It is known now that the process of an agent that was lost has ended."""
-        self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
+        """It is known now that the process of an agent that was lost has ended. A newcomer's end tells nothing about
+        the ranks of who was there before."""
+        if self._fenced.get(agent.index) is agent:
+            del self._fenced[agent.index]
+            self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
         """A node could not be reached, or refuses: say so, once for each reason."""

@@ -13,7 +13,7 @@ import pytest
 
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
-from tests.support.processes import marked
+from tests.support.processes import marked, processes
 from tests.support.waiting import until
 
 FAST = ("--node_timeout=1.5", "--grace=1")
@@ -178,3 +178,76 @@ def test_a_launcher_without_a_place_asks_until_one_is_free_and_is_told_of_once(s
     assert sorted(command.wait() for command in (*commands, late)) == [-signal.SIGKILL, 0, 0, 0]
     lines = [line for line in told(*commands) if "was turned away" in line]
     assert len(lines) == 1
+
+
+def error_so_far(command):
+    os.set_blocking(command.process.stderr.fileno(), False)
+    command.err += command.process.stderr.read() or b""
+    return command.err.decode()
+
+
+def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell):
+    """Nobody will be the head again: they ask for a while, and say so."""
+    commands = [start("--spares=1", "--join_timeout=2", *FAST, *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    head.signal(signal.SIGKILL)
+    others = [command for command in commands if command is not head]
+    for other in others:
+        assert other.wait() == 1
+        assert "the head has gone; joining again" in other.err.decode()
+        assert "Connection refused" in other.err.decode().splitlines()[-1]
+    head.wait()
+    until(lambda: not marked())
+
+
+def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
+    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    head.signal(signal.SIGTSTP)
+    until(lambda: processes()[head.pid][1] == "T")
+    time.sleep(4)  # more than two timeouts
+    head.signal(signal.SIGCONT)
+    until(lambda: processes()[head.pid][1] != "T")
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143] * 3
+    assert b"was lost" not in head.err
+
+
+def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
+    """Its lease ends, and nobody can extend it meanwhile: the ranks are replaced, and the launcher is a spare."""
+    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    hear_world(bell, 0, 2)
+    (node,) = [command for command in commands if command.pid == launcher_of(1)]
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    node.signal(signal.SIGTSTP)
+    hear_world(bell, 1, 2)
+    node.signal(signal.SIGCONT)
+    read_error_until([head], b"has joined as a spare")
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143] * 3
+    assert b": suspended; after 1.5 s (--node_timeout) the job goes on without it" in head.err
+
+
+def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
+    first = start("--spares=1", "--rdzv_id=a", *FAST, *ring(bell), nnodes=1)
+    hear_world(bell, 0, 1)
+    other = start("--spares=1", "--rdzv_id=b", *FAST, "true", nnodes=1)
+    assert other.wait() == 1
+    text = "its --rdzv_id is b, that of this job is a: give each job a port of its own"
+    assert text in other.err.decode()
+    assert b"joining again" not in other.err
+    first.signal(signal.SIGTERM)
+    finish(first, 143)
+    assert text in first.err.decode()
+
+
+def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell):
+    first = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    read_error_until([first], b"1 nodes are here, 1 are enough; for ")
+    second = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
+    hear_world(bell, 0, 2)
+    first.signal(signal.SIGTERM)
+    finish(first, 143)
+    finish(second, 143)

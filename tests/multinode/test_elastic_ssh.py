@@ -248,3 +248,33 @@ def test_the_trace_and_the_report_have_the_node_that_was_lost(many, bell, tmp_pa
     assert report["restarts"] == 1
     assert any("node 1 (host2) was lost" in notice for notice in report["notices"])
     assert [rank["host"] for rank in report["ranks"]] == hosts
+
+
+def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
+    """The head reads no node meanwhile, so it hears no request for a lease."""
+    gate, fast = tmp_path / "gate", ("--spares=1", "--node_timeout=1.5", "--grace=1")
+    floods = f"[ $RANK = 1 ] && {{ head -c 30000000 /dev/zero | tr '\\0' x; touch {gate}; exit 0; }}; {STAYS}"
+    command = many(*fast, *ring(bell, floods), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    time.sleep(4)  # more than two timeouts
+    assert not gate.exists(), "the head reads on"
+    until(lambda: (command.read_more(), gate.exists())[1])
+    command.signal(signal.SIGTERM)
+    while command.process.poll() is None:
+        command.read_more()
+    assert b"was lost" not in command.err
+    assert command.process.returncode == 143
+
+
+def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
+    fast = ("--spares=1", "--node_timeout=1.5", "--grace=1")
+    command = many(*fast, *ring(bell), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    command.signal(signal.SIGTSTP)
+    until(lambda: processes()[command.pid][1] == "T")
+    time.sleep(4)  # more than two timeouts
+    command.signal(signal.SIGCONT)
+    until(lambda: processes()[command.pid][1] != "T")
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    assert b"was lost" not in command.err

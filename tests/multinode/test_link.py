@@ -17,7 +17,7 @@ from infini_run.errors import LinkError, UsageError
 from infini_run.multinode import protocol
 from infini_run.multinode.connection import MAGIC, Connection
 from infini_run.multinode.handshake import Handshake, Unheard
-from infini_run.multinode.heartbeat_process import HeartbeatProcess
+from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 from infini_run.multinode.listener import AgentListener
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.tcp import retry_unheard
@@ -179,7 +179,7 @@ def test_noise_without_end_is_refused():
 def listener():
     poller, admitted, notices = Poller(), [], []
     listener = AgentListener(
-        "t", 2, poller, lambda wire, node, host, _: admitted.append((wire, node, host)), notices.append
+        "t", 2, poller, lambda wire, who, _: admitted.append((wire, who.node, who.host)), notices.append
     )
     target = listener.open(0)
     listener.port = int(target.rpartition(":")[2])
@@ -208,7 +208,7 @@ def test_a_token_that_cannot_be_removed_is_no_fault(listener, tmp_path, place):
         (tmp_path / "shared").touch()
     elif place == "a folder in its place":
         token.mkdir()
-    listener.end_joining()
+    listener.remove_token()
     assert token.is_dir() == (place == "a folder in its place")
 
 
@@ -353,7 +353,7 @@ def test_a_turn_lets_a_few_in_and_once_all_have_come_there_is_a_rest_between(lis
     scans = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(100)]
     until(lambda: (listener.poll(0.01), listener._waiting)[1])
     assert len(listener._waiting) == 32
-    listener.end_joining()
+    listener.expect(False)
     listener.poll(0)
     for _ in range(3):
         listener.poll(0)
@@ -391,7 +391,7 @@ def test_an_agent_that_was_let_go_unheard_dials_again():
 def test_a_stand_in_sends_heartbeats_and_is_over_when_we_go_on(wires, killed):
     """Where it was killed nobody knows how far it wrote: it is reaped, and the next frame ends the link."""
     shake(*wires)
-    stand_in = HeartbeatProcess([wires[0]], 0.01)
+    stand_in = HeartbeatProcess({wires[0]: no_frame}, 0.01)
     try:
         beats = 0
         while beats < 3:
