@@ -533,10 +533,10 @@ def _wait_for_least(turn: _Turn) -> None:
     if m.wait_end_s == _NEVER:
         turn.set(wait_end_s=now_s + rules.join_s)
     elif now_s >= m.wait_end_s:
-        _end(turn, shortage(m, rules, f" after {rules.join_s:g} s (--join_timeout)"))
+        _end(turn, describe_missing(m, rules, f" after {rules.join_s:g} s (--join_timeout)"))
 
 
-def shortage(m: Membership, rules: Rules, when: str = "") -> str:
+def describe_missing(m: Membership, rules: Rules, when: str = "") -> str:
     """Return why no world can start, as words. when: words for the time."""
     here = len(m.having("spare", "joined", "checking"))
     if here >= rules.least and m.missed:

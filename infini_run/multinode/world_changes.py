@@ -121,7 +121,7 @@ class WorldChanges:
             return
         if m.wait_end_s != _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
-            self._state.print(f"{membership.shortage(m, self._rules)}; waiting for {left_s:.0f} s more")
+            self._state.print(f"{membership.describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
         elif now_s < m.window_end_s < _NEVER:
             here = len(m.having("spare", "joined", "checking"))
             left_s = m.window_end_s - now_s
@@ -171,8 +171,8 @@ class WorldChanges:
         at once, the job is."""
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
-        told = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= _AT_ONCE_S]
-        if 2 * len(told) > len(self._state.world):
+        recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= _AT_ONCE_S]
+        if 2 * len(recent_s) > len(self._state.world):
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
         self._exit_codes[agent.index] = 128 + number
