@@ -1,0 +1,6 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.support.job_case import case  # noqa: F401
+from tests.support.nvml import stub_folder  # noqa: F401
