@@ -138,9 +138,22 @@ class Context:
         """Report what the worker is doing. text: shown by `Crew.status`, and an event."""
         self._send(Status(text=str(text)))
 
-    def progress(self, done: float, of: float) -> None:
-        """Report how much of the task is done. done, of: numbers in any unit."""
-        self._send(Progress(task=self._inbox.current, done=float(done), of=float(of)))
+    def progress(self, done: float, of: float | None = None) -> None:
+        """Report how much of the task is done, or how far the job has come.
+
+        Args:
+            done: a number in any unit.
+            of: all of it, in that unit: this is for a bar, and an event of a crew. None: `done` is a whole number (a
+                step, a sample) that goes on where an attempt before has ended, as PROGRESS= of a command's rank: with
+                it a Launcher knows whether a restart got any further (max_no_progress).
+
+        Raises:
+            UsageError: without `of`, `done` is no whole number from 0 to 2**63 - 1.
+        """
+        if of is None and (type(done) is not int or not 0 <= done < 1 << 63):
+            raise UsageError(f"progress({done!r}): a whole number from 0 to 2**63 - 1, or progress(done, of)")
+        amount, whole = (done, 0.0) if of is None else (float(done), float(of))
+        self._send(Progress(task=self._inbox.current, done=amount, of=whole))
 
     def extend(self, seconds: float) -> None:
         """Announce a silence: deadlines are postponed, as by EXTEND_TIMEOUT_USEC of sd_notify(3).

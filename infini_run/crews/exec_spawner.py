@@ -92,8 +92,11 @@ class ExecSpawner:
         self._port = self.options.master_port  # 0: not chosen yet
         self._ports: deque[int] = deque(maxlen=_PORTS)  # of the jobs that may still run
         self._span: RankRange | None = None
+        self._within = ""
 
-    def join(self, node: int, nnodes: int, host: str, span: RankRange, rendezvous: tuple[str, int]) -> None:
+    def join(
+        self, node: int, nnodes: int, host: str, span: RankRange, rendezvous: tuple[str, int], within: str = ""
+    ) -> None:
         """Be one node of several: ranks that are started from now on are a part of their world.
 
         Args:
@@ -101,10 +104,12 @@ class ExecSpawner:
             host: the name by which the caller knows this host.
             span: the ranks of this node.
             rendezvous: the rendezvous address: rank 0's host and port.
+            within: id of the launch that this process is a rank of: ids of ours begin with it, so that an agent finds
+                what is left of an earlier one (multinode/old_world.py). "": it is none.
         """
         self.options = replace(self.options, nnodes=nnodes, node_rank=node, master_addr=rendezvous[0])
         self._node = replace(self._node, index=node, host=host)
-        self._span, self._port = span, rendezvous[1]
+        self._span, self._port, self._within = span, rendezvous[1], within
 
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[ExecProcess]:
         """As Spawner.start. All ranks at once are a job with a rendezvous port of its own; a part of them keeps the
@@ -132,7 +137,7 @@ class ExecSpawner:
         return WorkerGroup(plan, self.options, self._environ, self._cwd)
 
     def _plan(self, ranks: Sequence[int], restarts: int) -> Plan:
-        launch_id = new_launch_id()
+        launch_id = ".".join(filter(None, (self._within, new_launch_id())))
         plan = make_plan(
             self.options,
             self._command,

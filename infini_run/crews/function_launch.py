@@ -144,7 +144,7 @@ class LaunchSupervisor(Supervisor):
     def _spread_task(self) -> None:
         processes = [worker.process for worker in self.workers if worker.process is not None]
         self._spawner.spread(processes, encode(Task(task=_TASK, body=self._body)))
-        if not self.restarts.is_possible:
+        if not self._may_start_again:
             self._body = Body()
 
     # ---- as a Supervisor
@@ -177,6 +177,8 @@ class LaunchSupervisor(Supervisor):
     def on_event(self, kind: str, worker: SupervisedWorker, **more: Any) -> None:
         if kind == "ready":
             self._ranks[worker.rank].is_up = True
+        elif kind == "progress" and not more["of"] and type(more["done"]) is int:
+            self.restarts.note_progress(more["done"])
         elif kind == "progress":
             self._display.progress(worker.rank, more["done"], more["of"])
         elif kind == "status":
@@ -222,7 +224,7 @@ class LaunchSupervisor(Supervisor):
 
     def fail_result(self, ask: Ask[Any], rank: int, error: BaseException) -> None:
         """A result cannot be unpickled; nothing to note if its attempt has been started again meanwhile."""
-        if ask is self.asks[rank]:
+        if any(ask is own for own in self.asks):
             self.fail(error, rank)
 
     def stop_all(self) -> None:
@@ -272,37 +274,56 @@ class LaunchSupervisor(Supervisor):
         self._check_time()
         if self.failures and not self._keep_going:
             self._stop_ranks()
-        if not all(worker.is_settled for worker in self.workers):
-            return
-        if self._is_waiting and not self._is_unwanted and not self.failures:
-            if time.monotonic() >= self._restart_s:
-                self._restart()
-        elif not self._plan_restart():
+        if self._are_all_settled and self._is_waiting and not self._is_unwanted and not self.failures:
+            self._restart_if_due()
+            if not self.failures:
+                return
+        if self._are_all_settled and not self._plan_restart():
             self.phase = "EXITED"
             self._end_all()
+
+    @property
+    def _are_all_settled(self) -> bool:
+        return all(worker.is_settled for worker in self.workers)
 
     # ---- restarts
 
     @property
+    def _may_start_again(self) -> bool:
+        """There may be another attempt."""
+        return self.restarts.is_possible
+
+    @property
     def _is_waiting(self) -> bool:
-        """The delay before a restart is running."""
+        """All ranks have ended, and will be started again."""
         return self._restart_s != _NEVER
 
     def _plan_restart(self) -> bool:
         """Every rank has ended: begin the delay before a restart, if there is one."""
-        if not self.failures or self._is_unwanted:
+        first = self._first_failure()
+        if first is None or self._is_unwanted:
             return False
-        first = min(self.failures, key=lambda failure: failure.time_s)
         delay_s = self.restarts.next_delay_s(first.rank, first.error, first.time_s - self._begin_s)
         if delay_s is None:
             return False
+        self._announce(first, delay_s)
+        self._restart_s = time.monotonic() + delay_s
+        self.failures, self.stopped_s = [], None
+        return True
+
+    def _first_failure(self) -> Failure | None:
+        return min(self.failures, key=lambda failure: failure.time_s, default=None)
+
+    def _announce(self, first: Failure, delay_s: float) -> None:
+        """Print the line of a restart."""
         error = first.error
         text = f"{error.kind}: {error.text}" if isinstance(error, Failed) else str(error).partition("\n")[0]
         who = f"rank {first.rank} on {first.host}: " if isinstance(error, Failed) else ""
         print_line(self.restarts.heading(delay_s, f"{who}{text}"))
-        self._restart_s = time.monotonic() + delay_s
-        self.failures, self.stopped_s = [], None
-        return True
+
+    def _restart_if_due(self) -> None:
+        if time.monotonic() >= self._restart_s:
+            self._restart()
 
     def _restart(self) -> None:
         """Start every rank again, with the same call."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.function_launch import Failure, LaunchSupervisor
     from infini_run.crews.future import Ask
+    from infini_run.crews.launch_restarts import LaunchRestarts
     from infini_run.report.exit import Exit
 
 R = TypeVar("R")
@@ -221,7 +222,7 @@ def _outcome(launch: LaunchSupervisor) -> LaunchResult[Any]:
     """The results of a launch that is over. Raises the first failure in time."""
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
-        raise _with_notes(failures, launch.restarts.total)
+        raise _with_notes(failures, launch.restarts)
     if not launch.asks or not all(ask.done() for ask in launch.asks):
         raise InfiniRunError("the launch was stopped before every rank had returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]
@@ -233,10 +234,12 @@ def _error_of(failure: Failure) -> BaseException:
     return to_exception(error, failure.rank, failure.host) if isinstance(error, Failed) else error
 
 
-def _with_notes(failures: Sequence[Failure], restarts: int) -> BaseException:
-    """The first failure's error, with a note for each later one, and one about restarts before it."""
-    error = _error_of(failures[0])
-    notes = [f"after {restarts} restart{'s' * (restarts > 1)} of all ranks"] if restarts else []
+def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseException:
+    """The first failure's error, with a note for each later one, and notes about restarts before it."""
+    error, total = _error_of(failures[0]), restarts.total
+    notes = [f"after {total} restart{'s' * (total > 1)} of all ranks"] if total else []
+    if restarts.not_restarted:
+        notes.append(f"not restarted: {restarts.not_restarted}")
     for failure in failures[1 : _NOTED + 1]:
         other = _error_of(failure)
         text = str(other).split("\n", 1)[0]

@@ -22,7 +22,7 @@ from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_membership_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
@@ -116,6 +116,7 @@ class Launcher:
         check_flags(flags, is_crew=False)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self.hosts = read_hosts(hosts)
+        check_membership_flags(flags, self.hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
         if backend is not None and not isinstance(backend, str):
@@ -131,6 +132,8 @@ class Launcher:
         self._failure_options = read_failure_options(flags)
         self._environ = (patterns, env_file, check_environment(env))
         self._given: dict[str, Any] = {**flags, "cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
+
+    _owns_nodes = True  # each launch reaches its hosts for itself
 
     def __repr__(self) -> str:
         where = f"hosts={list(self.hosts)!r}, " if self.hosts else ""
@@ -230,19 +233,29 @@ class Launcher:
             log_level=read_log_level(self._log_level),
             stack_signal=options.stop_signal if options.hang_timeout_s else 0,
         )
-        launch = LaunchSupervisor(
-            spawner,
-            hello,
-            body,
-            LaunchLimits(start_timeout_s=self.agent_timeout_s, timeout_s=self.timeout_s),
-            keep_going=bool(self._given.get("keep_going")),
-            release=release,
-            restarts=LaunchRestarts(options),
-            display=open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
-        )
+        limits = LaunchLimits(start_timeout_s=self.agent_timeout_s, timeout_s=self.timeout_s)
+        given: dict[str, Any] = {
+            "keep_going": bool(self._given.get("keep_going")),
+            "release": release,
+            "restarts": LaunchRestarts(options),
+            "display": open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
+        }
+        launch = self._make_supervisor(spawner, (hello, body, limits), given)
         launch.start()
         self._launches.add(launch)
         return launch
+
+    def _make_supervisor(
+        self, spawner: Spawner, launch: tuple[Hello, Body, LaunchLimits], given: Mapping[str, Any]
+    ) -> LaunchSupervisor:
+        if self.hosts:
+            from infini_run.crews.remote_spawner import RemoteSpawner
+
+            if isinstance(spawner, RemoteSpawner) and spawner.is_elastic:
+                from infini_run.crews.elastic_launch import ElasticLaunch
+
+                return ElasticLaunch(spawner, *launch, owns_worlds=self._owns_nodes, **given)
+        return LaunchSupervisor(spawner, *launch, **given)
 
     def _pack(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Body:
         """Raises UsageError, UnpicklableError: nothing was started."""
@@ -308,6 +321,8 @@ class Pool(Launcher):
     Leaving the `with` block closes it once its launches have ended; an exception that leaves the block stops them. A
     pool that nothing refers to ends with its last launch.
     """
+
+    _owns_nodes = False
 
     if not TYPE_CHECKING:  # for a type checker its arguments are a Launcher's
 

@@ -13,104 +13,46 @@ from threading import Condition
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.joinable_thread import JoinableThread
-from infini_run.crews.stream_multiplexer import Multiplexer
-from infini_run.errors import InfiniRunError, LinkError, NodeLost, StartError, UsageError
+from infini_run.crews.remote_node import RemoteNode, World
+from infini_run.errors import InfiniRunError, LinkError, NodeLost
 from infini_run.multinode.head import Head
-from infini_run.multinode.record_codec import decode_record
 from infini_run.node.host_stderr import has_own_stderr, print_line
-from infini_run.report.exit import Exit
 from infini_run.report.text import describe_end
 from infini_run.system.poller import READ, Poller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Protocol
 
     from infini_run.channel.serializer import Buffer
+    from infini_run.crews.remote_node import RemoteWorker
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
-    class RemoteWorker(Protocol):
-        """A worker, as the NodeLink knows it. `note` is called in its thread."""
-
-        number: int
-        node: RemoteNode
-
-        def note(self, kind: str, value: object) -> None:
-            """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended."""
-
-
-class RemoteNode:
-    """A node, as it is known here. nproc: workers that it would run (0: not known yet). port: one that is free."""
-
-    def __init__(self, link: NodeLink, peer: RemoteAgent, poller: Poller) -> None:
-        self.peer = peer
-        self.index = peer.index
-        self.nproc = 0
-        self.port = 0
-        self.notices: tuple[str, ...] = ()
-        self.workers: dict[int, RemoteWorker] = {}
-        self.answers: dict[int, object] = {}  # to what was asked of it: None, or an error
-        self.problem: InfiniRunError | None = None  # it is of no use any more
-        self.is_set_up = False
-        self._link = link
-        self.streams = Multiplexer(poller, lambda data: link.head.send_stream(peer, data), self._on_control)
-
-    @property
-    def name(self) -> str:
-        return self.peer.name
-
-    @property
-    def clock_s(self) -> float:
-        """What makes its clock's times ours."""
-        return -self.peer.clock.offset_s
-
-    def send_control(self, word: Mapping[str, object]) -> None:
-        """In the link's thread."""
-        self.streams.send_control(word)
-
-    def _on_control(self, word: dict[str, Any]) -> None:
-        kind, value = word.popitem()
-        worker = self.workers.get(value["worker"]) if "worker" in value else None
-        if kind == "up":
-            self.nproc, self.port, self.notices = int(value["nproc"]), int(value["port"]), tuple(value["notices"])
-        elif kind == "refused":
-            self.problem = _error_of(value, self.name)
-        elif kind == "answer":
-            self.port = int(value["port"])
-            self.answers[value["id"]] = _error_of(value, self.name) if "text" in value else None
-        elif worker is not None:
-            stream = self.streams.find(worker.number)
-            note = partial(self._note, worker, kind, value.get("value"))
-            if stream is None or kind in ("pid", "pinged"):
-                note()
-            else:  # its end is noted after what it said before
-                stream.when_written(note)
-
-    def _note(self, worker: RemoteWorker, kind: str, value: Any) -> None:
-        if kind == "exit":
-            value = _in_own_terms(decode_record(Exit, value), self.clock_s, self.name)
-        if kind == "ended":
-            self.workers.pop(worker.number, None)
-        worker.note(kind, value)
-        self._link.changed()
-
-    def end(self, problem: InfiniRunError | None) -> None:
-        """Nothing more comes from it."""
-        self.problem = problem or self.problem or InfiniRunError(f"{self.peer.title} is not held any more")
-        workers, self.workers = self.workers, {}
-        self.streams.close()
-        for worker in workers.values():
-            worker.note("lost", self.problem)
-
 
 class NodeLink:
-    """options, roster: as for a Head. cwd: where the spawn servers start. setup: the first message
-    to each."""
+    """The nodes, their head, and the thread that polls it.
 
-    def __init__(self, options: Options, node_list: NodeList, cwd: str | None, setup: Mapping[str, object]) -> None:
+    A job that goes on when it loses a node (Options.is_elastic) has one world after the other: each begins with a new
+    spawn server on each of its nodes, once no process of the one before can live (multinode/membership.py). Others
+    have one.
+
+    Args:
+        options, node_list: as for a Head.
+        cwd: where the spawn servers start.
+        setup: returns the first message to the spawn servers of a world, by its number.
+
+    watchers: called in the link's thread when a world has come or gone, or there will be none.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        node_list: NodeList,
+        cwd: str | None,
+        setup: Callable[[int], Mapping[str, object]],
+    ) -> None:
         own = has_own_stderr()
         self.head = Head(
             options,
@@ -127,7 +69,13 @@ class NodeLink:
         self._changed = Condition()
         self._is_over = self._is_closing = self._is_in_forked_child = False
         self._failure: BaseException | None = None
-        self.nodes = [RemoteNode(self, peer, self._poller) for peer in self.head.agents]
+        self.watchers: set[Callable[[], None]] = set()
+        self._ends: dict[int, str] = {}  # why a world has ended or ends, by its number
+        self._nodes: dict[RemoteAgent, RemoteNode] = {}
+        self.world = World(-1, ())
+        self._reported = (-1, False, False)
+        if self.head.changes is None:
+            self._begin_world(0, self.head.agents)
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
     def start(self) -> None:
@@ -149,6 +97,23 @@ class NodeLink:
                 self._calls.append(what)
                 os.eventfd_write(self._wakeup_fd, 1)
 
+    def why_ended(self, world: int) -> str:
+        """Return why a world has ended, or is being ended, though no worker failed: which node came or went; "" if
+        that is not so."""
+        return self._ends.get(world, "")
+
+    def begin_next_world(self, world: int, place: int, due_s: float) -> None:
+        """Have a world end, because a worker failed; the next one follows.
+
+        Args:
+            world: its number; nothing happens if it has ended already.
+            place: the node of that worker, among all nodes.
+            due_s: the next one begins not before (monotonic).
+        """
+        changes = self.head.changes
+        assert changes is not None
+        self.call(lambda: changes.restart(world, place, due_s))
+
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until it is; False where nothing more can happen, or not within so many seconds."""
         with self._changed:
@@ -166,7 +131,7 @@ class NodeLink:
             return self.head.error
         if self._failure is not None:
             return InfiniRunError(f"the nodes were given up: {type(self._failure).__name__}: {self._failure}")
-        problems = [node.problem for node in self.nodes if node.problem is not None]
+        problems = [node.problem for node in self.world.nodes if node.problem is not None]
         return problems[0] if problems else InfiniRunError("the nodes are not held any more")
 
     @property
@@ -178,9 +143,9 @@ class NodeLink:
         """Send one broadcast to each node, whose workers get the frame after what they were sent before. Wait until
         all of it is on its way."""
         waiting = {worker.number for worker in workers}
-        by_node: dict[int, list[RemoteWorker]] = {}
+        by_node: dict[RemoteNode, list[RemoteWorker]] = {}
         for worker in workers:
-            by_node.setdefault(worker.node.index, []).append(worker)
+            by_node.setdefault(worker.node, []).append(worker)
 
         def send(node: RemoteNode, some: list[RemoteWorker]) -> None:
             def use() -> None:
@@ -200,17 +165,19 @@ class NodeLink:
             self.changed()
 
         for node, some in by_node.items():
-            self.call(partial(send, self.nodes[node], some))
-        self.wait(lambda: not waiting or all(self.nodes[node].problem is not None for node in by_node))
+            self.call(partial(send, node, some))
+        left = [(worker.number, worker.node) for worker in workers]
+        self.wait(lambda: all(number not in waiting or node.problem is not None for number, node in left))
 
     def stop(self) -> None:
         """Let everything on every node end; `join` waits for it."""
         self._is_closing = True
-        self.call(self.head.stop)
+        self.call(self.head.finish)
 
     def kill(self) -> None:
         """The same by SIGKILL."""
         self._is_closing = True
+        self.call(self.head.finish)
         self.call(self.head.kill)
         self.call(self.head.limit_reader)
 
@@ -224,7 +191,7 @@ class NodeLink:
             return
         self._changed, self._is_in_forked_child, self._is_over = Condition(), True, True
         self._poller.close()
-        for node in self.nodes:
+        for node in self.world.nodes:
             node.streams.after_fork_in_child()
         self.head.after_fork_in_child()
         fd, self._wakeup_fd = self._wakeup_fd, -1
@@ -252,29 +219,67 @@ class NodeLink:
         os.eventfd_read(self._wakeup_fd)
 
     def _on_data(self, peer: RemoteAgent, data: bytes) -> None:
-        """What an node sends. Raises LinkError: it makes no sense."""
-        node = self.nodes[peer.index]
+        """What a node sends. Raises LinkError: it makes no sense."""
         try:
-            node.streams.feed(data)
+            self._nodes[peer].streams.feed(data)
         except (KeyError, TypeError, ValueError) as error:
             raise LinkError(f"what its node says is not what infini-run says ({error})") from None
         self.changed()
 
+    def _begin_world(self, number: int, agents: Sequence[RemoteAgent]) -> None:
+        for node in self.world.nodes:
+            if node.problem is None:
+                node.end(self._why(node))
+        nodes = [RemoteNode(peer, number, self._poller, self.head.send_stream, self.changed) for peer in agents]
+        self._nodes = dict(zip(agents, nodes, strict=True))
+        self.world = World(number, nodes)
+
+    def _follow_worlds(self) -> None:
+        """Note which world has ended, and which one has begun, if there may be several."""
+        changes = self.head.changes
+        if changes is None:
+            return
+        ended, reason = changes.world_end
+        if reason and ended not in self._ends:
+            self._ends[ended] = reason
+            self.world_changed()
+        number, agents = changes.world
+        if number != self.world.number:
+            self._begin_world(number, agents)
+
+    def world_changed(self) -> None:
+        """Tell all that wait for a world."""
+        self.changed()
+        for watcher in list(self.watchers):
+            watcher()
+
     def _check_nodes(self) -> None:
         """How far the nodes are."""
-        for node in self.nodes:
+        self._follow_worlds()
+        ends_all = self.head.changes is None
+        for node in self.world.nodes:
             peer = node.peer
             if peer.state == "running":
                 if not node.is_set_up:
                     node.is_set_up = True
-                    node.send_control({"setup": {**self._setup, "node": peer.index}})
+                    node.send_control({"setup": {**self._setup(node.world), "node": peer.index}})
                 node.streams.set_room(peer.connection is None or peer.connection.has_room)
             elif self.head.awaits_others:
                 continue  # then it says why, of all that do not come
-            elif peer.is_over and node.problem is None and not peer.is_unexplained:
+            elif peer.is_over and node.problem is None and not (ends_all and peer.is_unexplained):
                 node.end(self._why(node))
-                self.head.stop()
+                if ends_all:
+                    self.head.stop()
                 self.changed()
+        now = self.world.number, self.world.is_up, self.refusal is not None
+        if now != self._reported:
+            self._reported = now
+            self.world_changed()
+
+    @property
+    def refusal(self) -> InfiniRunError | None:
+        """Why a node cannot run workers at all; None: none says so."""
+        return next((node.problem for node in self.world.nodes if node.is_refused), None)
 
     def _why(self, node: RemoteNode) -> InfiniRunError | None:
         """Why there is nothing more to be had of it."""
@@ -286,13 +291,15 @@ class NodeLink:
         if error is not None and not node.workers:
             return error
         first = None if peer.report is None else peer.report.first_failure
+        if self.head.changes is not None and peer.state == "done" and first is None:
+            return InfiniRunError(f"{peer.title}: this attempt has ended")
         how = f": what holds its workers ended: {describe_end(first)}" if first is not None else ""
-        return NodeLost(f"{peer.title} was lost{how}", peer.name, peer.index)
+        return NodeLost(peer.loss or f"{peer.title} was lost{how}", peer.name, peer.index)
 
     def _free(self) -> None:
         if self._is_in_forked_child:
             return
-        for node in self.nodes:
+        for node in self.world.nodes:
             node.end(node.problem or self._why(node))
         self.head.close()
         with self._changed:
@@ -302,19 +309,4 @@ class NodeLink:
             os.close(self._wakeup_fd)
             self._wakeup_fd = -1
             self._changed.notify_all()
-
-
-def _in_own_terms(exit_: Exit, clock_s: float, host: str) -> Exit:
-    """With its times by our clock, and the name that we know the host by."""
-    from infini_run.record import replace
-
-    times = {name: getattr(exit_, name) for name in ("start_s", "ready_s", "end_s")}
-    return replace(exit_, host=host, **{name: at + clock_s for name, at in times.items() if at is not None})
-
-
-def _error_of(problem: Mapping[str, Any], host: str) -> InfiniRunError:
-    """The error of what a node could not do."""
-    text = f"{host}: {problem['text']}"
-    if problem["kind"] == "usage":
-        return UsageError(text)
-    return StartError(text, str(problem["step"]), int(problem["errno"]), problem["rank"])
+        self.world_changed()

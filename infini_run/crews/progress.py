@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 class ProgressDisplay:
     """Shows nothing."""
 
+    def begin(self, world_size: int) -> None:
+        """An attempt begins, with so many ranks."""
+
     def progress(self, rank: int, done: float, of: float) -> None:
         """A rank has done so much of its task."""
 
@@ -30,6 +33,9 @@ class Bar(ProgressDisplay):
 
     def __init__(self, bar: Any, world_size: int) -> None:
         self._bar = bar
+        self.begin(world_size)
+
+    def begin(self, world_size: int) -> None:
         self._parts = [0.0] * world_size
 
     def progress(self, rank: int, done: float, of: float) -> None:

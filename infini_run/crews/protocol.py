@@ -178,7 +178,7 @@ class Status:
 
 @record
 class Progress:
-    """How much of a task is done."""
+    """How much of a task is done, or, if `done` is an int and `of` 0, how far the job has come, over all restarts."""
 
     task: int
     done: float

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from infini_run.crews.node_link import NodeLink, RemoteNode
+    from infini_run.crews.node_link import NodeLink
+    from infini_run.crews.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
 
 

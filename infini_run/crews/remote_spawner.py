@@ -2,7 +2,8 @@
 
 The head reaches each host, and its agent runs one spawn server there; the NodeLink's thread holds the streams. A
 channel is a socket here, as on one machine; its messages, and then its end, come from the spawn server. A node
-that is lost ends all others: a launch raises NodeLost, a crew fails with it.
+that is lost ends all others: a launch raises NodeLost, a crew fails with it. With `nnodes=(MIN, MAX)` or `spares=`
+another world follows (NodeLink), in which workers can be started again.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from infini_run.crews.callables import path_of_workers
 from infini_run.crews.node_link import NodeLink
 from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.crews.stream_multiplexer import LARGEST
-from infini_run.crews.targets import plain_flag, reaches, read_counts, resolve_hosts_and_engine
-from infini_run.errors import InfiniRunError, UsageError
+from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
+from infini_run.errors import InfiniRunError, NodeLost, UsageError
 from infini_run.multinode.rendezvous import rendezvous_address
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.channel.serializer import Buffer
-    from infini_run.crews.node_link import RemoteNode
+    from infini_run.crews.remote_node import RemoteNode, World
     from infini_run.crews.spawner import WorkerProcess
 
 
@@ -56,15 +57,17 @@ class RemoteSpawner:
         start_timeout_s: float | None = None,
         **flags: object,
     ) -> None:
-        given = {name: plain_flag(value) for name, value in flags.items() if value is not None}
+        given = {name: value for name, value in flags.items() if value is not None}
         reach = {name: value for name, value in given.items() if reaches(name)}
-        self._flags = {name: value for name, value in given.items() if not reaches(name)}
+        self._flags = {name: plain_flag(value) for name, value in given.items() if not reaches(name)}
         if hosts:
             reach["hosts"] = ",".join(hosts)
         self._options, self._node_list = resolve_hosts_and_engine(reach, self._flags, nproc)
         self._nprocs = read_counts(nproc, self._node_list)
+        if self.is_elastic:
+            check_elastic(self._nprocs, given)
         self._cwd = None if cwd is None else os.fspath(cwd)
-        self._setup = {
+        self._setup: dict[str, object] = {
             "path": list(path_of_workers(None)),
             "argv": list(sys.argv),
             "env": dict(env or {}),
@@ -76,11 +79,17 @@ class RemoteSpawner:
         }
         self._lock = RLock()
         self._link: NodeLink | None = None
+        self.watchers: set[Callable[[], None]] = set()  # called when a world has come or gone
         self._numbers = 0  # given to processes, broadcasts and questions
         self._rendezvous = ("", 0)
         self._is_closed = False
 
     # ---- the nodes
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether another world follows when a node is lost."""
+        return self._options.is_elastic
 
     def open(self) -> None:
         """Reach all hosts, and wait until each is ready to start workers. Once. Raises NodeLost: one cannot be
@@ -90,56 +99,97 @@ class RemoteSpawner:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._link = NodeLink(self._options, self._node_list, self._cwd, self._setup)
+                    self._link = NodeLink(self._options, self._node_list, self._cwd, self._setup_of)
+                    self._link.watchers.add(self._wake_watchers)
                     call_in_forked_children(self)
                 self._link.start()
             link = self._link
-            link.wait(lambda: all(node.nproc for node in link.nodes) or self._has_problem())
-            if link.is_over or self._has_problem():
-                raise link.error()
+            link.wait(lambda: link.world.is_up or self._has_problem(link))
+            if link.is_over or self._has_problem(link):
+                raise link.refusal or link.error()
 
-    def _has_problem(self) -> bool:
-        return self._link is not None and any(node.problem is not None for node in self._link.nodes)
+    def _has_problem(self, link: NodeLink) -> bool:
+        """Whether no world will be up: none follows one that is not."""
+        if self.is_elastic:
+            return link.refusal is not None
+        return any(node.problem is not None for node in link.world.nodes)
+
+    def _setup_of(self, world: int) -> dict[str, object]:
+        """The first message to the spawn servers of a world. Each has a folder of its own for its logs: two machines
+        that append to one file of a network file system lose lines."""
+        folder = self._flags.get("log_dir")
+        if not self.is_elastic or not folder:
+            return self._setup
+        return {**self._setup, "flags": {**self._flags, "log_dir": os.path.join(folder, f"attempt_{world + 1}")}}
+
+    def _wake_watchers(self) -> None:
+        for watcher in list(self.watchers):
+            watcher()
 
     @property
     def world_size(self) -> int:
         """How many ranks there are: where that is for the hosts to say, they are reached now."""
+        if self.is_elastic or not all(isinstance(count, int) for count in self._nprocs):
+            self.open()
         return sum(self._counts())
 
     def _counts(self) -> list[int]:
-        """Ranks on each node."""
-        if not all(isinstance(count, int) for count in self._nprocs):
-            self.open()
+        """Ranks on each node of the world, as far as it is known."""
         if self._link is None:
             return [int(count) for count in self._nprocs]
-        return [node.nproc or int(count) for node, count in zip(self._link.nodes, self._nprocs, strict=True)]
+        return [node.nproc or int(self._nprocs[node.index]) for node in self._link.world.nodes]
+
+    # ---- worlds
+
+    def world_after(self, number: int) -> World | None:
+        """Return the world in which workers can be started now; None: there is none yet after that of this number.
+        Raises InfiniRunError: there will be none."""
+        link = self._link
+        if link is None or link.is_over or link.refusal is not None:
+            raise UsageError("this was closed") if link is None else link.refusal or link.error()
+        world = link.world
+        return world if world.number > number and world.is_up and not link.why_ended(world.number) else None
+
+    def why_ended(self, world: int) -> str:
+        """As NodeLink.why_ended."""
+        return "" if self._link is None else self._link.why_ended(world)
+
+    def begin_next_world(self, world: int, place: int, due_s: float) -> None:
+        """As NodeLink.begin_next_world."""
+        if self._link is not None:
+            self._link.begin_next_world(world, place, due_s)
 
     @property
     def notices(self) -> tuple[str, ...]:
         """Notes on the hosts for the user."""
-        nodes = () if self._link is None else self._link.nodes
+        nodes = () if self._link is None else self._link.world.nodes
         return tuple(f"{node.name}: {text}" for node in nodes for text in node.notices)
 
     # ---- workers
 
     def start(self, ranks: Sequence[int], restarts: int = 0, *, apart: bool = False) -> list[RemoteWorkerProcess]:
-        """As Spawner.start; raises what `open` does, too."""
+        """As Spawner.start; raises what `open` does, too. NodeLost: the world has ended."""
         with self._lock:
-            self.open()
+            if not self.is_elastic or self._link is None:
+                self.open()
             assert self._link is not None
-            counts = self._counts()
+            world = self._link.world
+            if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
+                raise NodeLost("a node was lost before its workers were started", "", -1)
+            counts = [node.nproc for node in world.nodes]
             firsts = [0, *accumulate(counts)][:-1]
             if len(ranks) == sum(counts) or not self._rendezvous[1]:
-                self._rendezvous = self._find_rendezvous(self._link)
+                self._rendezvous = self._find_rendezvous(world)
             processes: list[RemoteWorkerProcess] = []
             answers: list[tuple[RemoteNode, int]] = []
             try:
-                for node, first, count in zip(self._link.nodes, firsts, counts, strict=True):
+                for place, (node, first, count) in enumerate(zip(world.nodes, firsts, counts, strict=True)):
                     mine = [rank for rank in ranks if first <= rank < first + count]
                     if mine:
                         some = [self._make_process(node, rank, rank - first) for rank in mine]
                         processes += some
-                        answers.append((node, self._ask_start(node, some, first, restarts, apart)))
+                        shape = {"node": place, "nnodes": len(counts), "first": first, "world_size": sum(counts)}
+                        answers.append((node, self._ask_start(node, some, shape, restarts, apart)))
                 self._await(answers)
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 for process in processes:
@@ -148,10 +198,11 @@ class RemoteSpawner:
         by_rank = {process.rank: process for process in processes}
         return [by_rank[rank] for rank in ranks]
 
-    def _find_rendezvous(self, link: NodeLink) -> tuple[str, int]:
-        """Where rank 0 listens: a port for each launch, unless one was given."""
-        address, port = rendezvous_address(self._options, link.head.agents)
-        return address, port if self._options.rdzv_explicit else link.nodes[0].port
+    def _find_rendezvous(self, world: World) -> tuple[str, int]:
+        """Where rank 0 listens: a port for each launch, unless one was given for all of them."""
+        agents = [node.peer for node in world.nodes]
+        address, port = rendezvous_address(self._options, agents, is_fresh=world.number > 0)
+        return address, port if self._options.rdzv_explicit else world.nodes[0].port
 
     def _number(self) -> int:
         self._numbers += 1
@@ -162,7 +213,12 @@ class RemoteSpawner:
         return RemoteWorkerProcess(self._link, node, self._number(), rank, local_rank)
 
     def _ask_start(
-        self, node: RemoteNode, processes: Sequence[RemoteWorkerProcess], first: int, restarts: int, apart: bool
+        self,
+        node: RemoteNode,
+        processes: Sequence[RemoteWorkerProcess],
+        shape: Mapping[str, int],
+        restarts: int,
+        apart: bool,
     ) -> int:
         assert self._link is not None
         question = self._number()
@@ -171,10 +227,7 @@ class RemoteSpawner:
             "workers": [[process.number, process.rank] for process in processes],
             "restarts": restarts,
             "apart": apart,
-            "first": first,
-            "world_size": self.world_size,
-            "node": node.index,
-            "nnodes": len(self._node_list.hosts),
+            **shape,
             "host": node.name,
             "address": self._rendezvous[0],
             "port": self._rendezvous[1],

@@ -26,6 +26,7 @@ from infini_run.plan.model import RankRange
 from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE, Poller
 from infini_run.system.signal_numbers import SIGINT, SIGQUIT
+from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,7 +180,8 @@ class SpawnServer:
             if self._is_stopping:
                 raise StartError("this node is being stopped", "starting", 125)
             rendezvous = str(asked["address"]), int(asked["port"])
-            self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, rendezvous)
+            within = os.environ.get(MARKER_VARIABLE, "")
+            self._spawner.join(asked["node"], asked["nnodes"], asked["host"], span, rendezvous, within)
             processes = self._spawner.start(list(numbers), asked["restarts"], apart=asked["apart"])
         except InfiniRunError as error:
             answer = _error_fields(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from infini_run.crews.exec_spawner import RENDEZVOUS_FLAGS, python_command
+from infini_run.crews.launch_restarts import read_failure_options
 from infini_run.environments.environment import BATCH
 from infini_run.errors import UsageError
 from infini_run.options.from_python import one_of_two, read_flags
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
+# What says how a job goes on when it loses a node; `nnodes` does, too, if it is a range.
+_MEMBERSHIP = ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures")
 # What is said to the head; all other flags are the workers'.
 _REACH = (
+    *_MEMBERSHIP,
     *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
     *("join_timeout", "node_timeout", "link_port", "link_address", *RENDEZVOUS_FLAGS),
 )
@@ -31,15 +35,12 @@ _NO_EFFECT = {
     **dict.fromkeys(("live", "trace", "plot"), "only launches of programs are drawn"),
     **dict.fromkeys(("module", "no_python", "distributed_args"), "the program is this Python"),
     "stdin": "a worker has no input",
-    **dict.fromkeys(
-        ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures"),
-        "only launches of programs go on without a node",
-    ),
     **dict.fromkeys(("token_file",), "no launcher joins by hand"),
 }
 _NO_EFFECT_ON_CREWS = {
     **dict.fromkeys(("max_restarts", "restart_delay", "restart_window"), "restart=ir.Restart(...) says it"),
     "keep_going": "restart=ir.Restart(...) says what a failure means",
+    **dict.fromkeys(_MEMBERSHIP, "only launches of programs and functions go on without a node"),
 }
 _SPARE_S = 5.0  # that an outpost has beyond its workers' grace
 
@@ -51,6 +52,35 @@ def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:
     if found:
         place = "a crew" if is_crew else "functions"
         raise UsageError(f"no effect on {place}: {', '.join(found)}")
+
+
+def check_membership_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
+    """Raises UsageError: a flag says how functions go on when a node is lost, and there are no nodes."""
+    if hosts:
+        return
+    nnodes = flags.get("nnodes")
+    found = [name for name in _MEMBERSHIP if flags.get(name) is not None]
+    if isinstance(nnodes, tuple) or (isinstance(nnodes, str) and ":" in nnodes):
+        found.insert(0, "nnodes")
+    if found:
+        asked = ", ".join(f"{name}={flags[name]!r}" for name in found)
+        raise UsageError(f"{asked}: it is about the nodes of a launch; give hosts=[...]")
+
+
+def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> None:
+    """Raises UsageError: so functions cannot go on when they lose a node.
+
+    Args:
+        counts: how many workers each host has.
+        flags: what was asked for.
+    """
+    asked = " and ".join(f"{name}={flags[name]!r}" for name in ("nnodes", "spares") if flags.get(name) is not None)
+    if len(set(counts)) > 1:
+        raise UsageError(
+            f"{asked}: hosts with different numbers of workers cannot take each other's place; give nproc_per_node=N"
+        )
+    if flags.get("keep_going"):
+        raise UsageError(f"{asked} with keep_going: a failure ends all ranks, or none; drop one of them")
 
 
 def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
@@ -114,6 +144,10 @@ def resolve_hosts_and_engine(
     asked = request.options
     graces = {"grace_s": asked.grace_s + _SPARE_S, "signal_grace_s": asked.signal_grace_s + _SPARE_S}
     options = replace(asked, nproc_per_node=1, **graces)
+    if options.is_elastic:  # of spawn servers that end by themselves; the workers' restarts are the launch's
+        own = read_failure_options(flags)
+        restarts = ("max_restarts", "restart_delay_s", "restart_window_s")
+        options = replace(options, **{name: getattr(own, name) for name in restarts})
     return options, request.node_list
 
 

@@ -144,7 +144,7 @@ class Agent:
             from infini_run.multinode.byte_stream import AgentStream
 
             self._stream = AgentStream(self._poller, self._link.connection)
-            self._link.watchers.append(self._stream.watch)  # its first bytes may come with LAUNCH
+            self._link.watchers.append(self._watch_stream)  # its first bytes may come with LAUNCH
         if self._own is not None:
             self._watch_ctrl_z()
         self._stdio = RankStdio(self._link.connection, self._poller, with_input=setup.options.stdin != "none")
@@ -164,6 +164,10 @@ class Agent:
 
         self._link.forgive_silence()  # until HELLO the head sends nothing, and we did not listen
         return setup
+
+    def _watch_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.watch()
 
     # ---- the check of this node
 
@@ -349,6 +353,10 @@ class Agent:
             self._start_check(self._setup)
         elif kind == protocol.LAUNCH:
             self._stop, self._is_killed, self._signals = None, False, []  # what comes later is for these ranks
+            if self._stream is not None and self._stream.is_closed:
+                from infini_run.multinode.byte_stream import AgentStream
+
+                self._stream = AgentStream(self._poller, self._link.connection)
 
     def _on_link_lost(self) -> None:
         """Nobody can tell us what to do any more: kill all ranks."""

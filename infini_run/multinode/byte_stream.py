@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class AgentStream:
-    """The agent's end. `child_socket` is the process's; close it as soon as the process has it."""
+    """The agent's end. `child_socket` is the process's; close it as soon as the process has it. is_closed: no bytes
+    pass any more, in either direction."""
 
     def __init__(self, poller: Poller, connection: Connection) -> None:
         self._poller = poller
@@ -31,16 +32,18 @@ class AgentStream:
         self._socket.setblocking(False)
         self._pending = bytearray()
         self._ends = False  # no more comes from the head
-        self._is_closed = False
+        self.is_closed = False
 
     def watch(self) -> None:
         """Tell the poller what to wait for next."""
-        if not self._is_closed:
+        if not self.is_closed:
             events = (READ if self._connection.has_room else 0) | (WRITE if self._pending else 0)
             self._poller.watch(self._socket.fileno(), events, self._move)
 
     def feed(self, data: bytes) -> None:
         """Pass bytes on to the process, or keep them until it reads; empty: no more come."""
+        if self.is_closed:
+            return
         self._pending += data
         self._ends = self._ends or not data
         self._write()
@@ -56,7 +59,7 @@ class AgentStream:
         self._forward()
 
     def _write(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             return
         write_pending(self._socket.fileno(), self._pending)
         if self._ends and not self._pending:
@@ -68,7 +71,7 @@ class AgentStream:
 
     def _forward(self) -> bool:
         """Send one piece of what the process has written; whether there was any."""
-        if self._is_closed:
+        if self.is_closed:
             return False
         try:
             data = self._socket.recv(LARGE_CHUNK)
@@ -82,7 +85,7 @@ class AgentStream:
         return bool(data)
 
     def _close(self) -> None:
-        if not self._is_closed:
+        if not self.is_closed:
             self._poller.unwatch(self._socket.fileno())
             self._socket.close()
-            self._is_closed = True
+            self.is_closed = True

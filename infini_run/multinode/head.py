@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_observers import HeadObservers
+    from infini_run.multinode.head_state import NodeChanges
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
@@ -137,6 +138,11 @@ class Head:
     def launch_id(self) -> str:
         """The id of the launch; restarts add a number to it."""
         return self._state.launch_id
+
+    @property
+    def changes(self) -> NodeChanges | None:
+        """The worlds of a job that goes on when it loses a node; None: this one does not."""
+        return self._state.changes
 
     @property
     def ended(self) -> bool:
@@ -325,6 +331,11 @@ class Head:
 
     def stop(self) -> None:
         """Begin to stop the ranks of every node."""
+        self._state.stop()
+
+    def finish(self) -> None:
+        """Begin to stop the ranks of every node, and start none again, whatever happens."""
+        self._state.is_unwanted = True
         self._state.stop()
 
     def kill(self) -> None:

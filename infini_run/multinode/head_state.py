@@ -16,7 +16,7 @@ from infini_run.plan.restart_policy import RestartState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from infini_run.errors import InfiniRunError
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
         def has_started(self) -> bool: ...
         @property
         def is_running(self) -> bool: ...
+        @property
+        def world(self) -> tuple[int, Sequence[RemoteAgent]]: ...
+        @property
+        def world_end(self) -> tuple[int, str]: ...
+        def restart(self, world: int, place: int, due_s: float) -> None: ...
         @property
         def next_deadline_s(self) -> float: ...
         def begin(self) -> None: ...
@@ -96,6 +101,7 @@ class HeadState:
         self.is_handing_out = False  # a node has joined that leaves its rank to us
         self.is_over = False  # the agents are let go: whoever goes is not missed
         self.is_stopping = False
+        self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
 
     @property

@@ -71,6 +71,8 @@ class WorldChanges:
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
         self._fenced: dict[int, RemoteAgent] = {}  # the last agent of a place that was lost while it ran ranks
+        self._last_end = (-1, "")
+        self._restart_due_s: float | None = None  # a worker has failed, and its owner wants the next world
 
     # ---- the loop
 
@@ -93,6 +95,30 @@ class WorldChanges:
         """Whether an attempt runs, or is being stopped."""
         return self._membership.phase in ("running", "stopping")
 
+    @property
+    def world(self) -> tuple[int, Sequence[RemoteAgent]]:
+        """The number of the last world, -1 if there was none, and its agents by node rank."""
+        return self._membership.world, self._state.world if self.has_started else ()
+
+    @property
+    def world_end(self) -> tuple[int, str]:
+        """The world that has ended last, or is being ended, though nobody asked for it by `restart`; and why."""
+        m = self._membership
+        return (m.world, m.reason) if m.reason else self._last_end
+
+    def restart(self, world: int, place: int, due_s: float) -> None:
+        """End a world, because a worker of the program that owns this launch has failed; the next one follows.
+
+        Args:
+            world: its number; nothing happens if it is over.
+            place: of the node whose worker was the first to fail.
+            due_s: the next one starts not before (monotonic).
+        """
+        if world == self._membership.world and self.is_running and not self._state.is_unwanted:
+            self._restart_due_s = due_s
+            self._handle(membership.Failed(place=place))
+            self._state.stop()
+
     def begin(self) -> None:
         """The first nodes are being reached."""
         self._handle(membership.Began())
@@ -107,6 +133,9 @@ class WorldChanges:
                 self._print_missing(now_s)
 
     def _handle(self, event: object) -> None:
+        state = self._state
+        if state.is_unwanted or (state.is_stopping and not self.is_running):
+            return  # no world starts any more
         now_s = time.monotonic()
         self._membership, actions = membership.advance(self._membership, event, now_s, self._rules)
         self._due_s = membership.next_due_s(self._membership, now_s, self._rules)
@@ -202,7 +231,7 @@ class WorldChanges:
     def reach_again(self, agent: RemoteAgent) -> None:
         """The place of an agent that has gone is free: somebody may join there, or is reached again after a while."""
         at = agent.index
-        if self._state.is_stopping and self._membership.phase == "ended":
+        if self._state.is_stopping and (self._membership.phase == "ended" or self._state.is_unwanted):
             return
         self._state.agents.renew(at)
         self._reach(at, time.monotonic() + self._redial_s[at])
@@ -227,14 +256,16 @@ class WorldChanges:
     def _goes_on(self) -> bool:
         """The world has ended: whether there will be another one."""
         state, m = self._state, self._membership
-        if state.stop_signal or state.error is not None:
+        if state.stop_signal or state.error is not None or state.is_unwanted:
             return False
         report = attempt_report(state)
-        if m.reason:
-            if not state.restarts.go_on(report, m.reason):
+        asked_s, self._restart_due_s = self._restart_due_s, None
+        if m.reason or asked_s is not None:
+            if not state.restarts.go_on(report, m.reason or "a worker has failed"):
                 state.error = NodeLost(m.reason, "", -1)
                 return False
-            due_s = -_NEVER
+            due_s = -_NEVER if m.reason or asked_s is None else asked_s
+            self._last_end = (m.world, m.reason)
         else:
             line = state.restarts.decide(report)
             if not line:
@@ -242,6 +273,7 @@ class WorldChanges:
             state.print(line)
             due_s = state.restarts.due_s
             state.restarts.end_wait()
+            self._last_end = (m.world, line)
         state.is_stopping, state.stop_end_s = False, _NEVER
         for agent in state.agents.all:
             agent.first_failure_s = _NEVER

@@ -110,3 +110,72 @@ def test_limits_of_a_year_are_limits(preload):
     assert launcher.run(int)[0] == 0
     with ir.Crew(lambda ctx, n: n, preload=preload, watchdog_s=year_s, ready_timeout_s=year_s) as crew:
         assert crew.ask(1).result(year_s) == 1
+
+
+# ---- progress
+
+
+def fail_after(step, *steps):
+    """Fail in each attempt, at the step that is listed for it."""
+    worker = ir.this_worker()
+    if worker.rank == 0 and worker.restarts < len(steps):
+        if steps[worker.restarts] >= 0:
+            worker.progress(steps[worker.restarts])
+        raise ValueError(f"attempt {worker.restarts}")
+    return step
+
+
+def test_progress_renews_the_budget(preload):
+    launcher = ir.Launcher(nproc_per_node=2, preload=preload, max_restarts=1, restart_delay=0)
+    handle = launcher.start(fail_after, 7, 1, 2, 3, 4)
+    assert list(handle.result(60)) == [7, 7]
+    assert handle.restarts == 4
+
+
+@pytest.mark.parametrize(
+    ("most", "steps", "restarts", "why"),
+    [
+        (None, (5, 5, 5, 5, 5), 3, "3 attempts in a row got no further than PROGRESS=5"),
+        (1, (5, 4, 6), 1, "the last attempt got no further than PROGRESS=5"),
+        (2, (-1, -1, -1, 5, 5, 5, 5), 5, "2 attempts in a row got no further than PROGRESS=5"),
+    ],
+)
+def test_attempts_in_a_row_that_get_no_further_end_the_launch(most, steps, restarts, why):
+    launcher = ir.Launcher(preload=(), max_restarts=9, restart_delay=0, max_no_progress=most)
+    with pytest.raises(ValueError, match=f"attempt {restarts}") as caught:
+        launcher.run(fail_after, 7, *steps)
+    assert f"not restarted: {why}" in caught.value.__notes__
+
+
+def test_what_is_for_a_bar_bounds_no_restarts():
+    def fail_with_bar():
+        worker = ir.this_worker()
+        worker.progress(5, 10)
+        worker.progress(0, 0)
+        if worker.restarts < 5:
+            raise ValueError
+        return worker.restarts
+
+    assert ir.Launcher(preload=(), max_restarts=5, restart_delay=0).run(fail_with_bar)[0] == 5
+
+
+@pytest.mark.parametrize("done", [-1, 1 << 63, 1.5, True, "7", None])
+def test_progress_of_a_job_is_a_whole_number(done):
+    with pytest.raises(ir.UsageError, match="a whole number from 0"):
+        ir.Launcher(preload=()).run(lambda done: ir.this_worker().progress(done), done)
+
+
+def test_a_restart_that_cannot_start_ends_the_launch(tmp_path):
+    """The folder of the logs has become a file."""
+
+    def spoil(logs):
+        import shutil
+
+        shutil.rmtree(logs)
+        logs.write_text("no folder")
+        raise ValueError("the first attempt")
+
+    logs = tmp_path / "logs"
+    handle = ir.Launcher(preload=(), max_restarts=3, restart_delay=0, log_dir=logs).start(spoil, logs)
+    with pytest.raises(ir.InfiniRunError, match="logs"):
+        handle.result(60)
