@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from infini_run.options.table import TABLE
-from tests.support.command import CHILDREN
+from tests.support.command import CHILDREN, Command
+from tests.support.elastic_training import await_start, await_step, final_loss, kill_rank, training
 from tests.support.paths import ROOT
 from tests.unit.options.test_torchrun import DOCUMENTED
 
@@ -57,6 +59,34 @@ def test_training_reaches_its_accuracy_with_the_losses_that_torchrun_gets(infini
     losses = [float(line.split()[-1]) for line in lines if line.startswith("epoch ")]
     assert losses[-1] < 0.2 * losses[0]
     assert float(lines[-1].split()[1]) >= 0.95
+
+
+def test_a_training_with_checkpoints_goes_on_under_both_launchers_and_ends_with_the_same_loss(infini_run, tmp_path):
+    """A rank is killed in each of two runs; in the third one none is. Ours starts all again by itself; torchrun is
+    started again, for gloo finds the addresses of the last attempt in the store that its next one shares."""
+    flags = ("--standalone", "--nproc_per_node=2")
+    ours = infini_run(*flags, "--max_restarts=1", "--restart_delay=0", *training(tmp_path / "ours"))
+    _kill_one(ours)
+    assert await_start(ours, 1) >= 100
+    losses = [final_loss(ours)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *flags, *training(tmp_path / "theirs")]
+    theirs = Command(torchrun)
+    try:
+        _kill_one(theirs)
+        assert theirs.wait(LIMIT_S) == 1
+        theirs = Command(torchrun)
+        assert await_start(theirs, 0) >= 100
+        losses.append(final_loss(theirs))
+    finally:
+        theirs.insist(signal.SIGTERM)
+        theirs.close()
+    losses.append(final_loss(infini_run(*flags, *training(tmp_path / "whole"))))
+    assert len(set(losses)) == 1, losses
+
+
+def _kill_one(command):
+    await_step(command, 0, 100)
+    kill_rank(1)
 
 
 def test_two_launches_at_once_meet_by_their_environment_and_not_each_other(infini_run):
