@@ -12,6 +12,8 @@ ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]*)(#[^)\s]*)?(?=\))")
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
+MESSAGES = "troubleshooting.md"
+ALONE = ("index.md", MESSAGES)  # there is nothing beside them in the navigation
 HOMEPAGE = re.compile(r'^Homepage = "(.+)"$', re.MULTILINE)
 
 log = logging.getLogger("mkdocs.hooks.site")  # a warning fails a strict build
@@ -27,6 +29,8 @@ def on_config(config):
 
 def on_page_markdown(markdown, page, **_):
     """Drop comments, which are for the tests of the blocks, and turn links that leave docs/ into the repository's."""
+    if page.file.src_uri in ALONE:
+        page.meta["hide"] = ["navigation"]
     home = HOMEPAGE.search((ROOT / "pyproject.toml").read_text())[1]
 
     def outside(match):
@@ -41,6 +45,7 @@ def on_page_markdown(markdown, page, **_):
     return LINK.sub(outside, COMMENT.sub("", markdown))
 
 
-def on_page_content(html, **_):
-    """Mark code without a space that fits into a line of a phone: it is not broken at its dashes."""
-    return SHORT_CODE.sub('<code class="whole">', html)
+def on_page_content(html, page, **_):
+    """Mark code without a space that fits into a line of a phone: it is not broken at its dashes. Messages are."""
+    html = SHORT_CODE.sub('<code class="whole">', html)
+    return f'<div class="messages">{html}</div>' if page.file.src_uri == MESSAGES else html

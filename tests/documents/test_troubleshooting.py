@@ -1,0 +1,102 @@
+"""Every message of the program has an entry with a remedy, and every entry is about a message of the program."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+import pytest
+
+from tests.support.messages import ANY, Message, all_texts, error_classes, messages
+from tests.support.messages import _Module as Module
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs/troubleshooting.md"
+_BLOCK = re.compile(r"^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_BROAD = 30  # functions whose messages one line of the page may cover
+
+
+def entries() -> dict[str, str]:
+    """The text of each entry, by its heading."""
+    titles_and_texts = re.split(r"^### (.*)\n", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    texts = [re.split(r"^## ", text, flags=re.MULTILINE)[0] for text in titles_and_texts[1::2]]
+    return dict(zip(titles_and_texts[::2], texts, strict=True))
+
+
+def lines() -> list[str]:
+    """The messages that the page shows."""
+    return [line for text in entries().values() for block in _BLOCK.findall(text) for line in block.splitlines()]
+
+
+def pattern(line: str) -> re.Pattern[str]:
+    """What a line of the page stands for."""
+    words = ".*".join(re.escape(part) for part in " ".join(line.split()).split(ANY))
+    words = re.sub(r"^\.\*\\ ", r"(?:.* )?", re.sub(r"\\ \.\*$", r"(?: .*)?", words))  # either end may be empty
+    return re.compile(words)
+
+
+def test_every_message_has_an_entry():
+    patterns = [pattern(line) for line in lines()]
+    without = {m for m in messages() if not any(known.fullmatch(m.text) for known in patterns)}
+    listed = "\n".join(f"{message.place}: {message.text}" for message in sorted(without, key=lambda m: m.place))
+    assert not without, f"docs/troubleshooting.md has no entry for:\n{listed}"
+
+
+def test_every_line_of_the_page_is_a_message():
+    texts = all_texts() | {message.text for message in messages()}
+    stale = [line for line in lines() if not any(pattern(line).fullmatch(text) for text in texts)]
+    assert stale == []
+
+
+def test_no_line_of_the_page_covers_everything():
+    known = messages()
+    for line in lines():
+        places = {message.place for message in known if pattern(line).fullmatch(message.text)}
+        assert len(places) <= _BROAD, f"{line} covers {len(places)} functions: {sorted(places)}"
+        assert len(re.findall(r"\w", line)) >= 3, line
+
+
+@pytest.mark.parametrize("title", entries())
+def test_every_entry_has_messages_and_a_remedy(title):
+    text = entries()[title]
+    assert _BLOCK.search(text)
+    assert "**Do:**" in text
+
+
+def test_no_message_is_in_two_entries():
+    assert [line for line, count in Counter(lines()).items() if count > 1] == []
+
+
+SOURCE = """
+NAMES = "a or b"
+
+class OurError(InfiniRunError):
+    def __init__(self, size):
+        super().__init__(f"it has {size} bytes, too many")
+
+def _why(name):
+    return f"{name} is not there"
+
+def check(name, is_new):
+    if is_new:
+        raise UsageError(f"{name}: {NAMES} is allowed")
+    text = f"{name} is {'old' if name else 'very old'}"
+    problem = UsageError(text + "; make it anew")
+    raise UsageError(_why(name)) from problem
+"""
+
+
+def test_messages_are_found_in_the_source(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.support.messages.PACKAGE", tmp_path)
+    (tmp_path / "module.py").write_text(SOURCE)
+    tree = ast.parse(SOURCE)
+    classes = error_classes([tree]) | {"UsageError"}
+    found = Module(tmp_path / "module.py", tree, classes).messages()
+    assert found == {
+        Message("it has … bytes, too many", "OurError", "module.py:"),
+        Message("…: a or b is allowed", "UsageError", "module.py:check"),
+        Message("… is old; make it anew", "UsageError", "module.py:check"),
+        Message("… is very old; make it anew", "UsageError", "module.py:check"),
+        Message("… is not there", "UsageError", "module.py:check"),
+    }

@@ -1,0 +1,198 @@
+"""The error messages of the program, read from its source: where an error is made, the fixed words of its text.
+
+What a message has from elsewhere is `…` in it. A name is looked up in its function and its module, a call of a
+function of the module in what that returns.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+PACKAGE = ROOT / "infini_run"
+ANY = "…"
+_MOST = 64  # texts of one expression
+# What says no to a value: the option that it was given for is put before it.
+_OF_VALUES = ("value_types.py", "options/table.py", "options/torchrun.py", "options/grammar.py", "jobs/array.py")
+_OF_VALUES += ("jobs/options/table.py",)
+_SMALL = {"NoGpus", "_SyntaxError", "NotThere", "Busy"}  # become one of the tree's, with their words
+_SECOND = {
+    "SubmitError": 1,
+    "NotThere": 1,
+    "_SyntaxError": 2,
+}  # where the text stands, if not first
+_PRINTED = {"print_line", "_print_line", "notice", "add_notice"}  # lines on stderr that end nothing
+_REPORTS = {"headline", "describe_end", "hint", "left_behind", "_port_hint"}  # of the report of a failure
+_KEPT = {"loss", "problem", "_problem", "_broken", "query_error"}  # attributes that become the text of an error
+
+
+@dataclass(frozen=True, order=True)
+class Message:
+    """The fixed words of an error's text. place: file and function; kind: the class of the error."""
+
+    text: str
+    kind: str
+    place: str
+
+
+@functools.cache
+def messages() -> frozenset[Message]:
+    """Every message that has fixed words."""
+    trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+    classes = error_classes(trees.values()) | _SMALL
+    return frozenset(m for path, tree in trees.items() for m in _Module(path, tree, classes).messages())
+
+
+def error_classes(trees) -> set[str]:
+    """InfiniRunError and all that come from it, by their names."""
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    }  # fmt: skip
+    found = {"InfiniRunError"}
+    while more := {name for name, of in bases.items() if of & found} - found:
+        found |= more
+    return found
+
+
+class _Module:
+    """One file of the package."""
+
+    def __init__(self, path: Path, tree: ast.Module, classes: set[str]) -> None:
+        self.name = str(path.relative_to(PACKAGE))
+        self.classes = classes | {"ValueError"} if self.name in _OF_VALUES else classes
+        self.tree = tree
+        self.scopes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        self.functions = {node.name: node for node in self.scopes}
+        self._open: set[str] = set()  # names that are looked into, against circles
+
+    def messages(self) -> set[Message]:
+        found = set()
+        for scope in [self.tree, *self.scopes]:
+            lists = "problems" in getattr(scope, "name", "")  # such a function returns sentences
+            reports = getattr(scope, "name", "") in _REPORTS
+            for node in _own(scope):
+                sources = self._sources(node) + (_elements(node) if lists else [])
+                sources += [("report", node.value)] if reports and isinstance(node, ast.Return) and node.value else []
+                for kind, expression in sources:
+                    for text in self._texts(expression, scope):
+                        found.add(Message(_tidy(text), kind, f"{self.name}:{getattr(scope, 'name', '')}"))
+        return {message for message in found if re.search(r"\w\w+\W+\w\w+", message.text)}
+
+    def _sources(self, node: ast.AST) -> list[tuple[str, ast.expr]]:
+        """The expressions in a node that are the text of a message, each with the kind of it."""
+        if isinstance(node, ast.Call):
+            name, args = _called(node), node.args
+            if name in self.classes and len(args) > _SECOND.get(name, 0):
+                return [(name, args[_SECOND.get(name, 0)])]
+            if name in _PRINTED and args:
+                return [("line", arg) for arg in args]
+            if name == "append" and ast.unparse(node.func).endswith("problems.append"):
+                return [("UsageError", args[0])]
+        if isinstance(node, ast.Assign) and any(getattr(target, "attr", "") in _KEPT for target in node.targets):
+            return [("LinkError", node.value)]
+        if isinstance(node, ast.ClassDef) and node.name in self.classes:
+            return [
+                (node.name, call.args[0]) for call in ast.walk(node)
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "super().__init__" and call.args
+            ]  # fmt: skip
+        return []
+
+    def _texts(self, node: ast.expr, scope: ast.AST) -> list[str]:
+        """What an expression may be, with `…` for what is not known here."""
+        if isinstance(node, ast.Constant):
+            return [node.value] if isinstance(node.value, str) else [ANY]
+        if isinstance(node, ast.JoinedStr):
+            return self._joined(node.values, scope)
+        if isinstance(node, ast.FormattedValue):
+            return self._texts(node.value, scope)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self._joined([node.left, node.right], scope)
+        if isinstance(node, ast.IfExp):
+            return self._texts(node.body, scope) + self._texts(node.orelse, scope)
+        if isinstance(node, ast.BoolOp):
+            return [text for value in node.values for text in self._texts(value, scope)]
+        if isinstance(node, ast.Name):
+            return self._named(node.id, scope)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return self._returned(node.func.id)
+        return [ANY]
+
+    def _joined(self, values: list[ast.expr], scope: ast.AST) -> list[str]:
+        parts = [self._texts(value, scope) for value in values]
+        count = 1
+        for part in parts:
+            count *= len(part)
+        if count > _MOST:
+            parts = [part if len(part) == 1 else [ANY] for part in parts]
+        return ["".join(words) for words in product(*parts)]
+
+    def _named(self, name: str, scope: ast.AST) -> list[str]:
+        if name in self._open:
+            return [ANY]
+        self._open.add(name)
+        texts = self._assigned(name, scope)
+        self._open.discard(name)
+        return texts
+
+    def _assigned(self, name: str, scope: ast.AST) -> list[str]:
+        for place in (scope, self.tree):
+            assigned = [node for node in _own(place) if isinstance(node, ast.Assign)]
+            values = [a.value for a in assigned if any(isinstance(t, ast.Name) and t.id == name for t in a.targets)]
+            texts = [text for value in values for text in self._texts(value, place)]
+            if texts:
+                return texts
+        return [ANY]
+
+    def _returned(self, name: str) -> list[str]:
+        function = self.functions.get(name)
+        if function is None or name in self._open:
+            return [ANY]
+        self._open.add(name)
+        values = [node.value for node in _own(function) if isinstance(node, ast.Return) and node.value is not None]
+        texts = [text for value in values for text in self._texts(value, function)]
+        self._open.discard(name)
+        return texts or [ANY]
+
+
+def _own(scope: ast.AST):
+    """The nodes of a function, or of a module outside its functions."""
+    for child in ast.iter_child_nodes(scope):
+        if not isinstance(child, ast.FunctionDef):
+            yield child
+            yield from _own(child)
+
+
+def _elements(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """The elements of a list, or what a comprehension makes."""
+    if isinstance(node, ast.List):
+        return [("UsageError", element) for element in node.elts if not isinstance(element, ast.Starred)]
+    return [("UsageError", node.elt)] if isinstance(node, ast.ListComp) else []
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def _tidy(text: str) -> str:
+    """One line, in which several unknown parts in a row are one."""
+    return re.sub(rf"{ANY}+", ANY, " ".join(text.split())).removeprefix("infini-run: ")
+
+
+@functools.cache
+def all_texts() -> set[str]:
+    """Every text of the source that has fixed words, a message or not."""
+    found = set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = _Module(path, ast.parse(path.read_text()), set())
+        for scope in [module.tree, *module.scopes]:
+            for node in _own(scope):
+                if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
+                    found |= {_tidy(text) for text in module._texts(node, scope)}
+    return found
