@@ -16,7 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results"
-PROGRAMS = ("floor", "lines", "rank", "peak", "keeper", "fault")
+PROGRAMS = ("floor", "lines", "rank", "peak", "keeper", "fault", "member")
 CFLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wshadow")
 NOT_PACKAGED = shutil.ignore_patterns(
     ".git", "bench", "tests", "build", "dist", "results", ".*", "*.egg-info", "*.so", "*.o", "__pycache__"

@@ -29,6 +29,7 @@ import jobs_pbs
 import launch
 import link
 import many
+import membership
 import memory
 import output
 import teardown
@@ -46,6 +47,7 @@ FIGURES = {
     "idle": idle.measure,
     "ddp": ddp.measure,
     "many": many.measure,
+    "membership": membership.measure,
     "engines": engines.measure,
     "channel": channel.measure,
     "jobs": jobs.measure,
