@@ -318,7 +318,12 @@ def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set
     if question == "completion":
         from infini_run.options.completion import script
 
-        return _print(1, script(words[0]).rstrip("\n"))
+        if words[0] != "install":
+            return _print(1, script(words[0]).rstrip("\n"))
+        from infini_run.options.install_completion import install_completion
+
+        lines, code = install_completion("infini-run", script, os.own_environ())
+        return _print(1, "\n".join(lines)) or code
     if question == "version":
         from importlib.metadata import version
 

@@ -65,6 +65,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not argv or argv[0].lstrip("-") in _HELP:
         return _help("")
     verb = argv[0]
+    if verb.startswith("-") and verb.lstrip("-").partition("=")[0] == "completion":
+        return _completion(argv, environ)
     if verb.startswith("-") and verb.lstrip("-") != "version":
         argv = _verb_first(argv)
         verb = argv[0]
@@ -121,6 +123,24 @@ def _help(verb: str) -> int:
     from infini_run.jobs.options.help import help_text
 
     return _print(help_text(verb))
+
+
+def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """`--completion=SHELL` or `--completion SHELL`, and nothing else."""
+    from infini_run.jobs.options.completion import script
+    from infini_run.options.install_completion import SHELLS, install_completion
+
+    name, equals, shell = argv[0].partition("=")
+    rest = list(argv[1:])
+    if not equals and rest:
+        shell = rest.pop(0)
+    if rest or shell not in (*SHELLS, "install"):
+        raise UsageError(f"{quote(' '.join(argv))}: bash, zsh, fish or install is allowed: {name}=bash")
+    if shell != "install":
+        return _print(script(shell).rstrip("\n"))
+    lines, code = install_completion("infini-job", script, environ)
+    _print("\n".join(lines))
+    return code
 
 
 def _print(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What makes bash and zsh complete our flags, out of the table of flags; the scripts stand alone.
+"""What makes bash, zsh and fish complete our flags, out of the table of flags; the scripts stand alone.
 
 Names in both spellings, values where only some are allowed, files, folders, variables and signals where those are
 asked for; from the program on, whatever the shell would complete without us.
@@ -6,38 +6,16 @@ asked for; from the program on, whatever the shell would complete without us.
 
 from __future__ import annotations
 
-from infini_run.options.grammar import GRAMMAR, Flag, metavar
-from infini_run.options.table import FLAGS
+from infini_run.options.completed_values import completed_flags, kind, names_with_value, spellings, values
+from infini_run.options.fish_completion import fish_script
+from infini_run.options.grammar import Flag, metavar
 
-SHELLS = ("bash", "zsh")
-_KINDS = {"FILE": "file", "FILE.png": "file", "DIR": "folder", "NAME,...": "variables", "SIGNAL": "signal"}
+SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str) -> str:
     """The text of `--completion=SHELL`."""
-    return _bash() if shell == "bash" else _zsh()
-
-
-def values(flag: Flag) -> tuple[str, ...]:
-    """The words that a flag's value can be, as far as its metavar names them: `N|auto|gpu|cpu` has three."""
-    if flag.choices:
-        return flag.choices
-    words = [word for word in metavar(flag).split("|") if word.isascii() and word.isalnum() and word.islower()]
-    return tuple(words) if len(metavar(flag).split("|")) > 1 else ()
-
-
-def kind(flag: Flag) -> str:
-    """What else its value can be: file, folder, variables, signal, or "" where no shell knows."""
-    return _KINDS.get(metavar(flag), "")
-
-
-def _flags() -> list[Flag]:
-    """Those that do something."""
-    return [flag for flag in (*FLAGS, *GRAMMAR) if not flag.help.startswith(("ignored:", "refused:"))]
-
-
-def _spellings(flag: Flag) -> list[str]:
-    return [name for name in (flag.name, *flag.aliases) if len(name) > 1]
+    return {"bash": _bash, "zsh": _zsh, "fish": fish_script}[shell]()
 
 
 # ---- bash
@@ -130,21 +108,20 @@ complete -F _infini_run infini-run
 
 
 def _bash() -> str:
-    flags, cases = _flags(), []
+    flags, cases = completed_flags(), []
     for flag in flags:
         words, other = " ".join(values(flag)), kind(flag)
         commands = [f"echo '{words}'"] if words else []
         commands += [f"kind={other}"] if other else []
         if commands:
             cases.append(f"    {'|'.join((flag.name, *flag.aliases))}) {'; '.join(commands)} ;;")
-    names = [name + ("" if flag.bare is not None else "=") for flag in flags for name in _spellings(flag)]
-    negated = ["no" + name for flag in flags if flag.negated is not None for name in _spellings(flag)]
-    valued = [name for flag in (*FLAGS, *GRAMMAR) if flag.bare is None for name in (flag.name, *flag.aliases)]
+    names = [name + ("" if flag.bare is not None else "=") for flag in flags for name in spellings(flag)]
+    negated = ["no" + name for flag in flags if flag.negated is not None for name in spellings(flag)]
     filled = {
         "CASES": "\n".join(cases),
         "NAMES": " ".join(names),
         "NEGATED": " ".join(negated),
-        "VALUED": " ".join(valued),
+        "VALUED": " ".join(names_with_value()),
     }
     text = _BASH
     for name, content in filled.items():
@@ -184,7 +161,7 @@ fi
 
 
 def _zsh() -> str:
-    specs = [spec for flag in _flags() for spec in zsh_specs(flag)]
+    specs = [spec for flag in completed_flags() for spec in zsh_specs(flag)]
     return _ZSH.replace("@SPECS@", "\n".join(f"        {spec} \\" for spec in specs))
 
 

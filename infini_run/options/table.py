@@ -55,8 +55,8 @@ def _live(text: str) -> str:
 
 
 def _shell(text: str) -> str:
-    if text not in ("bash", "zsh"):
-        raise ValueError("bash or zsh is allowed")
+    if text not in ("bash", "zsh", "fish", "install"):
+        raise ValueError("bash, zsh, fish or install is allowed")
     return text
 
 
@@ -303,9 +303,9 @@ FLAGS = (
     _flag("seeing", "plot", _file, "", "FILE.png",
          "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
          shown="none"),
-    _flag("seeing", "completion", _shell, "", "bash|zsh",
-         "start nothing: print what makes this shell complete our flags: eval \"$(infini-run --completion=bash)\"",
-         shown="none"),
+    _flag("seeing", "completion", _shell, "", "bash|zsh|fish|install",
+         "start nothing: print what makes this shell complete our flags; install: write it to where your shells look "
+         "for it", shown="none"),
 
     _flag("torchrun", "rdzv_backend", _rdzv_backend, "static", "static|c10d",
          "honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without "

@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 SHARE = ROOT / "share"
 PAGE = SHARE / "man/man1/infini-job.1"
 BASH = SHARE / "bash-completion/completions/infini-job"
+FISH = SHARE / "fish/vendor_completions.d/infini-job.fish"
 ZSH = SHARE / "zsh/site-functions/_infini-job"
 DRIVER = r"""
 source "$1"; shift
@@ -72,3 +73,37 @@ def test_zsh_takes_it():
     assert (done.returncode, done.stderr) == (0, "")
     text = ZSH.read_text()
     assert all(f"--{flag.name}" in text for flags in VERBS.values() for flag in flags)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_verbs_flags_values_and_jobs(tmp_path):
+    (tmp_path / "jobs/ir-0123456789").mkdir(parents=True)
+
+    def offered(typed):
+        argv = [
+            "fish",
+            "--no-config",
+            "-c",
+            f'source {FISH}; complete -c trainer -l its-own; complete -C "$argv[1]"',
+            f"infini-job {typed}",
+        ]
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "INFINI_JOB_DIR": str(tmp_path / "jobs")}
+        done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=True, cwd=tmp_path)
+        assert done.stderr == ""
+        return [line.partition("\t")[0] for line in done.stdout.splitlines()]
+
+    assert offered("") == list(VERBS)
+    assert offered("stat") == ["status"]
+    assert offered("submit --slots_") == ["--slots_per_node="]
+    assert offered("submit --slots-p") == ["--slots-per-node="]
+    assert offered("submit --scheduler=l") == ["--scheduler=local"]
+    assert offered("submit --scheduler l") == ["local"]
+    assert offered("submit --cwd=j") == ["--cwd=jobs/"]
+    assert offered("logs --fo") == ["--follow"]
+    assert offered("logs --nofo") == ["--nofollow"]
+    assert offered("logs --rank 3 ") == offered("cancel ") == ["ir-0123456789"]
+    assert offered("submit -- --sl") == []
+    assert offered("submit --slots 3 trainer --its") == ["--its-own"]
+    for verb, flags in VERBS.items():
+        names = {word.rstrip("=") for word in offered(f"{verb} --")}
+        assert names >= {f"--{flag.name}" for flag in flags}

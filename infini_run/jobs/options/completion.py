@@ -1,11 +1,13 @@
-"""What makes bash and zsh complete infini-job: its verbs, their flags, values where only some are allowed, and the
-names of jobs. Out of the tables of flags; the scripts stand alone."""
+"""What makes bash, zsh and fish complete infini-job: its verbs, their flags, values where only some are allowed, and
+the names of jobs. Out of the tables of flags; the scripts stand alone."""
 
 from __future__ import annotations
 
 from infini_run.jobs.options.help import SHORT
 from infini_run.jobs.options.table import VERBS
-from infini_run.options.completion import values, zsh_specs
+from infini_run.options.completed_values import values
+from infini_run.options.completion import zsh_specs
+from infini_run.options.fish_completion import FUNCTIONS, fill, fish_cases, fish_names, fish_quoted
 from infini_run.options.grammar import GRAMMAR
 
 _OF_JOBS = ("status", "logs", "cancel", "forget")
@@ -88,9 +90,92 @@ fi
 """
 
 
+_FISH = (
+    r"""# fish completion for infini-job. Made from the tables of flags by share/generate.py.
+
+"""
+    + FUNCTIONS
+    + r"""
+function @NAME@_offer --argument-names name value prefix # what the value of a flag can be; else a file
+    switch $name
+@CASES@
+        case '*'
+            @NAME@_say $prefix (@NAME@_files $value)
+    end
+end
+
+function @NAME@_flags --argument-names verb current
+    switch $verb
+@FLAGS@
+    end
+    if string match -qr -- '^-*no' $current
+        switch $verb
+@NEGATED@
+        end
+    end
+end
+
+function @NAME@_jobs # by their directories
+    set -q INFINI_JOB_DIR; or set -l INFINI_JOB_DIR ~/.infini-run/jobs
+    for path in $INFINI_JOB_DIR/ir-*/
+        basename $path
+    end
+end
+
+function @NAME@_complete
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -l last (count $words)
+    set -l verb $words[2]
+    if test $last -eq 1
+        printf '%s\t%s\n' \
+@VERBS@
+        return
+    end
+    set -l i 3
+    while test $i -le $last
+        set -l word $words[$i]
+        if test "$verb" = submit -a "$word" = --
+            @NAME@_program $words[(math $i + 1)..-1]
+            return
+        end
+        if test "$verb" = submit; and not string match -q -- '-?*' $word
+            @NAME@_program $words[$i..-1]
+            return
+        end
+        if string match -q -- '-?*' $word
+            set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
+            if contains -- $name @VALUED@
+                if test $i -eq $last
+                    @NAME@_offer $name "$current" ''
+                    return
+                end
+                set i (math $i + 1)
+            end
+        end
+        set i (math $i + 1)
+    end
+    if string match -q -- '-*=*' $current
+        set -l parts (string split -m 1 = -- $current)
+        set -l name (string replace -r -- '^-*' '' $parts[1] | string replace -a -- - _)
+        @NAME@_offer $name "$parts[2]" "$parts[1]="
+    else if string match -q -- '-*' $current
+        @NAME@_flags $verb $current | @NAME@_names $current
+    else if contains -- $verb @OF_JOBS@
+        @NAME@_jobs
+    else if test "$verb" = submit
+        @NAME@_program
+    end
+end
+
+complete -c infini-job -f -k -a '(@NAME@_complete)'
+"""
+)
+
+
 def script(shell: str) -> str:
-    """What bash or zsh reads."""
-    return _bash() if shell == "bash" else _zsh()
+    """What bash, zsh or fish reads."""
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
 
 
 def _bash() -> str:
@@ -122,3 +207,27 @@ def _zsh() -> str:
         stop = " -A '-*'" if verb == "submit" else ""
         cases.append(f"    {verb})\n        _arguments -S{stop} \\\n{body}\n        ;;")
     return _ZSH.replace("@VERBS@", verbs).replace("@CASES@", "\n".join(cases))
+
+
+def _fish() -> str:
+    known = {flag.name: flag for table in VERBS.values() for flag in (*table, *GRAMMAR)}
+    valued = [name for flag in known.values() if flag.bare is None for name in (flag.name, *flag.aliases)]
+    filled = {
+        "CASES": fish_cases(known.values()),
+        "FLAGS": _fish_names(is_negated=False),
+        "NEGATED": _fish_names(is_negated=True),
+        "VERBS": " \\\n".join(f"            {verb} {fish_quoted(text)}" for verb, text in SHORT.items()),
+        "VALUED": " ".join(valued),
+        "OF_JOBS": " ".join(_OF_JOBS),
+        "NAME": "__infini_job",
+    }
+    return fill(_FISH, filled)
+
+
+def _fish_names(*, is_negated: bool) -> str:
+    """The flags of each verb, as cases of a switch."""
+    return "\n".join(
+        f"        case {verb}\n            printf '%s\\t%s\\n' \\\n"
+        f"{fish_names((*table, *GRAMMAR), is_negated=is_negated)}"
+        for verb, table in VERBS.items()
+    )

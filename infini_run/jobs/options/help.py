@@ -46,6 +46,10 @@ are the same. A flag that is not given is taken from the variable INFINI_JOB_
 and its name in capitals. Variables INFINI_RUN_... of the job's environment are
 flags of infini-run, which runs its ranks.
 """
+COMPLETION_TEXT = """\
+infini-job --completion=bash|zsh|fish prints what makes this shell complete it;
+--completion=install writes it to where your shells look for it.
+"""
 STATES_TEXT = """\
 JOB is a name such as ir-7f3a91c2e4; ir-7f3a91c2e4.4 is task 4 of an array.
 States: QUEUED, STARTING (nodes are there, not all of them ready), RUNNING,
@@ -86,7 +90,7 @@ def help_text(verb: str) -> str:
         first, *rest = textwrap.wrap(text, WIDTH - 14)
         lines += [f"  {name:12}{first}", *(f"{'':14}{line}" for line in rest)]
     return "\n".join(
-        [*lines, "\ninfini-job VERB --help shows its flags.\n", STATES_TEXT, EXIT_CODES, EXAMPLES]
+        [*lines, f"\ninfini-job VERB --help shows its flags.\n{COMPLETION_TEXT}", STATES_TEXT, EXIT_CODES, EXAMPLES]
     ).rstrip()
 
 

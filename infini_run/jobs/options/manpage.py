@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from infini_run.jobs.options.help import (
+    COMPLETION_TEXT,
     EXAMPLES,
     EXIT_CODES,
     GRAMMAR_TEXT,
@@ -38,7 +39,12 @@ def man_page(version: str) -> str:
         ("NAME", "infini\\-job \\- submits distributed training to Slurm, PBS or this machine, and watches it\n"),
         ("SYNOPSIS", ".br\n".join(f".B {escape(text)}\n" for text in USAGE.values())),
         ("DESCRIPTION", paragraph(_DESCRIPTION) + ".PP\n" + paragraph(GRAMMAR_TEXT)),
-        ("COMMANDS", "".join(f".TP\n.B {name}\n{paragraph(text + '.')}" for name, text in SHORT.items())),
+        (
+            "COMMANDS",
+            "".join(f".TP\n.B {name}\n{paragraph(text + '.')}" for name, text in SHORT.items())
+            + ".PP\n"
+            + paragraph(COMPLETION_TEXT),
+        ),
         ("OPTIONS OF SUBMIT", "".join(_group("submit", name) for name in (*SUBMIT_GROUPS, "flags"))),
         ("OTHER OPTIONS", "".join(_others(verb) for verb in VERBS if verb != "submit")),
         ("STATES", paragraph(STATES_TEXT)),

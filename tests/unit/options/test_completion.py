@@ -1,4 +1,4 @@
-"""What bash and zsh complete, in real shells; and that what is generated from the table of flags is up to date."""
+"""What bash, zsh and fish complete, in real shells; and that generated files are up to date with the flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from infini_run.options.completion import SHELLS, kind, script, values
+from infini_run.options.completed_values import kind, values
+from infini_run.options.completion import SHELLS, script
 from infini_run.options.grammar import GRAMMAR, Flag
 from infini_run.options.table import FLAGS
 from infini_run.value_types import bounded_int
@@ -18,7 +19,9 @@ from tests.support.pty_window import Window
 
 SHARE = ROOT / "share"
 BASH = SHARE / "bash-completion/completions/infini-run"
+FISH = SHARE / "fish/vendor_completions.d/infini-run.fish"
 needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+needs_fish = pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (apt-get install fish)")
 needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed (apt-get install zsh)")
 
 DRIVER = r"""
@@ -160,6 +163,77 @@ def test_zsh_at_a_terminal_completes_what_is_typed(folder):
         window.close()
 
 
+def fish(line, home, **environ):
+    """What fish offers at the end of a line, without the descriptions."""
+    command = [
+        "fish",
+        "--no-config",
+        "-c",
+        f'source {FISH}; complete -c trainer -l its-own; complete -C "$argv[1]"',
+        line,
+    ]
+    env = {"PATH": f"bin:{os.environ['PATH']}", "HOME": str(home), "EXAMPLE_ONE": "1", "EXAMPLE_TWO": "2", **environ}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert done.stderr == ""
+    return sorted(line.partition("\t")[0] for line in done.stdout.splitlines())
+
+
+@needs_fish
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("--nnod", ["--nnodes="]),
+        ("--nproc-", ["--nproc-per-node="]),
+        ("-nproc_", ["-nproc_per_node="]),
+        ("--verb", ["--verbose"]),
+        ("--noverb", ["--noverbose"]),
+        ("--node_r", ["--node_rank="]),
+        ("--shutdown", ["--shutdown_timeout="]),
+        ("--start_method=", []),  # does nothing here
+        ("--console=", [f"--console={word}" for word in ("auto", "inherit", "lines", "none", "prefix")]),
+        ("--console=p", ["--console=prefix"]),
+        ("--console p", ["prefix"]),
+        ("-console ", ["auto", "inherit", "lines", "none", "prefix"]),
+        ("--nproc-per-node=", [f"--nproc-per-node={word}" for word in ("auto", "cpu", "gpu")]),
+        ("--hang_timeout ", ["off"]),
+        ("--nnodes ", []),
+        ("--stop_signal=WIN", ["--stop_signal=WINCH"]),
+        ("--export=EXAMPLE_", ["--export=EXAMPLE_ONE", "--export=EXAMPLE_TWO"]),
+        ("--export=A,EXAMPLE_T", ["--export=A,EXAMPLE_TWO"]),
+        ("--log_dir=lo", ["--log_dir=logs/"]),
+        ("--log-dir lo", ["logs/"]),
+        ("--report=lo", ["--report=logs.txt", "--report=logs/"]),
+        ("--flagfile lo", ["logs.txt", "logs/"]),
+        ("trai", ["train it.py", "trainer"]),
+        ("./trai", ["./train it.py"]),
+        ("--nnodes 2 --verbose traine", ["trainer"]),
+        ("--nnodes=2 -- traine", ["trainer"]),
+        ("--plot=o.png logs.", ["logs.txt"]),
+        ("-m traine", ["trainer"]),
+        ("trainer --cons", []),  # nothing after the program is ours
+        ("trainer logs.", ["logs.txt"]),
+        ("-- --cons", []),
+        ("--nnodes=2 trainer --console=", [f"--console={f}" for f in ("bin/", "logs.txt", "logs/", "train it.py")]),
+        ("--verbose trainer --its", ["--its-own"]),  # that program's own completion
+    ],
+)
+def test_fish_offers(folder, typed, offered):
+    assert fish(f"infini-run {typed}", folder) == sorted(offered)
+
+
+@needs_fish
+def test_fish_knows_every_flag_that_does_something_and_no_value_is_lost(tmp_path):
+    offered = fish("infini-run --", tmp_path) + fish("infini-run --no", tmp_path)
+    for flag in (*FLAGS, *GRAMMAR):
+        does = not flag.help.startswith(("ignored:", "refused:"))
+        name = f"--{flag.name}" if flag.bare is not None else f"--{flag.name}="
+        assert (name in offered) == does, flag.name
+        if flag.negated is not None and does:
+            assert f"--no{flag.name}" in offered
+        if does and flag.choices:
+            assert fish(f"infini-run --{flag.name} ", tmp_path) == sorted(flag.choices)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_command_prints_what_a_shell_evaluates(infini_run, shell):
     if shutil.which(shell) is None:
@@ -168,8 +242,12 @@ def test_the_command_prints_what_a_shell_evaluates(infini_run, shell):
     assert command.wait() == 0
     assert command.out.decode() == script(shell)
     setup = "autoload -U compinit; compinit -u -D\n" if shell == "zsh" else ""
-    known = "echo $_comps[infini-run]" if shell == "zsh" else "complete -p infini-run"
-    words = [shell, "-f", "-c"] if shell == "zsh" else [shell, "--norc", "-c"]
+    known = {
+        "bash": "complete -p infini-run",
+        "zsh": "echo $_comps[infini-run]",
+        "fish": "complete -c infini-run",
+    }[shell]
+    words = [shell, {"bash": "--norc", "zsh": "-f", "fish": "--no-config"}[shell], "-c"]
     done = subprocess.run(
         [*words, f"{setup}{command.out.decode()}\n{known}"], capture_output=True, text=True, check=True
     )
@@ -178,9 +256,9 @@ def test_the_command_prints_what_a_shell_evaluates(infini_run, shell):
 
 
 def test_another_shell_is_refused(infini_run):
-    command = infini_run("--completion=fish")
+    command = infini_run("--completion=tcsh")
     assert command.wait() == 2
-    assert command.err == b"infini-run: --completion=fish: bash or zsh is allowed\n"
+    assert command.err == b"infini-run: --completion=tcsh: bash, zsh, fish or install is allowed\n"
 
 
 def test_what_a_value_can_be_is_in_its_metavar():
