@@ -135,7 +135,7 @@ def _completion(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not equals and rest:
         shell = rest.pop(0)
     if rest or shell not in (*SHELLS, "install"):
-        raise UsageError(f"{quote(' '.join(argv))}: bash, zsh, fish or install is allowed: {name}=bash")
+        raise UsageError(f"{quote(' '.join(argv))}: give a shell, bash, zsh or fish, or install: {name}=bash")
     if shell != "install":
         return _print(script(shell).rstrip("\n"))
     lines, code = install_completion("infini-job", script, environ)
