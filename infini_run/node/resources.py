@@ -5,6 +5,8 @@ The one rule: all of it is made before the first rank, and gone after the last.
 
 from __future__ import annotations
 
+from time import time
+
 import infini_run.lean_os as os
 from infini_run.errors import StartError
 from infini_run.plan.program import MEMORY, PREFIX
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _PER_RANK = 2  # a pidfd, a notify socket
+_NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 _OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
 
 
@@ -125,15 +128,33 @@ class LaunchResources:
 
 
 def _remove_abandoned() -> None:
-    """In memory alone: of a lock on a disk that machines share, another machine may know nothing."""
+    """In memory alone: of a lock on a disk that machines share, another machine may know nothing. What is needed to
+    remove one is imported only where there may be one."""
     try:
-        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if name.startswith(PREFIX)]
+        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if _is_folder_name(name)]
+        old = [path for path in found if time() - os.lstat(path).st_mtime > _NEW_S]
     except OSError:
-        return  # it may be written, not listed
-    if found:
+        return  # it may be written, not listed; or another launch was faster
+    if old:
         from infini_run.system.secure_files import remove_abandoned
 
-        remove_abandoned(found)
+        remove_abandoned(old, _NEW_S)
+
+
+def _is_folder_name(name: str) -> bool:
+    """Whether a launch may have named a directory so (error_folder): by its id, that of an attempt (.1), or of
+    workers within one (.ir-...), and its node."""
+    if not name.startswith(PREFIX):
+        return False
+    words = name[len(PREFIX) :].split(".")
+    last, _, node = words[-1].rpartition("-")
+    if last not in ("", "ir") and node.isdecimal():
+        words[-1] = last
+    return _is_launch_id(words[0]) and all(word.isdecimal() or _is_launch_id(word) for word in words[1:])
+
+
+def _is_launch_id(word: str) -> bool:
+    return len(word) == 15 and word.startswith("ir-") and not word[3:].strip("0123456789abcdef")
 
 
 def _above_stdio(fd: int) -> int:

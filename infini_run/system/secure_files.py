@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_NEW_S = 60.0  # a folder whose lock may still come
 _IN_THE_WAY = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: "it is a FIFO or a socket"}
 
 
@@ -307,22 +306,19 @@ def remove_folder(path: str) -> None:
     rmtree(path, ignore_errors=True)
 
 
-def remove_abandoned(paths: Sequence[str]) -> None:
+def remove_abandoned(paths: Sequence[str], age_s: float) -> None:
     """Remove directories for error files whose launcher and guard were killed at once.
 
-    A scheduler does so with all that a job has left. The lock of a launcher comes a moment after its directory, so a
-    directory younger than a minute stays.
+    A scheduler does so with all that a job has left. The lock of a launcher comes a moment after its directory.
 
     Args:
-        paths: directories; only those that are named and made as a launch does it, and on which nobody holds a lock,
-            are removed.
+        paths: directories; only those that are made as a launch does it, and on which nobody holds a lock, are
+            removed.
+        age_s: those that have changed in so many seconds stay.
     """
     import fcntl
-    import re
 
     for path in paths:
-        if not re.search(r"/infini-run-ir-[0-9a-f]{12}(\.\d+)?(-\d+)?$", path):
-            continue
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
@@ -330,7 +326,7 @@ def remove_abandoned(paths: Sequence[str]) -> None:
         try:
             status = os.fstat(fd)
             is_ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
-            if is_ours and time.time() - status.st_mtime > _NEW_S:
+            if is_ours and time.time() - status.st_mtime > age_s:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_folder(path)
         except OSError:

@@ -15,6 +15,7 @@ import infini_run
 from infini_run.core.group import debug_flags
 from tests.support.command import COMMAND, play
 from tests.support.group_case import Live, spec
+from tests.support.paths import ROOT
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -152,6 +153,28 @@ def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(i
     assert living.exists()
     kill(commands[1])
     until(lambda: not living.exists())
+
+
+@pytest.mark.parametrize("within", ["", "-1", ".2", ".2-1", ".ir-0123456789ab", ".1.ir-0123456789ab-1"])
+def test_what_attempts_nodes_and_workers_have_left_goes_too(infini_run, within):
+    env = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    folder = Path(f"/dev/shm/infini-run-ir-{os.getpid():012x}{within}")
+    folder.mkdir(0o700)
+    (folder / "rank_0.error.json.stack").touch()
+    os.utime(folder, (0, 0))
+    assert infini_run("true", env=env).wait() == 0
+    assert not folder.exists()
+
+
+def test_folders_of_launches_that_have_just_begun_cost_another_one_no_import(tmp_path):
+    """Where many begin, each would read what only removes them."""
+    (tmp_path / "infini-run-ir-0123456789ab").mkdir(0o700)
+    looks = "import sys; from infini_run.node import resources; resources.MEMORY = sys.argv[1]; "
+    looks += "resources._remove_abandoned(); assert not {'re', 'shutil', 'fcntl', 'os'} & set(sys.modules)"
+    subprocess.run(
+        [sys.executable, "-S", "-P", "-c", looks, str(tmp_path)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=True
+    )
+    assert list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_ours_alone_is_no_launch_s(infini_run):
