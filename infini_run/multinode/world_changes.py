@@ -12,6 +12,7 @@ from infini_run.errors import NodeLost
 from infini_run.multinode import membership, protocol
 from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.protocol import pack, pack_json
+from infini_run.multinode.rendezvous import join_names
 from infini_run.options.nodes import MANUAL
 from infini_run.report.text import signal_name
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
 GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
-_REDIAL_S = (1.0, 60.0)  # between two commands for a node that was lost; doubled each time
+_REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
 _AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
 _NOTICE_S = 5.0  # between two lines about missing nodes
 _NEVER = float("inf")
@@ -301,11 +302,11 @@ class WorldChanges:
         others = [agent for agent in state.agents.all if agent not in agents]
         for agent in others:
             agent.node_rank = -1
-        spares = [agent.name for agent in others if agent.state in ("ready", "done")]
+        spares = [agent for agent in others if agent.state in ("ready", "done")]
         if changes:
             state.notice(f"attempt {action.world + 1}: {changes}")
         elif spares and not action.world:
-            state.print(f"{len(agents)} nodes run the job; spares: {', '.join(spares)}")
+            state.print(f"{len(agents)} nodes run the job; spares: {join_names(spares)}")
         self._start_ranks(agents)
 
     def _describe(self, agents: list[RemoteAgent]) -> str:

@@ -158,6 +158,16 @@ def test_spares_end_when_the_job_does(start):
         finish(command)
 
 
+def test_of_many_spares_the_first_few_are_named(start):
+    commands = [start("--spares=9", "true", nnodes=1) for _ in range(10)]
+    for command in commands:
+        finish(command)
+    (line,) = [line for line in told(*commands) if "spares: " in line]
+    names = line.partition("spares: ")[2].split(", ")
+    assert len(names) == 9
+    assert names[-1] == "..."
+
+
 def test_a_wrong_token_is_no_reason_to_ask_again(start, bell):
     first = start("--spares=1", *FAST, *ring(bell), nnodes=1)
     hear_world(bell, 0, 1)

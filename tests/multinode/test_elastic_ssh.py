@@ -82,6 +82,22 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
     assert any(line.startswith("infini-run: node 1 (host2) was lost") for line in own_lines(command))
 
 
+def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
+    command = many("--spares=1", "--grace=2", *ring(bell, in_world(3, "exit 0")), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    took_s = []
+    for world in range(3):
+        victim = launcher_of(1, world)
+        start_s = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        hear_world(bell, world + 1, 2)
+        took_s.append(time.monotonic() - start_s)
+        if world < 2:
+            command.read_error_until(b"has joined as a spare")
+    finish(command)
+    assert min(took_s) < 1.0, took_s
+
+
 def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
     gate = tmp_path / "gate"
     fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 7"
