@@ -67,11 +67,12 @@ def qsub(words, fault):
             fail("qsub:  cannot submit non-rerunable Array Job", 2)
         chunks = int(resources.get("select", "1").partition(":")[0])
         hosts = placed(book.settings["nodes"], chunks, resources)
+        mpiprocs = re.search(r":mpiprocs=(\d+)", resources.get("select", ""))
         limit = book.settings["pools"][asked["-q"]].get("resources_default", {}).get("walltime", "0")
         parts = [int(part) for part in resources.get("walltime", limit).split(":")]
         job = {
             "kind": "pbs", "name": asked["-N"], "nodes": hosts, "output": asked["-o"] or f"{FOLDER}/job.o",
-            "appends": False, "cwd": os.environ.get("HOME", "/"),
+            "appends": False, "cwd": os.environ.get("HOME", "/"), "lines": int(mpiprocs[1] if mpiprocs else 1),
             "limit_s": sum(n * 60**i for i, n in enumerate(parts[::-1])),
             "queue": asked["-q"], "select": resources.get("select", ""), "place": resources.get("place", ""),
             "env": job_env(asked["-N"]),

@@ -239,7 +239,7 @@ class Keeper:
 
     def script(self, job, settings):
         with open(f"{FOLDER}/{self.number}.nodes", "w") as file:
-            file.write("".join(f"{node}\n" for node in job["nodes"]))
+            file.write("".join(f"{node}\n" * job.get("lines", 1) for node in job["nodes"]))
         env = {**job["env"], **{name: text.format(**job, folder=FOLDER) for name, text in settings["env"].items()}}
         env |= {"TEST_BATCH": FOLDER, MARK: f"{self.number}@{FOLDER}", "TEST_PBS_MOM": f"{FOLDER}/{self.number}.mom"}
         words = ["sh", f"{FOLDER}/{self.number}.sh"]
