@@ -10,6 +10,7 @@ from posixpath import dirname, normpath
 
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(?<=\]\()(\.\./[^)#\s]*)(#[^)\s]*)?(?=\))")
+FILE = re.compile(r"^<!-- file: (\S+) -->\n((?:<!--.*-->\n)*```\w+)$", re.MULTILINE)
 COMMENT = re.compile(r"^[ \t]*<!--.*?-->[ \t]*\n", re.DOTALL | re.MULTILINE)
 SHORT_CODE = re.compile(r"<code>(?=[^<\s]{1,30}</code>)")
 MESSAGES = "troubleshooting.md"
@@ -28,7 +29,8 @@ def on_config(config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Drop comments, which are for the tests of the blocks, and turn links that leave docs/ into the repository's."""
+    """Drop comments, which are for the tests of the blocks, but for names of files, which become titles. Turn links
+    that leave docs/ into the repository's."""
     if page.file.src_uri in ALONE:
         page.meta["hide"] = ["navigation"]
     home = HOMEPAGE.search((ROOT / "pyproject.toml").read_text())[1]
@@ -42,7 +44,7 @@ def on_page_markdown(markdown, page, **_):
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"{home}/{kind}/main/{path}{match[2] or ''}"
 
-    return LINK.sub(outside, COMMENT.sub("", markdown))
+    return LINK.sub(outside, COMMENT.sub("", FILE.sub(r'\2 title="\1"', markdown)))
 
 
 def on_page_content(html, page, **_):

@@ -61,6 +61,7 @@ def test_every_block_has_a_language_and_runs_or_says_why_not(page):
     [
         ("```\nls\n```\n", "its language is ''"),
         ("<!-- not run: later -->\n```sh\nls\n```\n", "not run: a reason"),
+        ("<!-- not run: see tests/nowhere.py instead -->\n```sh\nls\n```\n", "not run: there is no tests/nowhere.py"),
         ("<!-- given: train.py=nothing.py -->\n```sh\nls\n```\n", "there is no "),
         ("<!-- skip: it needs a GPU -->\n```sh\nls\n```\n", "no comment begins with 'skip'"),
         ("<!-- on: mars -->\n```sh\nls\n```\n", "on: ssh"),

@@ -56,6 +56,8 @@ class Block:
         for word in ("dry run", "not run"):
             if word in self.said and len(self.said[word].split()) < 3:
                 found.append(f"{word}: a reason has three words or more")
+            named = re.findall(r"tests/[\w/]+(?:\.py)?", self.said.get(word, ""))
+            found += [f"{word}: there is no {path}" for path in named if not (ROOT / path).exists()]
         if self.said.get("on", PLACES[0]) not in PLACES:
             found.append(f"on: {', '.join(PLACES)}")
         given = [PROGRAMS / pair.partition("=")[2] for pair in self.said.get("given", "").split()]
