@@ -163,7 +163,12 @@ class Crew(Generic[T, R]):
             self._supervisor = CrewSupervisor(
                 spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks
             )
-            self._supervisor.start()
+            try:
+                self._supervisor.start()
+            except BaseException:  # an interrupt may come when all workers run
+                if self._supervisor.is_running:
+                    self.close(drain=False)
+                raise
 
     def __repr__(self) -> str:
         supervisor = self.__dict__.get("_supervisor")

@@ -7,6 +7,7 @@ thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event o
 from __future__ import annotations
 
 import os
+import signal
 from threading import Event, Thread, current_thread
 
 TYPE_CHECKING = False
@@ -21,9 +22,20 @@ class JoinableThread(Thread):
         super().__init__(target=target, name=name, daemon=True)
         self._has_run = Event()
         self._pid = os.getpid()
+        self._signals: set[int] = set()  # that are blocked
+
+    def start(self) -> None:
+        """Start it. A signal that comes meanwhile is handled once it runs: the exception of a handler (Ctrl-C) that came
+        out of Thread.start would leave open whether it does. Then `ident` tells: None if it does not run."""
+        before = self._signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run(self) -> None:
         """The target, then the event."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._signals)
         try:
             super().run()
         finally:

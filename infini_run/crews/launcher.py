@@ -241,8 +241,13 @@ class Launcher:
             "display": open_show(self.progress, getattr(function, "__name__", "function"), spawner.world_size),
         }
         launch = self._make_supervisor(spawner, (hello, body, limits), given)
-        launch.start()
         self._launches.add(launch)
+        try:
+            launch.start()
+        except BaseException:  # an interrupt may come when all ranks run
+            if launch.is_running:
+                _stop([launch])
+            raise
         return launch
 
     def _make_supervisor(

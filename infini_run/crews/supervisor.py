@@ -68,14 +68,21 @@ class Supervisor:
     # ---- from other threads
 
     def start(self) -> None:
-        """Start the workers, and the thread. Raises what the spawner raises: then nothing is left."""
+        """Start the workers, and the thread. Raises what the spawner raises: then nothing is left. What a signal's
+        handler raises may come when the thread runs already: see `is_running`."""
         try:
             self._start_workers(range(len(self.workers)))
             self.poller.watch(self._wakeup_fd, READ, self._on_wakeup)
             self._thread.start()
         except BaseException:
-            self._end_all()
+            if not self.is_running:
+                self._end_all()
             raise
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread has been started, and has not ended."""
+        return self._thread.is_alive()
 
     def call(self, act: Callable[[], None]) -> None:
         """Have this done in the loop, in order; after the loop's end it is done at once."""

@@ -204,10 +204,18 @@ def test_several_handles_at_once(preload):
         handle.close()
 
 
-def test_an_interrupt_of_a_run_stops_its_ranks_and_is_raised(preload, bell):
-    """In a program that handles it: the ranks get their grace, and what they do in it is seen."""
+@pytest.mark.parametrize("host", ["idle", "busy"])
+def test_an_interrupt_of_a_run_stops_its_ranks_and_is_raised(preload, bell, host):
+    """In a program that handles it: the ranks get their grace, and what they do in it is seen. In a busy one the
+    interrupt comes while the thread that watches over the ranks is still starting."""
     code = f"""
-        import os, signal, sys, infini_run as ir
+        import os, signal, sys, threading, infini_run as ir
+        def compute():
+            while True:
+                pass
+        if {host!r} == "busy":
+            sys.setswitchinterval(0.5)
+            threading.Thread(target=compute, daemon=True).start()
         def work(bell):
             def leave(*given):
                 print("saved", flush=True)
