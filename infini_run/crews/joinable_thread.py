@@ -25,8 +25,8 @@ class JoinableThread(Thread):
         self._signals: set[int] = set()  # that are blocked
 
     def start(self) -> None:
-        """Start it. A signal that comes meanwhile is handled once it runs: the exception of a handler (Ctrl-C) that came
-        out of Thread.start would leave open whether it does. Then `ident` tells: None if it does not run."""
+        """Start it. A signal that comes meanwhile is handled once the thread runs: an exception of a handler (Ctrl-C)
+        that came out of Thread.start would leave open whether it does."""
         before = self._signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             super().start()
