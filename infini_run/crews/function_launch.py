@@ -136,7 +136,7 @@ class LaunchSupervisor(Supervisor):
         for rank in ranks:
             self.workers[rank].expect(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
         if sum(memoryview(part).nbytes for part in self._body.parts) <= _SMALL:
-            self._spread_task()
+            self.call(self._spread_task)  # in the loop: once a rank has its task, an interrupt leaves it its grace
         else:  # a worker that does not read yet, because its own output is not taken, must not block this thread
             self._sender = JoinableThread(self._spread_task, "infini-run: arguments")
             self._sender.start()

@@ -214,7 +214,7 @@ def test_an_interrupt_of_a_run_stops_its_ranks_and_is_raised(preload, bell, host
             while True:
                 pass
         if {host!r} == "busy":
-            sys.setswitchinterval(0.5)
+            sys.setswitchinterval(0.1)
             threading.Thread(target=compute, daemon=True).start()
         def work(bell):
             def leave(*given):
