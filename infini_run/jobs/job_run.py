@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 ENGINES = {"slurm": "slurm", "pbs": "pbs"}  # all others: here
+HEAD_NODE = "INFINI_JOB_HEAD_NODE"  # in an agent's environment: Slurm's name of the node that has the script
 _OF_A_TASK = ("INFINI_JOB_TASK", "INFINI_JOB_TASKS")  # its index; how many there are
 _LOG = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
@@ -54,6 +55,8 @@ class JobRun:
         self._start_s = time.time()
         self._phase = Phase(state=STARTING, since_s=self._start_s)
         self._nodes: tuple[str, ...] = ()
+        self._spares: tuple[str, ...] = ()  # hosts that wait to take the place of one that is lost
+        self._lost: tuple[str, ...] = ()  # hosts that are not here any more
         self._left_s = 0.0  # of the limit, when the ranks are to be warned
         self._is_over = False  # the limit was reached, and it is ours to keep
         self._is_cancelled = False  # we were told so
@@ -124,6 +127,7 @@ class JobRun:
         engine = ENGINES.get(request.scheduler, "")
         words = [*request.run_options, "--stdin=none", "--live=off", f"--engine={engine or 'local'}"]
         words += [f"--hosts={','.join(self._hosts())}"] if engine else []
+        words += [f"--spares={request.spares}"] if request.spares else []
         words.append(f"--nproc_per_node={job.slots_per_node or 'gpu'}")
         asked = resolve([*words, "--", *request.command], environ)
         if asked.options is None:
@@ -131,8 +135,11 @@ class JobRun:
         options = replace(asked.options, export=(*asked.options.export, *map(_literal, given)))
         if request.container is not None:  # the agent is in there, and the ranks with it
             options = replace(options, remote_python=self._folder.program("node") or request.container.python)
+        elif self._folder.program("node"):
+            options = replace(options, remote_python=self._folder.program("node"))
         if self._folder.program("bin/srun"):
             environ["PATH"] = f"{self._folder.file('bin')}:{environ['PATH']}"
+        environ[HEAD_NODE] = self._outer_environ.get("SLURMD_NODENAME", "")
         node_list = asked.node_list or NodeList(engine="this_node", hosts=(Host(name=os.uname().nodename),))
         return options, node_list, environ
 
@@ -165,6 +172,8 @@ class JobRun:
             state=state,
             since_s=now_s,
             nodes=self._nodes,
+            spares=self._spares,
+            lost=self._lost,
             nproc=self._job.slots_per_node,
             reason=reason,
             begun_s=self._phase.begun_s or (now_s if state == RUNNING else 0.0),
@@ -172,9 +181,7 @@ class JobRun:
         try_write("its phase", lambda: self._folder.write_phase(self._number, self._phase))
 
     def _check_deadlines(self, head: Head, alarm: TimeLimitTimer) -> None:
-        if self._phase.state == STARTING and head.agents[0].state == "running":
-            self._nodes = tuple(peer.name for peer in head.agents)
-            self._write_phase(RUNNING)
+        self._follow_nodes(head)
         left_s, is_over = alarm.check(time.time())
         self._left_s = left_s or self._left_s
         if self._left_s and self._phase.state == RUNNING:  # not before there is somebody to warn
@@ -183,6 +190,26 @@ class JobRun:
         if is_over:
             self._is_over = True
             head.on_stop_signal(signal.SIGTERM)
+
+    def _follow_nodes(self, head: Head) -> None:
+        """Note which nodes run the ranks: they may change when one is lost."""
+        is_first = self._phase.state == STARTING
+        if head.world[0].state != "running" or not (is_first or self._job.request.spares):
+            return
+        self._take_nodes(head)
+        now = {"nodes": self._nodes, "spares": self._spares, "lost": self._lost}
+        if is_first:
+            self._write_phase(RUNNING)
+        elif (then := replace(self._phase, **now)) != self._phase:
+            self._phase = then
+            try_write("its phase", lambda: self._folder.write_phase(self._number, then))
+
+    def _take_nodes(self, head: Head) -> None:
+        self._nodes = tuple(agent.name for agent in head.world)
+        running = set(self._nodes)
+        others = [agent for agent in head.agents if agent.name not in running]
+        self._spares = tuple(agent.name for agent in others if agent.is_spare)
+        self._lost = tuple(agent.name for agent in others if not agent.is_spare)
 
     def _warn(self, head: Head, left_s: float) -> None:
         number = self._job.request.warn_signal
@@ -196,7 +223,7 @@ class JobRun:
         report = head.report()
         first = report.first_failure
         if self._phase.state == STARTING and any(peer.report for peer in head.agents):  # it was too quick to be seen
-            self._nodes = tuple(peer.name for peer in head.agents)
+            self._take_nodes(head)
             self._write_phase(RUNNING)
         if report.text():
             write_text(report.text())

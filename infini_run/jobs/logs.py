@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from infini_run.jobs.job_dir import JobDir
+    from infini_run.jobs.records import Phase
     from infini_run.jobs.schedulers.scheduler import Scheduler
     from infini_run.jobs.status import Status
     from infini_run.jobs.task import Task
@@ -29,25 +30,26 @@ _LABEL = re.compile(rb"\[(?:rank (\d+)|([^\]\s]*):(\d+))(?: ERROR)?\] ")
 
 
 class Chosen:
-    """Which lines: of one rank, of one node, or all. nodes: hosts, in the order of their node ranks."""
+    """Which lines: of one rank, of one node, or all."""
 
-    def __init__(
-        self, rank: int, node: str, nodes: Sequence[str], nproc: int, *, may_lack_node: bool = False
-    ) -> None:
-        """rank: -1: all. node: its index or its host; "": all. may_lack_node: a node that is not one of `nodes` is no
-        error, and has no lines. Raises UsageError: there is no such rank or node."""
+    def __init__(self, rank: int, node: str, phase: Phase | None, *, may_lack_node: bool = False) -> None:
+        """rank: -1: all. node: its index or its host; "": all. phase: None: not known yet. may_lack_node: a node that
+        is not one of the job's is no error, and has no lines. Raises UsageError: there is no such rank or node."""
+        nodes, nproc = (phase.nodes, phase.nproc) if phase else ((), 0)
+        hosts = (*nodes, *phase.spares, *phase.lost) if phase else ()  # some may have run ranks before
         self._rank, self._host = rank, b""
         self.lacks_node = False
         self.is_sure = bool(nodes)
         if nodes and nproc and rank >= len(nodes) * nproc:
             raise UsageError(f"--rank={rank}: there are ranks 0 to {len(nodes) * nproc - 1}")
         if node and nodes:
-            index = int(node) if node.isdecimal() else nodes.index(node) if node in nodes else -1
-            self.lacks_node = not 0 <= index < len(nodes)
+            known = nodes if node.isdecimal() else hosts
+            index = int(node) if node.isdecimal() else hosts.index(node) if node in hosts else -1
+            self.lacks_node = not 0 <= index < len(known)
             if self.lacks_node and not may_lack_node:
-                raise _no_node(node, nodes, len(nodes))
-            self._host = b"" if self.lacks_node else os.fsencode(nodes[index])
-        self._is_single = len(nodes) == 1
+                raise _no_node(node, hosts, len(nodes))
+            self._host = b"" if self.lacks_node else os.fsencode(known[index])
+        self._is_single = len(hosts) == 1
 
     def has(self, line: bytes) -> bool:
         if self.lacks_node:
@@ -135,7 +137,7 @@ def check(folder: JobDir, *, rank: int, node: str, attempt: int, tasks: Sequence
     for number in numbers[-1:]:
         phase = folder.phase(number)
         if phase is not None:
-            Chosen(rank, node, phase.nodes, phase.nproc)
+            Chosen(rank, node, phase)
 
 
 def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
@@ -145,10 +147,10 @@ def _check_tasks(tasks: Sequence[Task], rank: int, node: str) -> None:
         for task in tasks
     ]
     known = [phase for phases in each for phase in phases]
-    chosen = [Chosen(rank, node, phase.nodes, phase.nproc, may_lack_node=True) for phase in known]
+    chosen = [Chosen(rank, node, phase, may_lack_node=True) for phase in known]
     is_open = any(not phases and task.result() is None for task, phases in zip(tasks, each, strict=True))
     if known and not is_open and all(one.lacks_node for one in chosen):
-        hosts = dict.fromkeys(host for phase in known for host in phase.nodes)
+        hosts = dict.fromkeys(host for phase in known for host in (*phase.nodes, *phase.spares, *phase.lost))
         raise _no_node(node, hosts, max(len(phase.nodes) for phase in known))
 
 
@@ -246,8 +248,7 @@ class _Log:
     def blocks(self) -> Iterator[bytes]:
         phase = self._folder.phase(self._number)
         if self._chosen is None or not self._chosen.is_sure:
-            nodes, nproc = (phase.nodes, phase.nproc) if phase else ((), 0)
-            self._chosen = Chosen(self._rank, self._node, nodes, nproc, may_lack_node=self._may_lack_node)
+            self._chosen = Chosen(self._rank, self._node, phase, may_lack_node=self._may_lack_node)
         if self._node and not self._chosen.is_sure:
             return  # nobody has written anything
         held, size = [], 0

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 class Layout:
     """What to ask for. 0: it is not asked for, or not known.
 
-    nodes: 0 where the scheduler picks 1 to `max_nodes`. slots: of all nodes. slots_per_node: 0 where it is the
-    scheduler's choice too. gpus: of all nodes. gpus_per_node, gpus_per_task: what each has. cpus_per_gpu,
-    cpus_per_node, mem_mb_per_node: what comes with it. is_exclusive: whole nodes. is_scattered: no two on one host
-    (PBS). remark: for the user.
+    nodes: those that run ranks; 0 where the scheduler picks 1 to `max_nodes`. spares: further ones. slots: of all
+    nodes. slots_per_node: 0 where it is the scheduler's choice too. gpus: of all nodes. gpus_per_node, gpus_per_task:
+    what each has. cpus_per_gpu, cpus_per_node, mem_mb_per_node: what comes with it. is_exclusive: whole nodes.
+    is_scattered: no two on one host (PBS). remark: for the user.
     """
 
     style: str
     slots: int
     slot_type: str
     nodes: int = 0
+    spares: int = 0
     max_nodes: int = 0
     slots_per_node: int = 0
     gpu_type: str = ""
@@ -44,6 +45,11 @@ class Layout:
     is_exclusive: bool = False
     is_scattered: bool = False
     remark: str = ""
+
+    @property
+    def all_nodes(self) -> int:
+        """Return how many nodes the scheduler is asked for."""
+        return self.nodes + self.spares
 
 
 def lay_out(request: JobRequest, facts: Facts) -> Layout:
@@ -112,6 +118,7 @@ def _default(request: JobRequest, facts: Facts, pool: Queue | None) -> Layout:
         slots=slots,
         slot_type=slot_type,
         nodes=slots // per_node,
+        spares=request.spares,
         slots_per_node=per_node,
         gpu_type=request.gpu_type,
         gpus_per_node=per_node if is_gpu and has_gres else 0,
@@ -218,8 +225,10 @@ def _size_problems(request: JobRequest, layout: Layout, pool: Queue | None) -> l
     nodes = sum(kind.nodes for kind in fits)
     if not fits:
         return [f"a node with {what} is asked for; those of pool {pool.name} have {most} at most"]
-    if nodes < layout.nodes:
-        asked = f"{counted(layout.nodes, 'node')} with {what} {'is' if layout.nodes == 1 else 'are'} asked for"
+    if nodes < layout.all_nodes:
+        verb = "is" if layout.all_nodes == 1 else "are"
+        spares = f" ({counted(layout.spares, 'spare')} among them)" if layout.spares else ""
+        asked = f"{counted(layout.all_nodes, 'node')} with {what} {verb} asked for{spares}"
         return [f"{asked}; pool {pool.name} has {nodes}"]
     return _share_problems(layout, pool, fits)
 
@@ -256,7 +265,7 @@ def _span(time_s: int) -> str:
 def _no_row(request: JobRequest) -> list[str]:
     """What Determined's tables have no place for."""
     given = [("--cpus_per_slot", request.cpus_per_slot), ("--mem_per_slot", request.mem_mb_per_slot)]
-    given += [("--round_up", request.round_up)]
+    given += [("--round_up", request.round_up), ("--spares", request.spares)]
     found = [f"{name}: --layout=determined has no row for it; use the scheduler's option" for name, on in given if on]
     if request.slots < 0 or (request.slots == 0 and request.slot_type != CPU):
         found.append(f"--slots={request.slots}: at least 1 is needed")

@@ -101,13 +101,13 @@ def make_request(command: Sequence[str], values: Mapping[str, Any], above: str) 
         raise UsageError("the current directory was removed: --cwd=/DIR says where the ranks start") from None
     if not os.path.isdir(cwd):
         raise UsageError(f"--cwd={cwd} is not a directory")
-    _check_run_options(values["run_options"])
+    _check_run_options(values["run_options"], spares=values["spares"])
     warn_signal, warn_s = values["warn"]
     if warn_s and values["time"] and warn_s >= values["time"]:
         raise UsageError(f"--warn: {warn_s} s before a limit of {values['time']} s is before the start")
     name = new_name()
     same = ("slots", "scheduler", "slots_per_node", "slot_type", "gpu_type", "tres", "gres", "layout", "single_node",
-            "round_up", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
+            "round_up", "spares", "pool", "account", "project", "cpus_per_slot", "options", "env", "run_options",
             "array", "restarts")  # fmt: skip
     return JobRequest(
         name=name,
@@ -132,12 +132,13 @@ _OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no 
     **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
     **dict.fromkeys(("dry_run", "plot", "completion"), _ANSWERS),
     "isolate": "a job is a process of its own",
+    "spares": "--spares of infini-job allocates them, too",
     "stdin": "a job has none",
     "live": "infini-job logs -f and infini-job status show it",
 }
 
 
-def _check_run_options(words: Sequence[str]) -> None:
+def _check_run_options(words: Sequence[str], *, spares: int) -> None:
     """Raises UsageError: there is no such flag of infini-run, its value is wrong, or it is the job's own."""
     from infini_run.options.grammar import parse, quote
     from infini_run.options.table import TABLE
@@ -156,6 +157,8 @@ def _check_run_options(words: Sequence[str]) -> None:
         for name, setting in parsed.settings.items()
         if name in _OF_THE_JOB
     ]
+    if spares and "keep_going" in parsed.settings and parsed.settings["keep_going"].value:
+        problems.append(f"--spares={spares} with --run_options=--keep_going: a failure ends all ranks, or none")
     if problems:
         raise UsageError("\n".join(problems))
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Submission:
     """A job as it was submitted: what its directory says first.
 
-    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is; 0: the scheduler
-    decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host: where from.
+    request: as it was asked for, its scheduler resolved. nodes, slots_per_node: what that is, without spares; 0: the
+    scheduler decides. pool: the one that it goes to, "" where there is none. submitted_s: since the epoch. host:
+    where from.
     """
 
     request: JobRequest
@@ -34,12 +35,13 @@ class Submission:
 
     @property
     def shape(self) -> str:
-        """`2 nodes x 8 gpus`."""
+        """`2 nodes x 8 gpus`, `2 nodes x 8 gpus + 1 spare`."""
         what = "cpu" if self.request.slot_type == "cpu" else "gpu"
         if not self.slots_per_node:
             return _count(self.request.slots, what)
         slots = _count(self.slots_per_node, what)
-        return f"{_count(self.nodes, 'node')} x {slots}" if self.nodes else slots
+        spares = f" + {_count(self.request.spares, 'spare')}" if self.request.spares else ""
+        return f"{_count(self.nodes, 'node')} x {slots}{spares}" if self.nodes else slots
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -59,11 +61,14 @@ def _count(number: int, what: str) -> str:
 @record
 class Phase:
     """How far one attempt has come. state: STARTING, RUNNING, WARNED; REQUEUED, where another one is to follow.
-    nodes: hosts in the order of their node ranks. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
+    nodes: hosts in the order of their node ranks. spares: hosts that run nothing. lost: hosts that were lost, or left
+    out. nproc: ranks on each. begun_s: since when they run; 0: not yet."""
 
     state: str
     since_s: float
     nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     nproc: int = 0
     reason: str = ""
     begun_s: float = 0.0

@@ -24,7 +24,8 @@ class JobRequest:
     name: unique, it is the job's name in the queue too. folder: the job's directory, on storage that all nodes share.
     command, cwd: what each rank runs and where. scheduler: slurm, pbs, local or auto.
 
-    slots: devices in all, one rank each. slots_per_node: on each node. slot_type: cuda, rocm or cpu. gpu_type: which
+    slots: devices in all, one rank each. slots_per_node: on each node. spares: further nodes, which run nothing until
+    one is lost. slot_type: cuda, rocm or cpu. gpu_type: which
     of a pool's GPUs. tres, gres: what the cluster supports, whatever was detected. layout: default or determined.
     single_node: all slots on one. round_up: more slots than asked for, where those do not fill their nodes.
     cpus_per_slot, mem_mb_per_slot, time_s (seconds): of the scheduler.
@@ -46,6 +47,7 @@ class JobRequest:
     slots: int
     scheduler: str = "auto"
     slots_per_node: int = 0
+    spares: int = 0
     slot_type: str = ""
     gpu_type: str = ""
     tres: bool | None = None

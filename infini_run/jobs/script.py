@@ -86,14 +86,22 @@ def inside_of(python: str) -> list[str]:
 
 
 def render_node(request: JobRequest, layout: Layout) -> str:
-    """What starts an agent in the job's container, in place of a Python: a script, for the job's directory. "" where
-    there is no container, or where it is srun's affair (pyxis)."""
+    """What starts an agent, in place of a Python: a script, for the job's directory. It starts the job's container.
+    With spares on Slurm it stays, to end the job if its first node is lost (lost_head.py). "" where neither is to be
+    done, or the container is srun's affair (pyxis)."""
     image = request.container
-    if image is None or image.runtime == "pyxis":
+    has_spares = layout.spares > 0 and request.scheduler == "slurm"
+    if (image is None and not has_spares) or (image is not None and image.runtime == "pyxis"):
         return ""
-    place = replace(_place(request, layout.slot_type), over_stdio=request.scheduler == "local")
-    words = wrap(image, place, [image.python])
-    return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
+    words = [request.python]
+    if image is not None:
+        place = replace(_place(request, layout.slot_type), over_stdio=request.scheduler == "local")
+        words = wrap(image, place, [image.python])
+    if not has_spares:
+        return f'#!/bin/sh\nexec {joined(words)} "$@"\n'
+    after = joined([request.python, "-m", "infini_run.jobs.lost_head", request.folder])
+    after += f' "{_INDEX["slurm"]}"' if request.array else ""
+    return f'#!/bin/sh\n{joined(words)} "$@" && exit\ncd / && exec {after} -- "$@"\n'
 
 
 def render_srun(request: JobRequest, layout: Layout) -> str:
@@ -115,7 +123,8 @@ def described(layout: Layout) -> str:
     what = {"cpu": "cpu"}.get(layout.slot_type, "gpu")
     if not layout.nodes:
         return f"{counted(layout.slots, what)} on 1 to {layout.max_nodes} nodes"
-    return f"{counted(layout.nodes, 'node')} x {counted(layout.slots_per_node or layout.slots, what)}"
+    spares = f" + {counted(layout.spares, 'spare')}" if layout.spares else ""
+    return f"{counted(layout.nodes, 'node')} x {counted(layout.slots_per_node or layout.slots, what)}{spares}"
 
 
 def _tasks(array: str) -> str:
@@ -137,6 +146,11 @@ def _option_problems(request: JobRequest, facts: Facts) -> list[str]:
         problems += image_problems(request.container, _place(request, request.slot_type))
         if request.container.runtime == "pyxis" and facts.scheduler != "slurm":
             problems.append(f"--runtime=pyxis: --scheduler={facts.scheduler} has no srun")
+        elif request.container.runtime == "pyxis" and request.spares:
+            problems.append(
+                f"--spares={request.spares} with --runtime=pyxis: nobody outside of the image could end the job when "
+                "its first node is lost; give another --runtime"
+            )
     if facts.scheduler == "slurm":
         return problems + slurm_script.user_options(request)[1]
     if facts.scheduler == "pbs":

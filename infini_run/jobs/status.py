@@ -52,6 +52,8 @@ class Status:
         advice: What to change in a hopeless one.
         attempt: Its latest run, counted from 0; -1: it has not begun.
         nodes: Its hosts, in the order of their ranks.
+        spares: Hosts of it that run nothing, and may take the place of one that is lost.
+        lost: Hosts of it that were lost, or left out.
         query_error: Why the scheduler did not answer; "": it did, or was not asked.
         scheduler_ended_it: Whether its scheduler ended it, which may know why, or run it again.
         task: Of a task its index; of an array that of its first task to fail; -1: none.
@@ -76,6 +78,8 @@ class Status:
     advice: str = ""
     attempt: int = -1
     nodes: tuple[str, ...] = ()
+    spares: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
     query_error: str = ""
     scheduler_ended_it: bool = False
     task: int = -1
@@ -111,6 +115,7 @@ class Status:
         """Return plain types by the same names; of tasks without what they have in common (`COMMON`)."""
         tasks = [{name: item for name, item in task.to_json().items() if name not in COMMON} for task in self.tasks]
         plain = {"command": list(self.command), "nodes": list(self.nodes), "tasks": tasks}
+        plain |= {"spares": list(self.spares), "lost": list(self.lost)}
         return {**vars(self), "headline": self.headline, **plain}
 
 
@@ -136,8 +141,8 @@ def whole(about: Status, tasks: Sequence[Status]) -> Status:
     failed_task = one.task if bad and one.state != CANCELLED else -1
     reason = f"task {failed_task}: {one.reason}" if failed_task >= 0 and one.reason else one.reason
     return replace(
-        one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), task=failed_task,
-        tasks=tuple(tasks), reason=reason,
+        one, name=about.name, id=about.id, shape=about.shape, folder=about.folder, nodes=(), spares=(), lost=(),
+        task=failed_task, tasks=tuple(tasks), reason=reason,
         attempt=max(task.attempt for task in tasks), scheduler_ended_it=any(task.scheduler_ended_it for task in live),
         query_error=next((task.query_error for task in tasks if task.query_error), ""),
     )  # fmt: skip

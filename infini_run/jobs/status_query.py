@@ -135,7 +135,8 @@ def _read(folder: JobDir) -> Status:
 
 def _in_phase(status: Status, phase: Phase) -> Status:
     state = QUEUED if phase.state == REQUEUED else phase.state
-    return replace(status, state=state, since_s=phase.since_s, nodes=phase.nodes, reason=phase.reason)
+    hosts = {"nodes": phase.nodes, "spares": phase.spares, "lost": phase.lost}
+    return replace(status, state=state, since_s=phase.since_s, reason=phase.reason, **hosts)
 
 
 def _ended(status: Status, ending: JobResult) -> Status:

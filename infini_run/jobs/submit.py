@@ -85,6 +85,8 @@ def _here(request: JobRequest, facts: Facts) -> tuple[JobRequest, Facts]:
             f"--slots={request.slots} --slots_per_node={request.slots_per_node}: this machine is one node; "
             "drop --slots_per_node"
         )
+    if request.spares:
+        raise UsageError(f"--spares={request.spares}: this machine is one node, and no other can take its place")
     slot_type = request.slot_type or (CUDA if facts.has_gres else CPU)
     return replace(request, single_node=True, slot_type=slot_type), replace(facts, pools=())
 

@@ -77,6 +77,11 @@ class RemoteAgent:
         return self.state in OVER
 
     @property
+    def is_spare(self) -> bool:
+        """Whether it is here and runs no ranks of the attempt."""
+        return self.node_rank < 0 and self.state in ("ready", "done")
+
+    @property
     def title(self) -> str:
         """Its name in messages."""
         if self.node_rank < 0 and self.name:

@@ -135,6 +135,11 @@ class Head:
         return self._agents.all
 
     @property
+    def world(self) -> Sequence[RemoteAgent]:
+        """The agents that run the ranks, or ran them last, in the order of their node ranks."""
+        return self._state.world
+
+    @property
     def launch_id(self) -> str:
         """The id of the launch; restarts add a number to it."""
         return self._state.launch_id

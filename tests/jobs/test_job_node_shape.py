@@ -222,6 +222,13 @@ def test_round_up_takes_more_slots_and_says_so():
     assert layout.remark == "16 slots instead of 10: nodes of 8 are filled"
 
 
+def test_spares_are_nodes_beside_those_of_the_slots():
+    layout = lay_out(ask(16, spares=2), SLURM)
+    assert (layout.nodes, layout.spares, layout.slots) == (2, 2, 16)
+    assert "--nodes=4 --ntasks-per-node=1 --no-kill " in words(ask(16, spares=2), SLURM)
+    assert words(ask(16, spares=2), PBS).startswith("-l select=4:")
+
+
 IMPOSSIBLE = [
     (ask(0), "--slots=0: at least 1 is needed"),
     (ask(72), "9 nodes with 8 GPUs are asked for; pool gpu has 4"),
@@ -235,6 +242,7 @@ IMPOSSIBLE = [
     (ask(8, cpus_per_slot=9), "--cpus_per_slot: 72 CPUs on a node; those of pool gpu have 64"),
     (ask(8, mem_mb_per_slot=1001), "--mem_per_slot: 8008 MB on a node; those of pool gpu have 8000"),
     (ask(320, slot_type="cpu"), "5 nodes with 64 CPUs are asked for; pool gpu has 4"),
+    (ask(32, spares=1), "5 nodes with 8 GPUs are asked for (1 spare among them); pool gpu has 4"),
 ]  # fmt: skip
 
 

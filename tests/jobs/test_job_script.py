@@ -41,10 +41,12 @@ SCRIPTS = {
     "slurm-cpu": (replace(PLAIN, slot_type="cpu", slots=8, slots_per_node=4), SLURM),
     "slurm-no-gres": (replace(PLAIN, gres=False, slots_per_node=8), SLURM),
     "slurm-determined": (replace(PLAIN, layout="determined", slots_per_node=8, gpu_type="tesla"), SLURM),
+    "slurm-spares": (replace(PLAIN, slots_per_node=8, spares=1), SLURM),
     "slurm-odd": (ODD, SLURM),
     "pbs": (PLAIN, PBS),
     "pbs-full": (replace(FULL, options=("-l select=1:arch=x,place=excl", "-W depend=afterok:1")), PBS),
     "pbs-determined": (replace(PLAIN, layout="determined", slots_per_node=8), PBS),
+    "pbs-spares": (replace(PLAIN, slots_per_node=8, spares=1), PBS),
     "pbs-odd": (ODD, PBS),
     "local": (replace(PLAIN, slots=2, single_node=True), LOCAL),
 }

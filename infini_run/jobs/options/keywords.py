@@ -20,6 +20,7 @@ class SubmitOptions(TypedDict, total=False):
     cpus_per_slot: int | None
     mem_per_slot: str | None
     single_node: bool | None
+    spares: int | None
     round_up: bool | None
     layout: Literal["default", "determined"] | None
     scheduler: Literal["auto", "slurm", "pbs", "local"] | None

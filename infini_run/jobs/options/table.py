@@ -10,7 +10,7 @@ from infini_run.jobs.array import indices, notation
 from infini_run.jobs.container import RUNTIMES
 from infini_run.jobs.request import CPU, CUDA, DEFAULT, DETERMINED, ROCM
 from infini_run.options.grammar import Flag, Prefix, boolean, index, plain, switch
-from infini_run.value_types import bounded_int, duration, stop_signal, timeout
+from infini_run.value_types import MAX_LISTED, bounded_int, duration, stop_signal, timeout
 
 PREFIXES = (Prefix(text="INFINI_JOB_"),)
 OF_A_RANK = ("INFINI_JOB_ATTEMPT", "INFINI_JOB_TASK")  # what ranks find there is no flag of --attempt and --task
@@ -89,6 +89,8 @@ SUBMIT = (
     _flag("cpus_per_slot", bounded_int(1), 0, "slots", "N", "CPUs for each slot", shown="a GPU's share of its node"),
     _flag("mem_per_slot", _memory, 0, "slots", "SIZE", "memory for each slot, such as 16G", shown="the pool's"),
     switch("single_node", "slots", "all slots on one node"),
+    _flag("spares", bounded_int(0, MAX_LISTED), 0, "slots", "N",
+          "more nodes, which run nothing; one takes the place of a node that is lost, and all ranks start again"),
     switch("round_up", "slots", "take more slots where those asked for do not fill their nodes"),
     _flag("layout", plain, DEFAULT, "slots", "", "how slots become nodes; determined: as Determined's tables have it",
           choices=(DEFAULT, DETERMINED)),

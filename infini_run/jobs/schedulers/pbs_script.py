@@ -56,6 +56,7 @@ _CHUNK_ONLY = (
 )
 _ARRANGED = ("free", "pack", "scatter", "vscatter")
 _SHARED = ("excl", "exclhost", "shared")
+_TOLERATE = "tolerate_node_failures"  # from OpenPBS 19 on: else the loss of a node is the end of its job
 _HIDDEN = ("block", "sandbox", "interactive", "x11")
 
 
@@ -108,6 +109,8 @@ def user_options(request: JobRequest) -> Asked:
         names = {item.partition("=")[0].strip().lower() for item in _items(option.value or "")}
         if option.name == "W" and not names.isdisjoint(_HIDDEN):
             problems.append(f"{option.text}: {_QSUB}")
+        if option.name == "W" and _TOLERATE in names:
+            problems.append(f"{option.text}: --spares=N says it: without spares a job that has lost a node ends")
     resources = _Resources(request)
     for option in given.options:
         if option.name == "l":
@@ -214,6 +217,8 @@ def options(request: JobRequest, layout: Layout, log: str) -> list[tuple[str, ..
     where = place(layout, asked)
     if where:
         ours.append(("-l", f"place={where}"))
+    if layout.spares:
+        ours.append(("-W", f"{_TOLERATE}=all"))
     return [*ours, *asked.others]
 
 
@@ -226,10 +231,10 @@ def array_problems(request: JobRequest) -> list[str]:
 
 def misplaced(request: JobRequest, layout: Layout) -> list[str]:
     """What no PBS could do with these nodes, each of which is another host. PBS lets it wait for ever."""
-    if layout.nodes < 2:
+    if layout.all_nodes < 2:
         return []
     return [
-        f"-l select: {item}: {layout.nodes} nodes are asked for, and that is one"
+        f"-l select: {item}: {layout.all_nodes} nodes are asked for, and that is one"
         for item in user_options(request).chunk
         if item.partition("=")[0] in ("host", "vnode")
     ]
@@ -237,7 +242,7 @@ def misplaced(request: JobRequest, layout: Layout) -> list[str]:
 
 def select(layout: Layout, chunk: Sequence[str]) -> str:
     """The chunks that a layout is: N:ncpus=C:ngpus=G, and what the user wants of each."""
-    found = [str(layout.nodes)]
+    found = [str(layout.all_nodes)]
     if layout.cpus_per_node:
         found.append(f"ncpus={layout.cpus_per_node}")
     if layout.gpus_per_node:

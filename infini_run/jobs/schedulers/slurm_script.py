@@ -70,7 +70,7 @@ REASONS = {
     "container": "--container of infini-job says it",
     "container-id": "--container of infini-job says it",
     "clusters": "jobs go to the cluster whose commands are on PATH",
-    "no-kill": "a job that has lost a node ends",
+    "no-kill": "--spares=N says it: without spares a job that has lost a node ends",
 }  # fmt: skip
 _MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=.,:/@%+[]*")
@@ -144,7 +144,7 @@ def size(layout: Layout, gres: list[str]) -> list[str]:
     if layout.style == DETERMINED:
         found = _row(layout, typed)
     else:
-        found = [f"--nodes={layout.nodes}", "--ntasks-per-node=1"]
+        found = [f"--nodes={layout.all_nodes}", "--ntasks-per-node=1", *(["--no-kill"] if layout.spares else [])]
         if layout.is_exclusive:
             found.append("--exclusive")
         elif layout.cpus_per_gpu:

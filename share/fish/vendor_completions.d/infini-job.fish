@@ -69,6 +69,7 @@ function __infini_job_flags --argument-names verb current
         cpus_per_slot= 'CPUs for each slot' \
         mem_per_slot= 'memory for each slot, such as 16G' \
         single_node 'all slots on one node' \
+        spares= 'more nodes, which run nothing' \
         round_up 'take more slots where those asked for do not fill their nodes' \
         layout= 'how slots become nodes' \
         scheduler= 'who runs it' \
@@ -282,7 +283,7 @@ function __infini_job_complete
         end
         if string match -q -- '-?*' $word
             set -l name (string replace -r -- '^-*' '' $word | string replace -a -- - _)
-            if contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot layout scheduler pool partition queue account project time options dir cwd env python run_options warn array restarts container runtime container_python bind container_options flagfile fromenv tryfromenv undefok task rank node attempt socket
+            if contains -- $name slots slots_per_node slot_type gpu_type cpus_per_slot mem_per_slot spares layout scheduler pool partition queue account project time options dir cwd env python run_options warn array restarts container runtime container_python bind container_options flagfile fromenv tryfromenv undefok task rank node attempt socket
                 if test $i -eq $last
                     __infini_job_offer $name "$current" ''
                     return

@@ -1,0 +1,108 @@
+"""What a node of a job with spares does on Slurm when its agent has lost the head: the end of the job, if nobody else
+can end it.
+
+    python -m infini_run.jobs.lost_head FOLDER [K] -- AGENT'S WORDS       K: of an array the task
+
+Such a job survives the loss of any node (--no-kill). If that node is the one that has the job's script and its head,
+Slurm takes it from the job, and the rest would run nothing until the time limit.
+
+The one rule: the job is ended only when Slurm itself says that the head's node is not in it any more. A node that is
+cut off from the head alone ends nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from infini_run.environments.hostlist import expand
+from infini_run.errors import InfiniRunError, LinkError
+from infini_run.jobs.detect_scheduler import find_scheduler
+from infini_run.jobs.job_dir import JobDir
+from infini_run.jobs.job_run import HEAD_NODE, print_line
+from infini_run.jobs.records import JobResult
+from infini_run.jobs.requeue import requeue
+from infini_run.jobs.schedulers.scheduler import NODE_FAIL
+from infini_run.jobs.task import task_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_PAUSES_S = (1.0, 30.0)  # nothing tells a node that another one has left its job; doubled each time
+
+
+def await_loss(folder: JobDir, link: str, environ: Mapping[str, str]) -> bool:
+    """Wait until the head can be reached, or its node is not in the job any more.
+
+    Args:
+        folder: Of the job, or of a task.
+        link: Where the head listens, as an agent's `--link`.
+        environ: That of the agent.
+
+    Returns:
+        Whether the head is lost.
+    """
+    pause_s = _PAUSES_S[0]
+    while not _is_reached(link):
+        nodes = _nodes(folder, environ)
+        if nodes and environ[HEAD_NODE] not in nodes:
+            return True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSES_S[1])
+    return False
+
+
+def _is_reached(link: str) -> bool:
+    from infini_run.multinode.tcp import connect
+
+    try:
+        connect(link).close()
+    except LinkError:
+        return False
+    return True
+
+
+def _nodes(folder: JobDir, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of the job by now; empty: Slurm does not say."""
+    try:
+        job = find_scheduler("slurm", folder.home, environ).query([folder.name]).get(folder.name)
+        return expand(job.nodes, "squeue") if job is not None and job.nodes else ()
+    except InfiniRunError:
+        return ()
+
+
+def end_job(folder: JobDir, environ: Mapping[str, str]) -> None:
+    """Have the job queued again, if it may be, or end it. Raises QueryError: Slurm does not answer."""
+    job = folder.read_submission()
+    if job.request.restarts and requeue(folder, job, environ, print_line=print_line) is None:
+        return
+    node = environ[HEAD_NODE]
+    ending = JobResult(
+        state=NODE_FAIL,
+        code=1,
+        node=node,
+        reason=f"{node} was lost, which had the job's script and its head",
+        attempt=max(0, folder.attempts() - 1),
+        end_s=time.time(),
+    )
+    folder.write_result_if_absent(ending)
+    find_scheduler("slurm", folder.home, environ).cancel(folder.id)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do this for the job's directory and the agent's words of a command line. Returns the exit code."""
+    own, theirs = list(argv[: argv.index("--")]), argv[argv.index("--") + 1 :]
+    link = next((word.partition("=")[2] for word in theirs if word.startswith("--link=")), "")
+    if not link or HEAD_NODE not in os.environ:
+        return 1
+    folder = JobDir(own[0])
+    folder = task_of(folder, int(own[1])) if own[1:] else folder
+    if await_loss(folder, link, os.environ):
+        end_job(folder, os.environ)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
