@@ -337,7 +337,8 @@ def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster:
     from infini_run.plan.dry_run import render_json, render_text
 
     _unblock(mask_at_entry)
-    return _print(1, render_json(plan, cluster) if options.dry_run == "json" else render_text(plan, cluster))
+    render = render_json if options.dry_run == "json" else render_text
+    return _print(1, render(plan, cluster, least_nodes=options.least_nodes, spares=[""] * options.spares))
 
 
 def _unblock(mask_at_entry: set[int] | None) -> None:

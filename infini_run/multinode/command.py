@@ -246,17 +246,19 @@ def render_plan(options: Options, node_list: NodeList) -> str:
     if isinstance(nproc, str) or options.gpus_per_proc:
         asked = f"--nproc_per_node={nproc}" if isinstance(nproc, str) else f"--gpus_per_proc={options.gpus_per_proc}"
         raise UsageError(f"--dry_run with {asked}: what the other nodes have is known only there; give a number")
-    counts = node_list.counts or [nproc] * len(node_list.hosts)
+    hosts, spares = node_list.hosts[: options.nnodes], node_list.hosts[options.nnodes :]
+    counts = node_list.counts or [nproc] * len(hosts)
     plan = make_plan(
-        replace(options, console=options_of_agents(options).console),
+        replace(options, console=options_of_agents(options).console, nnodes=len(hosts)),
         Command(file=options.program[0], argv=options.program),
-        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(node_list.hosts)],
+        [Node(index=index, host=host.name, nproc=counts[index]) for index, host in enumerate(hosts)],
         launch_id=new_launch_id(),
         master_port=options.master_port,
         environ={},
     )
     later = _known_later(options, node_list)
-    return render_json(plan, later=later) if options.dry_run == "json" else render_text(plan, later=later)
+    render = render_json if options.dry_run == "json" else render_text
+    return render(plan, later=later, least_nodes=options.least_nodes, spares=[host.name for host in spares])
 
 
 def _known_later(options: Options, node_list: NodeList) -> dict[str, str]:

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infini_run.environments.environment import ClusterEnvironment
     from infini_run.plan.model import Plan, Worker
 
 
-def render_text(plan: Plan, cluster: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
+def render_text(
+    plan: Plan,
+    cluster: ClusterEnvironment | None = None,
+    later: Mapping[str, str] | None = None,
+    *,
+    least_nodes: int = 0,
+    spares: Sequence[str] = (),
+) -> str:
     """Render a plan for people: every rank's variables and its command, ready for a shell.
 
     Args:
         plan: The plan.
         cluster: The cluster environment that --engine=auto found. None: without it.
         later: Variables that are known only when all nodes have connected, with what they will be. None: none.
+        least_nodes: With so many nodes the job runs as well; 0: it needs all.
+        spares: Hosts that run nothing until a node is lost; "": one that is not known before it joins.
     """
     later = later or {}
     env = tuple((name, f"<{later[name]}>" if name in later else value) for name, value in plan.env)
     nodes = "1 node" if plan.nnodes == 1 else f"{plan.nnodes} nodes"
+    if 0 < least_nodes < plan.nnodes:
+        nodes += f" ({least_nodes} are enough)" if least_nodes > 1 else " (1 is enough)"
     lines = [
         f"{len(plan.workers)} of {plan.world_size} ranks, {nodes}, rendezvous at {_endpoint(plan, later)}",
         f"every rank: {_assignments(env)}",
@@ -33,6 +44,9 @@ def render_text(plan: Plan, cluster: ClusterEnvironment | None = None, later: Ma
     for node in plan.nodes:
         lines.append(f"node {node.index} ({node.host}):")
         lines += [_worker_text(plan, worker) for worker in plan.workers if worker.node == node.index]
+    if spares:
+        known = ", ".join(filter(None, spares))
+        lines.append(f"spares: {known or f'{len(spares)} (the last by name of the nodes that join)'}")
     return "\n".join(lines)
 
 
@@ -58,13 +72,22 @@ def _assignments(env: tuple[tuple[str, str], ...]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in env)
 
 
-def render_json(plan: Plan, cluster: ClusterEnvironment | None = None, later: Mapping[str, str] | None = None) -> str:
+def render_json(
+    plan: Plan,
+    cluster: ClusterEnvironment | None = None,
+    later: Mapping[str, str] | None = None,
+    *,
+    least_nodes: int = 0,
+    spares: Sequence[str] = (),
+) -> str:
     """Render a plan as one JSON object. The `env` of a rank is complete except for inherited variables.
 
     Args:
         plan: The plan.
         cluster: The cluster environment that --engine=auto found. None: without it.
         later: Variables that are known only when all nodes have connected: null in the object. None: none.
+        least_nodes: As for render_text.
+        spares: As for render_text; null in the object: not known before it joins.
     """
     import json
 
@@ -76,6 +99,8 @@ def render_json(plan: Plan, cluster: ClusterEnvironment | None = None, later: Ma
             "format": 2,
             "launch_id": plan.launch_id,
             "nnodes": plan.nnodes,
+            "least_nodes": least_nodes or plan.nnodes,
+            "spares": [host or None for host in spares],
             "world_size": plan.world_size,
             "master_addr": None if "MASTER_ADDR" in later else plan.master_addr,
             "master_port": None if "MASTER_PORT" in later else plan.master_port,

@@ -35,6 +35,31 @@ def test_the_text_names_every_rank_and_every_variable(shown):
         assert line.endswith("/sh 'a b'")
 
 
+def test_the_hosts_that_are_listed_last_are_shown_as_spares(shown):
+    flags = ("--hosts=host[1-5]", "--nnodes=2:3", "--spares=2", "true")
+    first, *_, last = shown("--dry_run", *flags).splitlines()
+    assert first.startswith("3 of 3 ranks, 3 nodes (2 are enough), rendezvous at ")
+    assert last == "spares: host4, host5"
+    found = json.loads(shown("--dry_run=json", *flags))
+    assert (found["nnodes"], found["least_nodes"], found["world_size"]) == (3, 2, 3)
+    assert (found["spares"], [node["host"] for node in found["nodes"]]) == (
+        ["host4", "host5"],
+        ["host1", "host2", "host3"],
+    )
+    assert {rank["env"]["WORLD_SIZE"] for rank in found["ranks"]} == {"3"}
+
+
+def test_spares_that_join_by_themselves_have_no_names_yet(shown):
+    flags = ("--nnodes=3", "--spares=1", "--rdzv_endpoint=n0:7", "true")
+    assert shown("--dry_run", *flags).endswith("\nspares: 1 (the last by name of the nodes that join)\n")
+    assert json.loads(shown("--dry_run=json", *flags))["spares"] == [None]
+
+
+def test_a_range_with_fewer_hosts_than_its_most_is_shown_with_those(shown):
+    found = json.loads(shown("--dry_run=json", "--hosts=a,b", "--nnodes=2:3", "true"))
+    assert (found["nnodes"], found["least_nodes"], found["world_size"], found["spares"]) == (2, 2, 2, [])
+
+
 def test_an_ipv6_endpoint_is_shown_in_brackets(shown):
     assert "rendezvous at [::1]:7\n" in shown("--dry_run", "--rdzv_endpoint=[::1]:7", "true")
 
@@ -80,6 +105,8 @@ def test_the_json_describes_the_job_and_its_nodes(shown):
     assert plan == {
         "format": 2,
         "nnodes": 2,
+        "least_nodes": 2,
+        "spares": [],
         "world_size": 4,
         "master_addr": "n0",
         "master_port": 7,
