@@ -6,9 +6,11 @@ BENCH_SEED=N repeats the losses of a run as far as time can be repeated; the see
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from sample import CommandFailed
 
 TIMEOUT_S, GRACE_S = 2.0, 1.0
 LOSSES, AT_START, AT_STOP = 40, 5, 5
+SIMULATED = 10_000
 LIMIT_S = 40.0  # after that a job hangs
 SURE_S = 0.3  # a world that is right is looked at again after so long
 BACK_S = 90.0  # for a node to be back: the head tries again after 1 s, 2, 4, ... 60
@@ -241,6 +244,20 @@ def in_a_row(what: Callable[[], None], losses: Losses) -> None:
         losses.wrong.append(" ".join(str(error).split())[:3000])
 
 
+def simulated(bed: Bed, seed: int) -> tuple[list[Row], list[str]]:
+    """Pairs of faults without processes: what membership.py decides, in time that is counted."""
+    words = [bed.python, str(Path(__file__).parent / "simulated.py"), str(seed), str(SIMULATED)]
+    done = subprocess.run(words, env=bed.env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CommandFailed(f"simulated.py: {done.stderr}")
+    said = json.loads(done.stdout)
+    name, right, of = "simulated pairs of faults: right", said["right"], f"of {SIMULATED}"
+    return [
+        Row(figure=name, value=right, unit=of, ratio=right / SIMULATED, against="right", bar="named"),
+        Row(figure="- the longest, where enough nodes were left", value=said["longest_s"], unit="s", bar="lost_each"),
+    ], said["wrong"]
+
+
 def measure(bed: Bed, hosts: Hosts, folder: Path) -> Figure:
     seed = int(os.environ.get("BENCH_SEED", time.time_ns() % 1_000_000))
     losses = Losses(bed, hosts, folder, seed)
@@ -262,9 +279,10 @@ def measure(bed: Bed, hosts: Hosts, folder: Path) -> Figure:
         Row(figure="- processes left behind", value=losses.left, unit="", bar="lost_none"),
         Row(figure="- late writes", value=losses.late_writes, unit="", bar="lost_none"),
     ]
+    more, wrong = simulated(bed, seed)
     return Figure(
         name="losses",
-        rows=rows,
+        rows=rows + more,
         samples={"seed": seed, "took_s": losses.took_s},
-        remarks=[f"losses in a row: BENCH_SEED={seed}", *losses.wrong],
+        remarks=[f"losses in a row: BENCH_SEED={seed}", *losses.wrong, *wrong],
     )
