@@ -211,6 +211,8 @@ class NodeLosses:
                 self.on_lost(agent, reason)
                 if has_ended:
                     changes.on_ended(agent)
+                if ended.command.nodes and agent.state == "lost":
+                    changes.reach_again(agent)
 
     def add_engine_reason(self) -> None:
         """Add the last output of the engine's one command to what the connections tell. Nodes that went at once are

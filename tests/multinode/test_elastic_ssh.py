@@ -98,6 +98,19 @@ def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_w
     assert min(took_s) < 1.0, took_s
 
 
+def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, many, bell):
+    flags = ("--spares=1", "--node_timeout=1.5", *ring(bell, in_world(2, "exit 0")))
+    command = many(*flags, hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    with bed.host_down(2):
+        hear_world(bell, 1, 2)
+        command.read_error_until(b"host2 could not be reached")
+    command.read_error_until(b"host2 has joined as a spare")
+    os.kill(launcher_of(0, world=1), signal.SIGKILL)
+    hear_world(bell, 2, 2)
+    finish(command)
+
+
 def test_a_world_shrinks_and_the_numbers_of_its_ranks_are_those_of_its_hosts(many, bell, tmp_path):
     gate = tmp_path / "gate"
     fails = f"while [ ! -e {gate} ]; do sleep 0.05; done; [ $RANK = 1 ] && exit 7"
