@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from bars import Figure, Row
-from bed import Bed
+from bars import Figure, Row, print_figure
+from bed import Bed, bed_from_args
 from many import free_port
 from sample import CommandFailed, expect, finish, start
 
@@ -141,3 +141,7 @@ def measure(bed: Bed) -> Figure:
         Row(figure=silence, value=gap_s, unit="s", ratio=gap_s / TIMEOUT_S, against="the timeout"),
     ]
     return Figure(name="crowd", rows=rows, samples={"rounds": samples})
+
+
+if __name__ == "__main__":
+    print_figure(measure(bed_from_args(__doc__)))

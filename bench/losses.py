@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bars import Figure, Row
-from bed import Bed
-from cabled import COUNT, Hosts
+from bars import Figure, Row, print_figure
+from bed import Bed, bed_from_args, scratch
+from cabled import COUNT, Hosts, cabled_hosts
 from elastic import Job, by_ssh, kill, marked
 from sample import CommandFailed
 
@@ -27,6 +27,7 @@ LOSSES, AT_START, AT_STOP = 40, 5, 5
 SIMULATED = 10_000
 LIMIT_S = 40.0  # after that a job hangs
 SURE_S = 0.3  # a world that is right is looked at again after so long
+ALONE_S = 70.0  # for which the head does not start an agent where one was told to stop, and that start
 BACK_S = 90.0  # for a node to be back: the head tries again after 1 s, 2, 4, ... 60
 LOOK_S = 0.02
 AGENT = b"infini_run.multinode.agent"
@@ -34,7 +35,7 @@ KINDS = ("killed", "told to stop", "suspended", "cut", "cut from it", "cut to it
 OF_THE_AGENT = ("killed", "told to stop", "suspended")  # the head may start another one there
 FLAGS = (
     "--nnodes=2:3", "--spares=1", "--join_window=0.5", f"--node_timeout={TIMEOUT_S:g}", f"--grace={GRACE_S:g}",
-    "--max_restarts=1000", "--restart_delay=0.2", "--max_node_failures=0",
+    "--max_restarts=1000", "--restart_delay=0", "--max_node_failures=0",
 )  # fmt: skip
 
 
@@ -56,6 +57,7 @@ class Losses:
         self.wrong: list[str] = []
         self.count = self.late_writes = self.left = self.hangs = 0
         self._struck: list[Strike] = []
+        self._told_s: dict[int, float] = {}
 
     # ---- what is done
 
@@ -82,6 +84,8 @@ class Losses:
         struck = [strike.host for strike in self._struck]
         host = self.chance.choice([host for host in range(1, COUNT + 1) if host not in struck])
         kinds = [kind for kind in KINDS if host in agents or kind not in OF_THE_AGENT]
+        if len(agents) < COUNT and "told to stop" in kinds:  # the last one that was told is away for a minute
+            kinds.remove("told to stop")
         kind = self.chance.choice(kinds)
         doomed = {(start.host, start.pid) for start in job.starts() if start.host == f"host{host}"}
         self._struck.append(Strike(host, kind, agents.get(host, 0), doomed))
@@ -98,9 +102,10 @@ class Losses:
             self.hosts.cut_one_way(host, "OUTPUT" if kind == "cut from it" else "INPUT")
         return at_s
 
-    def heal(self) -> int:
-        """Undo what was done. Returns how many nodes do not come back soon."""
-        told = sum(strike.kind == "told to stop" for strike in self._struck)
+    def heal(self) -> None:
+        """Undo what was done."""
+        told = {strike.host: time.monotonic() for strike in self._struck if strike.kind == "told to stop"}
+        self._told_s |= told
         for strike in self._struck:
             if strike.kind == "host down":
                 self.hosts.tell("host-up", strike.host)
@@ -109,7 +114,6 @@ class Losses:
             elif strike.kind not in OF_THE_AGENT:
                 self.hosts.heal(strike.host)
         self._struck = []
-        return told
 
     # ---- what follows
 
@@ -153,11 +157,14 @@ class Losses:
     def text(self) -> str:
         return " and ".join(f"host{strike.host} {strike.kind}" for strike in self._struck)
 
-    def wait_back(self, job: Job, told: int) -> None:
+    def wait_back(self, job: Job) -> None:
         """Until all hosts have an agent: the next loss is to find a spare. One that was told to stop is left alone
         for a minute."""
         end_s = time.monotonic() + BACK_S
-        while len(self.agents(job)) < COUNT - told:
+        while True:
+            told = [host for host, at_s in self._told_s.items() if time.monotonic() - at_s < ALONE_S]
+            if set(self.agents(job)) | set(told) >= set(range(1, COUNT + 1)):
+                return
             if time.monotonic() > end_s:
                 self.wrong.append(f"not all nodes are back after {BACK_S:g} s")
                 return
@@ -196,7 +203,8 @@ class Losses:
                 while self.count < until:
                     self.count += 1
                     self.lose_once(job)
-                    self.wait_back(job, self.heal())
+                    self.heal()
+                    self.wait_back(job)
                 self.wait_right(job, time.monotonic())
                 self.took_s.pop()
                 self.left += job.finish(-1)
@@ -209,7 +217,8 @@ class Losses:
             try:
                 time.sleep(self.chance.uniform(0.0, 0.6))
                 self.wait_right(job, self.strike(job))
-                self.wait_back(job, self.heal())
+                self.heal()
+                self.wait_back(job)
                 self.wait_right(job, time.monotonic())
                 self.took_s.pop()
                 self.left += job.finish(-1)
@@ -286,3 +295,8 @@ def measure(bed: Bed, hosts: Hosts, folder: Path) -> Figure:
         samples={"seed": seed, "took_s": losses.took_s},
         remarks=[f"losses in a row: BENCH_SEED={seed}", *losses.wrong, *wrong],
     )
+
+
+if __name__ == "__main__":
+    with scratch() as place, cabled_hosts(place) as cabled:
+        print_figure(measure(bed_from_args(__doc__), cabled, place))
