@@ -39,6 +39,7 @@ _KINDS = (
     ),
     (re.compile(r"\[(?:\w+:|rank )(\d+)( ERROR)?\]"), lambda match: f"[{chr(ord('A') + int(match[1]))}{match[2]}]"),
     (re.compile(r"; \d+ others? (was|were) stopped"), ""),  # or had ended by then
+    (re.compile(rf"^{_JOB.pattern}  (QUEUED|STARTING|RUNNING)$", re.MULTILINE), ""),  # may pass unseen
     (_JOB, "JOB"),
     (re.compile(rf"\b(vm|{re.escape(os.uname().nodename)})\b"), "HOST"),
     (re.compile(r"(?<![\w.])/(?:tmp|run|home)/[^\s\":,]*/"), "FOLDER/"),
@@ -89,6 +90,7 @@ def test_a_block_of_spaces_is_found(tmp_path):
         ("[rank 1] a\n[rank 0] a", "[rank 0] a\n[rank 1] a", 1),
         ("[rank 1] a\n[rank 0] a", "[rank 0] a", 0),
         ("[host4:7] a", "[host4:6] a", 0),
+        ("ir-0123456789  STARTING\ndone", "ir-abcdef0123  RUNNING\ndone", 1),
         ("one", "one\ntwo", 0),
         ("one\n...", "one\ntwo", 1),
         ("job ir-0123456789 in /tmp/a/b", "job ir-abcdef0123 in /tmp/c/d/b", 1),
