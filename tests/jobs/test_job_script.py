@@ -210,3 +210,29 @@ DESCRIBED = [
 @pytest.mark.parametrize(("request_", "wanted"), DESCRIBED)
 def test_a_layout_is_told_in_words(request_, wanted):
     assert described(plan(request_, SLURM)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "facts", "said"),
+    [
+        ({"options": ("-W", "tolerate_node_failures=none")}, PBS, "--spares=N says it"),
+        ({"container": Image(name="i", runtime="pyxis")}, SLURM, "--spares=1 with --runtime=pyxis: nobody outside"),
+    ],
+)
+def test_what_contradicts_spares_is_refused(changes, facts, said):
+    request = replace(PLAIN, slots_per_node=8, spares=1, scheduler=facts.scheduler, **changes)
+    with pytest.raises(UsageError) as told:
+        plan(request, facts)
+    assert said in str(told.value)
+
+
+@pytest.mark.parametrize("image", [None, Image(name="i", runtime="podman")])
+def test_an_agent_of_a_job_with_spares_is_followed_by_who_looks_for_the_head(image):
+    """Only where it does not end well, and only on Slurm: PBS ends such a job by itself."""
+    request = replace(PLAIN, slots_per_node=8, spares=1, scheduler="slurm", container=image, array="0-3")
+    first, second = render_node(request, plan(request, SLURM)).splitlines()[1:]
+    assert first.endswith(' "$@" && exit')
+    words = f"/opt/env/bin/python -m infini_run.jobs.lost_head {PLAIN.folder}"
+    assert second == f'cd / && exec {words} "$SLURM_ARRAY_TASK_ID" -- "$@"'
+    on_pbs = replace(request, scheduler="pbs", container=None)
+    assert render_node(on_pbs, plan(on_pbs, PBS)) == ""
