@@ -62,6 +62,8 @@ def _run(argv: list[str], mask_at_entry: set[int] | None) -> int:
     if request.options is None:
         return _print_information(request.question, request.arguments, mask_at_entry)
     options = request.options
+    if request.question == "doctor":
+        return _run_doctor(request, options, environ, mask_at_entry)
     if ISOLATED not in environ:  # else it was said one level up
         _warn_of_words(request, argv, options)
     if request.node_list is not None:
@@ -331,6 +333,14 @@ def _print_information(question: str, words: tuple[str, ...], mask_at_entry: set
     from infini_run.options.help import full_help_text, help_text
 
     return _print(1, full_help_text() if question == "helpfull" else help_text())
+
+
+def _run_doctor(request: Request, options: Options, environ: dict[str, str], mask_at_entry: set[int] | None) -> int:
+    from infini_run.doctor.command import run_doctor
+
+    _unblock(mask_at_entry)
+    text, code = run_doctor(options, request.node_list, environ, request.arguments[0])
+    return _print(1, text) or code
 
 
 def _show(plan: Plan, options: Options, mask_at_entry: set[int] | None, cluster: ClusterEnvironment | None) -> int:

@@ -33,7 +33,7 @@ TYPES = {  # by the metavar of a flag
     **dict.fromkeys(("TYPE", "SIZE", "IMAGE"), "str"),
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
-COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion"}
+COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion", "doctor"}
 # A worker that runs Python has this Python as its program, and no input.
 PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin", "live", "trace"}
 RESTARTS = {"max_restarts", "restart_delay", "restart_window", "keep_going"}

@@ -147,6 +147,15 @@ def _ask(question: Callable[[Any], T]) -> T:
         raise _refusal(pynvml, error) from error
 
 
+def driver_version() -> str:
+    """Return the version of the driver.
+
+    Raises:
+        NoGpus, DeviceError: NVML could not be loaded, started or asked.
+    """
+    return _ask(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
+
+
 def cards_of(nvml: Any) -> tuple[Card, ...]:
     """Return every board, as `list_cards` does, from NVML that is started already.
 

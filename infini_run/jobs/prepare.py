@@ -130,7 +130,7 @@ _ANSWERS = "--print shows the script, --check asks the scheduler"
 _OF_THE_JOB = {  # flags of infini-run that a job sets itself, or that start no ranks; and what is meant
     **dict.fromkeys(("nproc_per_node", "nnodes", "standalone"), _SLOTS),
     **dict.fromkeys(("hosts", "hostfile", "engine", "node_rank"), _NODES),
-    **dict.fromkeys(("dry_run", "plot", "completion"), _ANSWERS),
+    **dict.fromkeys(("dry_run", "plot", "completion", "doctor"), _ANSWERS),
     "isolate": "a job is a process of its own",
     "spares": "--spares of infini-job allocates them, too",
     "stdin": "a job has none",

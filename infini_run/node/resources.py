@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan, Worker
 
 
-_PER_RANK = 2  # a pidfd, a notify socket
-_NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
-_OF_OURS = 32  # of a group, with its guard, and what else is opened at a start
+FDS_PER_RANK = 2  # a pidfd, a notify socket
+FDS_OF_LAUNCHER = 32  # of a group, with its guard, and what else is opened at a start
+NEW_S = 60.0  # a folder that is younger may be one whose launcher is about to lock it
 
 
 def has_descriptors(workers: Sequence[Worker]) -> bool:
@@ -33,7 +33,7 @@ def has_descriptors(workers: Sequence[Worker]) -> bool:
         workers: The workers of this node.
     """
     pipes = sum(worker.stdout.piped + worker.stderr.piped + (worker.stdin == "pipe") for worker in workers)
-    wanted = 2 * pipes + _PER_RANK * len(workers) + _OF_OURS
+    wanted = 2 * pipes + FDS_PER_RANK * len(workers) + FDS_OF_LAUNCHER
     try:
         held = len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -131,17 +131,17 @@ def _remove_abandoned() -> None:
     """In memory alone: of a lock on a disk that machines share, another machine may know nothing. What is needed to
     remove one is imported only where there may be one."""
     try:
-        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if _is_folder_name(name)]
-        old = [path for path in found if time() - os.lstat(path).st_mtime > _NEW_S]
+        found = [f"{MEMORY}/{name}" for name in os.listdir(MEMORY) if is_folder_name(name)]
+        old = [path for path in found if time() - os.lstat(path).st_mtime > NEW_S]
     except OSError:
         return  # it may be written, not listed; or another launch was faster
     if old:
         from infini_run.system.secure_files import remove_abandoned
 
-        remove_abandoned(old, _NEW_S)
+        remove_abandoned(old, NEW_S)
 
 
-def _is_folder_name(name: str) -> bool:
+def is_folder_name(name: str) -> bool:
     """Whether a launch may have named a directory so (error_folder): by its id, that of an attempt (.1), or of
     workers within one (.ir-...), and its node."""
     if not name.startswith(PREFIX):

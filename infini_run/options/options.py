@@ -31,6 +31,7 @@ TOKEN = "INFINI_RUN_TOKEN"  # the variable with the secret: with it, or --token_
 HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
+_NO_PROGRAM = "true"  # of the doctor, who starts none
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
@@ -124,8 +125,8 @@ class Request:
     """What to do: run `options`, or, without them, answer a question.
 
     Attributes:
-        question: help, helpfull, version, plot or completion; empty: none.
-        options: What to run. None: there is a question.
+        question: help, helpfull, version, plot, completion or doctor; empty: none.
+        options: What to run. None: there is a question; but of doctor, how nodes are reached.
         arguments: What the question is about.
         cluster: The cluster environment that --engine=auto found. None: without it.
         node_list: The nodes to reach from here. None: this process is the launcher of one node.
@@ -155,6 +156,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         asked = given.pop(question, None)
         if asked is not None and asked.value and asked.precedence == COMMAND_LINE:
             return Request(question=question, options=None, arguments=(asked.value, *parsed.program))
+    doctor = given.pop("doctor", None)
+    form = doctor.value if doctor is not None and doctor.precedence == COMMAND_LINE else ""
     if not given.keys().isdisjoint(_TORCHRUN):
         from infini_run.options.torchrun import translate
 
@@ -165,7 +168,7 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     cluster = _find_cluster(given, environ)
     node_list = _find_nodes(given, environ, least_nodes)
     values: Values = DEFAULTS | {name: setting.value for name, setting in given.items()}
-    values["program"] = parsed.program
+    values["program"] = parsed.program or ((_NO_PROGRAM,) if form else ())
     values["least_nodes"] = least_nodes or (values["nnodes"] if values["spares"] else 0)
     values["rdzv_explicit"] = not given.keys().isdisjoint(("rdzv_endpoint", "master_addr", "master_port"))
     values["master_addr"] = _rendezvous_part(given, "master_addr", 0)
@@ -196,6 +199,8 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
     if values["log_dir"] == _NO_FILES:
         values["log_dir"] = ""
     options = Options(**{name: values[name] for name in fields(Options)})
+    if form:
+        return Request(question="doctor", options=options, arguments=(form,), node_list=node_list)
     without_effect = ""
     if not given.keys().isdisjoint(_ABOUT_NODES):
         without_effect = _flags_without_effect(given, values, node_list, has_token=has_token)

@@ -27,7 +27,7 @@ ENVIRONMENT_PRECEDENCE = COMMAND_LINE + len(PREFIXES) + 1  # the precedence of w
 GRACES_S = (10.0, 25.0)  # after a failure; when told: Kubernetes and Slurm kill after 30, so a checkpoint has time
 
 
-def _dry_run(text: str) -> str:
+def _text_or_json(text: str) -> str:
     if text in ("", "text", "json"):
         return text
     try:
@@ -290,7 +290,7 @@ FLAGS = (
     _flag("ending", "report", plain, "", "FILE", "write how every rank ended to FILE, as JSON", shown="none"),
     switch("keep_going", "ending", "let the other ranks finish when one has failed"),
 
-    Flag(group="seeing", name="dry_run", kind=_dry_run, default="", metavar="text|json", bare="text",
+    Flag(group="seeing", name="dry_run", kind=_text_or_json, default="", metavar="text|json", bare="text",
          negated="", shown="off",
          help="print the plan, every rank's environment and arguments, and start nothing"),
     switch("verbose", "seeing", "say what is done"),
@@ -303,6 +303,10 @@ FLAGS = (
     _flag("seeing", "plot", _file, "", "FILE.png",
          "start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...; needs matplotlib",
          shown="none"),
+    Flag(group="seeing", name="doctor", kind=_text_or_json, default="", metavar="text|json", bare="text",
+         negated="", shown="off",
+         help="start nothing: look at this machine, and with --hosts or --engine at every node, and say what "
+         "each has for a launch; exit code 1 if a launch would fail"),
     _flag("seeing", "completion", _shell, "", "bash|zsh|fish|install",
          "start nothing: print what makes this shell complete our flags; install: write it to where your shells look "
          "for it", shown="none"),

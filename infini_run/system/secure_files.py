@@ -316,23 +316,39 @@ def remove_abandoned(paths: Sequence[str], age_s: float) -> None:
             removed.
         age_s: those that have changed in so many seconds stay.
     """
+    for path in paths:
+        fd = _lock_abandoned(path, age_s)
+        if fd is not None:
+            remove_folder(path)
+            os.close(fd)
+
+
+def count_abandoned(paths: Sequence[str], age_s: float) -> int:
+    """Return how many of these directories `remove_abandoned` would remove."""
+    fds = [fd for path in paths if (fd := _lock_abandoned(path, age_s)) is not None]
+    for fd in fds:
+        os.close(fd)
+    return len(fds)
+
+
+def _lock_abandoned(path: str, age_s: float) -> int | None:
+    """A descriptor with the lock of an abandoned directory; None: it is none, or not known to be one."""
     import fcntl
 
-    for path in paths:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue  # another user's, or gone
-        try:
-            status = os.fstat(fd)
-            is_ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
-            if is_ours and time.time() - status.st_mtime > age_s:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_folder(path)
-        except OSError:
-            continue  # its launcher lives, or there are no locks
-        finally:
-            os.close(fd)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None  # another user's, or gone
+    try:
+        status = os.fstat(fd)
+        is_ours = status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) == 0o700
+        if is_ours and time.time() - status.st_mtime > age_s:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+    except OSError:  # its launcher lives, or there are no locks
+        pass
+    os.close(fd)
+    return None
 
 
 def _unlink_if_exists(path: str, at: int | None = None) -> None:

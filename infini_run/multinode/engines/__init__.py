@@ -26,10 +26,12 @@ class Contact:
     Args:
         target: `HOST,HOST:PORT`; empty if the Link is the command's own stdin and stdout.
         token_file: path of the file with the token; empty: the token is in the agents' environment.
+        call: the function that a node's Python calls, `MODULE.FUNCTION`; the agent's own by default.
     """
 
     target: str = ""
     token_file: str = ""
+    call: str = "infini_run.multinode.agent_main.run"
 
 
 @record
@@ -108,7 +110,6 @@ _ENGINES = {  # names of --engine, and of options/nodes.py: module, class
     "manual": ("this_node", "ManualEngine"),
     "this_node": ("this_node", "LocalEngine"),
 }
-_AGENT = "infini_run.multinode.agent_main.run"
 
 
 def find_engine(name: str) -> Engine:
@@ -159,7 +160,8 @@ def agent_argv(
     """
     from infini_run.system.interpreter import bare_python, own_python
 
-    python = own_python(_AGENT, options.remote_python) if options.remote_python else bare_python(_AGENT)
+    call, there = contact.call, options.remote_python
+    python = own_python(call, there) if there else bare_python(call)
     if not contact.target:
         return python
     argv = [*python, f"--link={contact.target}"]

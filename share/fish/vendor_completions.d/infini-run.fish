@@ -89,6 +89,8 @@ function __infini_run_offer --argument-names name value prefix # what the value 
             __infini_run_say $prefix (__infini_run_files $value)
         case plot
             __infini_run_say $prefix (__infini_run_files $value)
+        case doctor
+            __infini_run_say $prefix 'text' 'json'
         case completion
             __infini_run_say $prefix 'bash' 'zsh' 'fish' 'install'
         case rdzv_backend
@@ -162,6 +164,7 @@ function __infini_run_flags --argument-names current
         live 'one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of --console' \
         trace= 'write the life of all ranks on all nodes to FILE, as a Chrome trace: open it in ui.perfetto.dev' \
         plot= 'start nothing: draw what has run, infini-run --plot=FILE.png REPORT.json|LOG_DIR...' \
+        doctor 'start nothing: look at this machine, and with --hosts or --engine at every node, and say what each has for a launch' \
         completion= 'start nothing: print what makes this shell complete our flags' \
         rdzv_backend= 'honoured: c10d on a single node without endpoint means a free port, and the port of an endpoint without one is 29400' \
         rdzv_conf= 'honoured: join_timeout=SECONDS is --join_timeout' \
@@ -187,6 +190,7 @@ function __infini_run_flags --argument-names current
         nodry_run 'not: print the plan, every rank\'s environment and arguments, and start nothing' \
         noverbose 'not: say what is done' \
         nolive 'not: one table of all ranks on all nodes, redrawn in place on the terminal that is our stderr, in place of --console' \
+        nodoctor 'not: start nothing: look at this machine, and with --hosts or --engine at every node, and say what each has for a launch' \
         novirtual_local_rank 'not: honoured: LOCAL_RANK is 0 for every process, and each sees its own GPUs only (--gpus_per_proc=1)' \
         nohelp 'not: the flags on one screen' \
         nohelpfull 'not: every flag, its values and its default' \

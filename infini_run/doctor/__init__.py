@@ -1,0 +1,1 @@
+"""`infini-run --doctor`: what each machine has for a launch, and what it means."""

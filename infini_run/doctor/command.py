@@ -1,0 +1,115 @@
+"""`infini-run --doctor`: this machine, every node, what differs between them, and the answer."""
+
+from __future__ import annotations
+
+import sys
+
+from infini_run.doctor.finding import PROBLEM, Finding, failing, note, ok
+from infini_run.doctor.machines import Machine, look_at
+from infini_run.doctor.rendering import render_json, render_text
+from infini_run.errors import UsageError
+from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_of
+from infini_run.record import replace
+from infini_run.system.interpreter import own_python
+from infini_run.version import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infini_run.options.nodes import NodeList
+    from infini_run.options.options import Options
+
+_CALL = "infini_run.doctor.machine.run"
+_LIMIT_S = 30.0
+_CLOCK_NOTE_S, _CLOCK_PROBLEM_S = 1.0, 300.0  # of Kerberos, for one, a default
+_WITH_OUTPUT = ("ssh", "slurm")  # engines whose commands bring back what is written there
+
+
+def run_doctor(
+    options: Options, node_list: NodeList | None, environ: Mapping[str, str], form: str
+) -> tuple[str, int]:
+    """Look at this machine and at every node, all at once.
+
+    Args:
+        options: how to reach nodes, and how long to wait for one: --join_timeout, but 30 s at most.
+        node_list: the nodes; None: this machine alone.
+        environ: the environment of a launch.
+        form: text or json.
+
+    Returns:
+        The answer, and the exit code: 1 if there is a problem.
+
+    Raises:
+        UsageError: the engine does not bring back what is written on a node.
+        StartError, ProgramMissing: the engine's command cannot be started.
+    """
+    here = Machine("this machine", own_python(_CALL), explain=_explain_own)
+    nodes = [] if node_list is None else _nodes(options, node_list, environ)
+    look_at([here, *nodes], environ, min(_LIMIT_S, options.join_timeout_s))
+    for node in nodes:
+        if node.facts:
+            node.findings[:0] = compare(node.facts, here.facts, node.clock_s)
+    machines = [here, *nodes]
+    has_problem = any(finding.grade == PROBLEM for machine in machines for finding in machine.findings)
+    return (render_json(machines) if form == "json" else render_text(machines)), int(has_problem)
+
+
+def _explain_own(code: int | None, stderr: str) -> str:
+    return exit_text(sys.executable, code, "".join(lines_of(stderr)[-1:]))
+
+
+def _nodes(options: Options, node_list: NodeList, environ: Mapping[str, str]) -> list[Machine]:
+    if node_list.engine not in _WITH_OUTPUT:
+        raise UsageError(
+            f"--doctor with --engine={node_list.engine}: it brings back nothing of what is written on a node; "
+            "--engine=ssh does"
+        )
+    engine = find_engine(node_list.engine)
+    options = replace(options, least_nodes=1)  # the loss of one node does not end the command of another
+    machines = []
+    for index, host in enumerate(node_list.hosts):
+        for command in engine.again_commands(host, index, options, Contact(call=_CALL), environ):
+
+            def explain(code: int | None, stderr: str, name: str = host.destination) -> str:
+                return engine.explain_exit(name, code, stderr)
+
+            machines.append(Machine(host.destination, command.argv, env=dict(command.env), explain=explain))
+    return machines
+
+
+def compare(node: Mapping[str, object], here: Mapping[str, object], clock_s: float) -> list[Finding]:
+    """Say what differs between a node and the machine of the launcher.
+
+    Args:
+        node, here: the facts of both; those of this machine may be missing.
+        clock_s: how far the node's clock is ahead.
+    """
+    version = str(node.get("version", ""))
+    if version == VERSION:
+        findings = [ok("reach", f"reached, and infini-run there is {VERSION}, as here")]
+    else:
+        text = f"infini-run there is {version}, here {VERSION}: a launch is refused; install the same version on both"
+        findings = [failing("reach", text)]
+    for what, name in (("Python", "python"), ("the architecture", "architecture")):
+        ours, theirs = (_comparable(facts.get(name)) for facts in (here, node))
+        if ours and theirs and ours != theirs:
+            text = f"{what} there is {theirs}, here {ours}: programs may behave differently, and functions"
+            findings.append(note("versions", f"{text} that were pickled by value may not load"))
+    size = abs(clock_s)
+    text = f"{size:.1f} s {'ahead' if clock_s > 0 else 'behind'}"
+    if size >= _CLOCK_PROBLEM_S:
+        findings.append(failing("clock", f"{text}: certificates and tickets are refused, files look new or old"))
+    elif size >= _CLOCK_NOTE_S:
+        findings.append(
+            note("clock", f"{text}: times in logs of nodes do not fit; infini-run's own trace allows for it")
+        )
+    else:
+        findings.append(ok("clock", "differs by less than a second"))
+    return findings
+
+
+def _comparable(value: object) -> str:
+    """A version without its last number."""
+    parts = str(value or "").split(".")
+    return ".".join(parts[:2])

@@ -1,0 +1,90 @@
+"""What the kernel, or a sandbox around us, lets the core do: each facility is tried, because versions say little in
+containers. Numbers of system calls from 424 on are the same on all architectures (syscalls(2))."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+from infini_run.doctor.finding import Finding, failing, note, ok
+
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN, _CLONE3, _CLOSE_RANGE = 424, 434, 435, 436
+_TO_GROUP = 4  # PIDFD_SIGNAL_PROCESS_GROUP, Linux 6.9
+_GET_SUBREAPER = 37  # PR_GET_CHILD_SUBREAPER, Linux 3.4
+_OLDEST = (4, 18)  # on which this is tested: RHEL 8
+_ABOVE_ALL = 0xFFFFFFFF  # no descriptor has this number
+
+
+def check_kernel() -> list[Finding]:
+    """Look at the version, and try what the core uses where it is there."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return [_version(), _pidfd(libc), _subreaper(libc), _memfd(), _close_range(libc), _clone3(libc)]
+
+
+def _version() -> Finding:
+    uname = os.uname()
+    text = f"Linux {uname.release} on {uname.machine}"
+    if _numbers(uname.release) < _OLDEST:
+        return note("kernel", f"{text}: older than 4.18, the oldest that infini-run is tested on")
+    return ok("kernel", text)
+
+
+def _numbers(release: str) -> tuple[int, int]:
+    """The first two numbers of `5.14.0-427.el9`."""
+    major, _, rest = release.partition(".")
+    minor = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    return (int(major), int(minor)) if major.isdecimal() and minor else (0, 0)
+
+
+def _call(libc: ctypes.CDLL, number: int, *args: int) -> int:
+    """A system call's result, or -errno."""
+    result = int(libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) for arg in args)))
+    return -ctypes.get_errno() if result < 0 else result
+
+
+def _pidfd(libc: ctypes.CDLL) -> Finding:
+    fd = _call(libc, _PIDFD_OPEN, os.getpid(), 0)
+    if fd < 0:
+        why = "Linux 5.3 has it" if fd == -errno.ENOSYS else os.strerror(-fd)
+        return note("pidfd", f"not to be had ({why}): signals go to process numbers, each checked right before")
+    try:
+        sent = _call(libc, _PIDFD_SEND_SIGNAL, fd, 0, 0, _TO_GROUP)
+    finally:
+        os.close(fd)
+    text = "a rank is signalled and reaped as itself, never by a number that may be another process's"
+    if sent in (-errno.EINVAL, -errno.ENOSYS):
+        return ok("pidfd", f"{text}; its process group by a checked number (by pidfd from Linux 6.9 on)")
+    return ok("pidfd", f"{text}, and so is its process group")
+
+
+def _subreaper(libc: ctypes.CDLL) -> Finding:
+    found = ctypes.c_int()
+    if libc.prctl(_GET_SUBREAPER, ctypes.byref(found), 0, 0, 0) < 0:
+        return note("subreaper", "refused here: orphans of ranks do not come to infini-run, and are searched for")
+    return ok("subreaper", "orphans of ranks come to infini-run, which ends them")
+
+
+def _memfd() -> Finding:
+    try:
+        os.close(os.memfd_create("infini-run-doctor", os.MFD_CLOEXEC))
+    except OSError as error:
+        return failing(
+            "memfd", f"refused here ({error.strerror}): no leases for jobs that may lose nodes, and no infini-job"
+        )
+    return ok("memfd", "leases of nodes and infini-job have their files in memory")
+
+
+def _close_range(libc: ctypes.CDLL) -> Finding:
+    if _call(libc, _CLOSE_RANGE, _ABOVE_ALL, _ABOVE_ALL, 0) < 0:
+        return ok("close_range", "not to be had (Linux 5.9): the guard closes its descriptors one by one")
+    return ok("close_range", "the guard closes all its descriptors at once")
+
+
+def _clone3(libc: ctypes.CDLL) -> Finding:
+    result = _call(libc, _CLONE3, 0, 0)
+    if result == -errno.ENOSYS:
+        return ok("clone3", "not to be had (Linux 5.3, or a sandbox): ranks start by clone, without a cgroup each")
+    if result == -errno.EPERM:
+        return ok("clone3", "a sandbox refuses it: ranks start by clone, without a cgroup of their own")
+    return ok("clone3", "a rank can be born into a cgroup")

@@ -1,0 +1,99 @@
+"""A launch of one process by the core, as ranks are launched: whether it starts, is guarded, and is in a cgroup of
+its own. What the core decides is read from what it does."""
+
+from __future__ import annotations
+
+import os
+
+from infini_run.doctor.finding import Finding, failing, note, ok
+from infini_run.errors import StartError
+from infini_run.system.cgroup import read_text
+from infini_run.system.resource_limits import with_limit_hint
+from infini_run.system.shell import find_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOUNTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")  # where the core looks for v2
+_WITHOUT = (
+    "what a rank leaves behind is found by its process group, its environment and its parents, and a process that "
+    "hides from all of these lives on"
+)
+
+
+def check_launch(environ: Mapping[str, str]) -> list[Finding]:
+    """Launch a process, and see how the core did it. environ: INFINI_RUN_DEBUG is honoured, as in any launch."""
+    try:
+        from infini_run.core.group import GUARD  # noqa: F401
+    except ImportError as error:
+        return [failing("core", f"cannot be imported: {error}; nothing can be launched")]
+    program = find_program("cat", environ.get("PATH") or os.defpath)
+    if not program:
+        return [note("launch", "there is no cat on PATH, so none was tried")]
+    try:
+        kinds, output = _launch(program, environ)
+    except StartError as error:
+        return [failing("launch", str(with_limit_hint(error)))]
+    if "start_failed" in kinds:
+        return [failing("launch", f"{program} cannot be executed here")]
+    if "unguarded" in kinds:
+        guard = note("launch", "a process was started, but not the guard: if infini-run is killed, its ranks live on")
+    else:
+        guard = ok("launch", "a process was started and guarded: the guard ends the ranks if infini-run is killed")
+    return [guard, describe_cgroup(read_text("/proc/self/cgroup"), output, os.geteuid() == 0)]
+
+
+def _launch(program: str, environ: Mapping[str, str]) -> tuple[set[str], str]:
+    """The kinds of its events, and what the process has read of its cgroups."""
+    from infini_run.core.group import GUARD, PIPE, Group, SpawnSpec, debug_flags
+    from infini_run.system.signal_numbers import SIGTERM
+    from infini_run.value_types import MARKER_VARIABLE
+
+    mark = os.fsencode(f"{MARKER_VARIABLE}=doctor-{os.urandom(6).hex()}")
+    spec = SpawnSpec(0, os.fsencode(program), [os.fsencode(program), b"/proc/self/cgroup"], [])
+    spec.stdio[1] = spec.stdio[2] = PIPE
+    kinds: set[str] = set()
+    group = Group(
+        1,
+        mark=mark,
+        grace_s=0.0,
+        stop_signal=SIGTERM,
+        stop_scope="group",
+        guard=GUARD,
+        debug=debug_flags(environ),
+    )
+    try:
+        group.spawn([spec], [mark])
+        while not group.ended:
+            kinds.update(event.kind for event in group.run_once())
+            if not group.ended:
+                group.wait(None)
+        return kinds, group.tail(0).decode("utf-8", "replace")
+    finally:
+        group.close()
+
+
+def describe_cgroup(own: str, of_rank: str, is_root: bool) -> Finding:
+    """Say which cgroups there are, and whether a rank has one of its own.
+
+    Args:
+        own: /proc/self/cgroup of this process.
+        of_rank: the same of the process that was launched.
+        is_root: who delegates to root is another than who delegates to a user.
+    """
+    if any(line.startswith("0::") and "/infini-run-doctor-" in line for line in of_rank.splitlines()):
+        text = "v2, and delegated: each rank has a cgroup of its own, and all that it leaves behind is killed at once"
+        return ok("cgroup", text)
+    has_v2 = any(line.startswith("0::") for line in own.splitlines()) and any(
+        os.path.exists(f"{mount}/cgroup.controllers") for mount in _MOUNTS
+    )
+    if not own.strip():
+        return note("cgroup", f"none is to be seen here: {_WITHOUT}")
+    if not has_v2:
+        return note("cgroup", f"v1, and ranks have one of their own with v2 alone: {_WITHOUT}")
+    command = "systemd-run --scope" if is_root else "systemd-run --user --scope"
+    return note(
+        "cgroup",
+        f"v2, but not delegated to this user: {_WITHOUT}; {command} -p Delegate=yes infini-run ... delegates one",
+    )

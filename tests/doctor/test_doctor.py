@@ -1,0 +1,305 @@
+"""--doctor on this machine: it says what is really there, and what a launch then really does."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infini_run.doctor.command import compare
+from infini_run.doctor.files import check_leftovers
+from infini_run.doctor.finding import NOTE, OK, PROBLEM
+from infini_run.doctor.limits import describe_core, describe_files, describe_processes
+from infini_run.doctor.machines import Machine, look_at
+from infini_run.doctor.trial import describe_cgroup
+from infini_run.errors import UsageError
+from infini_run.options.options import resolve
+from infini_run.version import VERSION
+from tests.support.command import COMMAND
+from tests.support.nvml import FOUR
+from tests.support.waiting import until
+
+NAMES = [
+    "infini-run", "kernel", "pidfd", "subreaper", "memfd", "close_range", "clone3", "launch", "cgroup", "open files",
+    "processes", "core files", "port", "addresses", "ssh", "/dev/shm", "left-over files", "temporary files", "HOME",
+]  # fmt: skip
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounts are made by root, in a namespace"
+)
+
+
+def limits(*pairs):
+    """Lower limits, as prlimit does, in the process that the command becomes."""
+    return lambda: [resource.setrlimit(which, (value, value)) for which, value in pairs]
+
+
+def test_it_looks_at_all_of_this_machine_and_starts_no_program(doctor, tmp_path):
+    answer = doctor("--", "touch", tmp_path / "started")
+    assert list(answer.findings())[: len(NAMES)] == NAMES
+    assert {"GPUs"} <= set(answer.findings())
+    assert {finding["grade"] for finding in answer.findings().values()} <= {OK, NOTE, PROBLEM}
+    problems = [finding for finding in answer.findings().values() if finding["grade"] == PROBLEM]
+    assert answer.code == (1 if problems else 0)
+    assert answer.content["problems"] == len(problems)
+    facts = answer.machines["this machine"]["facts"]
+    assert (facts["host"], facts["version"], facts["kernel"]) == (os.uname().nodename, VERSION, os.uname().release)
+    assert abs(answer.machines["this machine"]["clock_ahead_s"]) < 60
+    grade, text = answer.of("infini-run")
+    assert grade == OK
+    assert text.startswith(f"{VERSION} in ")
+    assert text.endswith(f"at {sys.executable}")
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_text_is_one_screen_with_a_line_or_more_for_each_finding(infini_run):
+    command = infini_run("--doctor")
+    command.wait()
+    first, *lines = command.out.decode().splitlines()
+    assert first.startswith(f"this machine ({os.uname().nodename}): ")
+    named = [re.match(r"  (ok|note|problem) +(\S.*?)  ", line) for line in lines]
+    assert [match[2] for match in named if match][: len(NAMES)] == NAMES
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 118
+
+
+def test_only_the_command_line_asks_it_and_its_form_is_checked():
+    assert resolve(["--doctor"], {}).arguments == ("text",)
+    assert resolve(["--doctor=json", "--nproc_per_node=2", "a.py"], {}).question == "doctor"
+    assert resolve(["a.py"], {"INFINI_RUN_DOCTOR": "json", "PET_DOCTOR": "1"}).question == ""
+    assert resolve(["--nodoctor", "a.py"], {}).question == ""
+    with pytest.raises(UsageError, match="--doctor=loud: text or json is allowed"):
+        resolve(["--doctor=loud"], {})
+    with pytest.raises(UsageError, match="there is no allocation here"):
+        resolve(["--doctor", "--engine=slurm"], {})
+
+
+def test_an_engine_that_brings_nothing_back_is_refused(infini_run):
+    command = infini_run("--doctor", "--engine=mpi", "--hosts=a,b")
+    assert command.wait() == 2
+    assert command.err.startswith(b"infini-run: --doctor with --engine=mpi: it brings back nothing")
+
+
+# ---- it reports what a launch does
+
+
+def test_few_descriptors_are_a_problem_where_no_rank_fits(doctor):
+    grade, text = doctor(preexec_fn=limits((resource.RLIMIT_NOFILE, 40))).of("open files")
+    assert (grade, text) == (PROBLEM, "ulimit -n is 40 (hard: 40), too few for one rank; raise it")
+    answer = doctor(preexec_fn=limits((resource.RLIMIT_NOFILE, 100)))
+    grade, text = answer.of("open files")
+    assert grade == NOTE
+    assert "ulimit -n is 100 (hard: 100), enough for the pipes of 10 ranks" in text
+
+
+def test_so_many_ranks_as_it_says_are_launched_with_that_limit(infini_run):
+    command = infini_run(
+        "--nproc_per_node=10", "--console=lines", "true", preexec_fn=limits((resource.RLIMIT_NOFILE, 100))
+    )
+    assert command.wait() == 0, command.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root lets itself be another user")
+def test_few_processes_are_a_problem_where_not_one_rank_starts(doctor, infini_run):
+    uid = 64321  # nobody's, so that only ours count
+    may_read = ("--inh-caps=+dac_override", "--ambient-caps=+dac_override")  # this Python may be in a closed folder
+    ids = ("setpriv", f"--reuid={uid}", "--clear-groups", *may_read)
+    answer = doctor(under=("prlimit", "--nproc=2:2", *ids))
+    text = "0 more processes or threads can be started (ulimit -u, 2): not one rank starts; raise it"
+    assert answer.of("processes") == (PROBLEM, text)
+    assert answer.of("launch")[0] == PROBLEM
+    assert "the limit on processes was hit: ulimit -u" in answer.of("launch")[1]
+    assert answer.code == 1
+    assert infini_run("true", under=("prlimit", "--nproc=2:2", *ids)).wait() == 1
+    few = doctor(under=("prlimit", "--nproc=5:5", *ids))
+    assert few.of("processes")[0] == NOTE
+    assert few.of("launch")[0] == OK
+    assert infini_run("true", under=("prlimit", "--nproc=5:5", *ids)).wait() == 0
+
+
+@needs_root
+def test_a_read_only_dev_shm_is_a_problem(doctor):
+    mount = 'mount -t tmpfs -o ro,size=1m tmpfs /dev/shm && exec "$@"'
+    answer = doctor(under=("unshare", "-m", "--propagation", "private", "sh", "-c", mount, "at"))
+    text = "cannot be written (Read-only file system): NCCL and the data loaders of PyTorch fail without it"
+    assert answer.of("/dev/shm") == (PROBLEM, text)
+    assert answer.code == 1
+
+
+@needs_root
+def test_a_small_dev_shm_is_a_note(doctor):
+    mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
+    grade, text = doctor(under=("unshare", "-m", "--propagation", "private", "sh", "-c", mount, "at")).of("/dev/shm")
+    assert grade == NOTE
+    assert text.startswith("64 of 64 MiB are free: data loaders and NCCL may end by SIGBUS; docker run --shm-size=8g")
+
+
+def test_what_the_core_is_told_to_do_without_is_not_reported_as_there(doctor):
+    grade, text = doctor(env={**os.environ, "INFINI_RUN_DEBUG": "nocgroup"}).of("cgroup")
+    assert grade == NOTE
+    assert "of their own with v2 alone" in text or "not delegated" in text or "none is to be seen" in text
+
+
+def test_a_taken_port_and_a_home_that_is_not_there_are_notes(doctor):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("", 29500))
+            taken.listen()
+        except OSError:
+            pytest.skip("another program has port 29500")
+        answer = doctor(env={**os.environ, "HOME": "/nosuch", "TMPDIR": "/nosuch/tmp"})
+    grade, text = answer.of("port")
+    assert grade == NOTE
+    assert text.startswith("29500, the usual MASTER_PORT, cannot be had (Address already in use): give --standalone")
+    assert answer.of("HOME")[0] == NOTE
+    assert answer.of("HOME")[1].startswith("/nosuch cannot be written (No such file or directory)")
+    assert answer.of("temporary files")[0] == PROBLEM
+
+
+def test_gpus_are_counted_and_who_holds_them_is_named(doctor, driver):
+    environ = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(driver.folder),
+        **driver.settings(FOUR),
+        "NVML_STUB_HELD": f"{FOUR[0].split('|')[0]}|{os.getpid()}|2048",
+    }
+    answer = doctor(env=environ)
+    grade, text = answer.of("GPUs")
+    assert (grade, text) == (OK, "4 GPUs (NVIDIA H200): --nproc_per_node=auto starts a rank for each")
+    grade, text = answer.of("GPU memory")
+    assert grade == NOTE
+    assert text.startswith(f"in use: GPU 0: {Path('/proc/self/comm').read_text().strip()} (pid {os.getpid()}, ")
+    assert "has 2048 MiB; ranks may run out of it" in text
+    shown = doctor(env={**environ, "CUDA_VISIBLE_DEVICES": ""}).of("GPUs")
+    assert shown == (NOTE, "CUDA_VISIBLE_DEVICES= shows none: --nproc_per_node=gpu fails")
+
+
+def test_folders_of_launches_that_were_killed_are_counted(tmp_path):
+    old = tmp_path / "infini-run-ir-0123456789ab"
+    old.mkdir(mode=0o700)
+    (tmp_path / "infini-run-ir-ba9876543210").mkdir(mode=0o700)  # a launch that has just begun
+    os.utime(old, (1, 1))
+    found = check_leftovers(str(tmp_path))
+    assert found.grade == NOTE
+    assert found.text == (
+        f"a folder in {tmp_path}, of launches that were killed: the next launch removes them; "
+        "1 of launches that run, or of other users"
+    )
+    old.rmdir()
+    assert check_leftovers(str(tmp_path)).grade == OK
+
+
+# ---- it is bounded, and leaves nothing
+
+
+def machine(script, label="x"):
+    return Machine(label, ["sh", "-c", script], explain=lambda code, stderr: f"ended with {code}: {stderr.strip()}")
+
+
+MAGIC = r"printf '\000infini-run doctor 1\n'"
+FINDING = """echo '{"check": "kernel"}'; echo '{"name": "kernel", "grade": "ok", "text": "fine"}'"""
+
+
+def look(*machines, limit_s=30.0):
+    look_at(machines, {"PATH": os.environ["PATH"]}, limit_s)
+    return [[(finding.grade, finding.name, finding.text) for finding in one.findings] for one in machines]
+
+
+def test_a_check_that_hangs_is_named_and_what_came_before_it_is_kept():
+    hung = machine(f"""{MAGIC}; {FINDING}; echo '{{"check": "GPUs"}}'; exec sleep 1000""")
+    silent = machine("echo the driver waits >&2; exec sleep 1000")
+    ended = machine("echo no such thing >&2; exit 3")
+    assert look(hung, silent, ended, limit_s=1.0) == [
+        [(OK, "kernel", "fine"), (PROBLEM, "GPUs", "this check did not end within 1 s; it was left")],
+        [(PROBLEM, "reach", "no answer within 1 s: a launch would wait for it; the last it said: the driver waits")],
+        [(PROBLEM, "reach", "ended with 3: no such thing")],
+    ]
+
+
+def test_what_a_shell_prints_at_login_is_a_note_and_is_skipped():
+    ((first, login),) = look(machine(f"""echo Welcome to x; {MAGIC}; {FINDING}; echo '{{"done": true}}'"""))
+    assert first == (OK, "kernel", "fine")
+    assert login[:2] == (NOTE, "login")
+    assert login[2].startswith("its shell prints 13 bytes where there is no terminal ('Welcome to x')")
+
+
+def test_one_that_ends_in_the_midst_says_in_which_check():
+    ((first, second),) = look(machine(f"""{MAGIC}; {FINDING}; kill -SEGV $$"""))
+    assert first[0] == OK
+    assert second == (PROBLEM, "kernel", "this check has ended early: ended with 139: ")
+
+
+def test_more_machines_than_are_asked_at_a_time_all_answer():
+    machines = [machine(f"""{MAGIC}; {FINDING}; echo '{{"done": true}}'""") for _ in range(70)]
+    assert look(*machines) == [[(OK, "kernel", "fine")]] * 70
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_doctor_that_is_ended_leaves_no_command(infini_run, tmp_path, number):
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f"#!/bin/sh\ncd {shlex.quote(str(tmp_path))} && echo $$ > new && mv new pid; exec sleep 1000\n")
+    ssh.chmod(0o755)
+    command = infini_run("--doctor", "--hosts=a", env={**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"})
+    until((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    command.signal(number)
+    assert command.wait() == -number
+    assert command.err == b""
+    until(lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+# ---- what is said of limits and differences
+
+
+def test_limits_are_described_for_as_many_ranks_as_there_are_cpus():
+    assert describe_files(1024, resource.RLIM_INFINITY, 8).grade == OK
+    assert describe_files(1024, 4096, 8).grade == OK
+    assert describe_files(1024, 4096, 1000).grade == NOTE
+    assert describe_files(256, 4096, 8).text.endswith("a rank has 256, which data loaders use up: ulimit -n 1024")
+    assert describe_processes([], 8).text == "no limit"
+    assert describe_processes([(5000, "a"), (100, "ulimit -u, 4096")], 8).grade == NOTE
+    assert describe_processes([(5000, "a")], 8).grade == OK
+    assert describe_processes([(-3, "b")], 8).text.startswith("0 more processes or threads can be started (b)")
+    assert describe_core(0, "core").grade == OK
+    assert describe_core(resource.RLIM_INFINITY, "|/usr/lib/systemd/systemd-coredump %P").grade == OK
+    assert describe_core(resource.RLIM_INFINITY, "core").grade == NOTE
+
+
+def test_a_cgroup_of_the_ranks_own_is_seen_in_what_it_reads():
+    delegated = describe_cgroup(
+        "0::/user.slice/me\n", "1:pids:/x\n0::/user.slice/me/infini-run-doctor-1/rank-0\n", False
+    )
+    assert (delegated.grade, delegated.name) == (OK, "cgroup")
+    assert describe_cgroup("1:pids:/x\n", "1:pids:/x\n", False).text.startswith("v1, and ranks have one")
+    assert describe_cgroup("", "", False).text.startswith("none is to be seen")
+
+
+def test_what_differs_between_nodes_is_graded_by_what_it_does_to_a_launch():
+    here = {"version": VERSION, "python": "3.11.7", "architecture": "x86_64"}
+    assert [finding.grade for finding in compare(here, here, 0.4)] == [OK, OK]
+    (refused, _) = compare({**here, "version": "0.1.0"}, here, 0.0)
+    assert refused.grade == PROBLEM
+    assert refused.text.startswith(f"infini-run there is 0.1.0, here {VERSION}: a launch is refused")
+    assert [finding.name for finding in compare({**here, "python": "3.12.1"}, here, 0.0)][1] == "versions"
+    assert [f.grade for f in compare({**here, "python": "3.11.2"}, here, -2.0)] == [OK, NOTE]
+    late = compare(here, here, -301.0)[-1]
+    assert (late.grade, late.name) == (PROBLEM, "clock")
+    assert late.text.startswith("301.0 s behind")
+
+
+def test_a_launch_imports_nothing_of_it():
+    words = [sys.executable, "-X", "importtime", *COMMAND[-1:], "--nproc_per_node=1", "true"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "infini_run.cli" in done.stderr
+    assert "infini_run.doctor" not in done.stderr
