@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from infini_run.doctor.finding import PROBLEM, Finding, failing, note, ok
-from infini_run.doctor.machines import Machine, look_at
+from infini_run.doctor.machines import WAVE, Machine, look_at
+from infini_run.doctor.meeting import CONNECT, LISTEN, NAME, place_of
 from infini_run.doctor.rendering import render_json, render_text
 from infini_run.errors import UsageError
 from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_of
@@ -50,6 +51,8 @@ def run_doctor(
     for node in nodes:
         if node.facts:
             node.findings[:0] = compare(node.facts, here.facts, node.clock_s)
+    if node_list is not None:
+        _let_meet(nodes, options, node_list, environ)
     machines = [here, *nodes]
     has_problem = any(finding.grade == PROBLEM for machine in machines for finding in machine.findings)
     return (render_json(machines) if form == "json" else render_text(machines)), int(has_problem)
@@ -59,7 +62,10 @@ def _explain_own(code: int | None, stderr: str) -> str:
     return exit_text(sys.executable, code, "".join(lines_of(stderr)[-1:]))
 
 
-def _nodes(options: Options, node_list: NodeList, environ: Mapping[str, str]) -> list[Machine]:
+def _nodes(
+    options: Options, node_list: NodeList, environ: Mapping[str, str], contact: Contact | None = None
+) -> list[Machine]:
+    """A command for each node, which looks at it. contact: another call than that."""
     if node_list.engine not in _WITH_OUTPUT:
         raise UsageError(
             f"--doctor with --engine={node_list.engine}: it brings back nothing of what is written on a node; "
@@ -69,13 +75,33 @@ def _nodes(options: Options, node_list: NodeList, environ: Mapping[str, str]) ->
     options = replace(options, least_nodes=1)  # the loss of one node does not end the command of another
     machines = []
     for index, host in enumerate(node_list.hosts):
-        for command in engine.again_commands(host, index, options, Contact(call=_CALL), environ):
+        for command in engine.again_commands(host, index, options, contact or Contact(call=_CALL), environ):
 
             def explain(code: int | None, stderr: str, name: str = host.destination) -> str:
                 return engine.explain_exit(name, code, stderr)
 
             machines.append(Machine(host.destination, command.argv, env=dict(command.env), explain=explain))
     return machines
+
+
+def _let_meet(nodes: list[Machine], options: Options, node_list: NodeList, environ: Mapping[str, str]) -> None:
+    """Have the nodes that answered connect to the first of them, where rank 0 will be; of very many, the first."""
+    there = [(node, host) for node, host in zip(nodes, node_list.hosts, strict=True) if node.facts][:WAVE]
+    if len(there) < 2 or there[0][0] is not nodes[0]:
+        return
+    place = place_of(options, nodes[0].facts, node_list.hosts[0].name)
+    contacts = [Contact(call=LISTEN, target=place.to_listen(len(there) - 1))]
+    contacts += [Contact(call=CONNECT, target=place.to_connect())] * (len(there) - 1)
+    again = [
+        machine
+        for (_, host), contact in zip(there, contacts, strict=True)
+        for machine in _nodes(options, replace(node_list, hosts=(host,)), environ, contact)
+    ]
+    look_at(again, environ, _LIMIT_S)
+    for (node, _), found in zip(there, again, strict=True):
+        node.findings += [
+            replace(finding, name=NAME) for finding in found.findings if finding.name in (NAME, "reach")
+        ]
 
 
 def compare(node: Mapping[str, object], here: Mapping[str, object], clock_s: float) -> list[Finding]:

@@ -15,7 +15,7 @@ from infini_run.doctor.finding import Finding, failing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
 MAGIC = b"\0infini-run doctor 1\n"
@@ -24,13 +24,17 @@ _LONGEST_S = 120  # when whoever has asked is gone
 
 def run() -> None:
     """Look at this machine, write what is found to stdout, and end."""
+    answer(checks(dict(os.environ)))
+
+
+def answer(to_check: Sequence[tuple[str, Callable[[], list[Finding]]]]) -> None:
+    """Write facts, and what these checks find, to stdout, and end."""
     signal.alarm(_LONGEST_S)
     out = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no finding
     os.write(out, MAGIC)
     _write(out, {"facts": facts()})
-    environ = dict(os.environ)
-    for name, check in checks(environ):
+    for name, check in to_check:
         _write(out, {"check": name})
         for finding in findings_of(name, check):
             _write(out, {"name": finding.name, "grade": finding.grade, "text": finding.text})
@@ -40,6 +44,8 @@ def run() -> None:
 
 def facts() -> dict[str, Any]:
     """What the machines of a launch are compared by."""
+    from infini_run.multinode.agent_setup import own_address
+    from infini_run.node.ports import free_port
     from infini_run.version import VERSION
 
     return {
@@ -49,6 +55,8 @@ def facts() -> dict[str, Any]:
         "python": ".".join(map(str, sys.version_info[:3])),
         "kernel": os.uname().release,
         "architecture": os.uname().machine,
+        "address": own_address(),
+        "port": free_port(),
     }
 
 

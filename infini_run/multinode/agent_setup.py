@@ -146,7 +146,7 @@ def hello(setup: NodeSetup, engine_facts: Sequence[str], *, is_clear: bool) -> d
         "start_ticks": _start_ticks(),
         "nproc": setup.nproc,
         "port": free_port(),
-        "address": _own_address(),
+        "address": own_address(),
         "machine": machine_id(),
         "is_clear": is_clear,
         "facts": list(engine_facts),
@@ -208,7 +208,7 @@ def _start_ticks() -> str:
         return file.read().rpartition(b")")[2].split()[19].decode()
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """The address by which the head has reached this node, as sshd knows it (ssh(1), SSH_CONNECTION); else "". Slurm
     passes on the variable of a user who has logged in elsewhere, so an address that is not this machine's is
     ignored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +50,34 @@ def test_every_host_is_looked_at_as_this_machine_is(over_ssh):
         assert answer.of("reach", name) == (OK, f"reached, and infini-run there is {VERSION}, as here")
         assert answer.of("clock", name) == (OK, "differs by less than a second")
         ours, theirs = set(answer.findings()), set(answer.findings(name))
-        assert theirs - ours == {"reach", "clock"}
+        assert theirs - ours == {"reach", "clock", "rank 0"}
         assert ours <= theirs
+    grade, text = answer.of("rank 0", "host1")
+    assert grade == OK
+    assert re.fullmatch(r"listens on port \d+ of this node, as MASTER_PORT, and 1 of 1 nodes have connected", text)
+    grade, text = answer.of("rank 0", "host2")
+    assert grade == OK
+    assert re.fullmatch(r"connects to 127\.0\.78\.1:\d+, as its ranks will to MASTER_PORT", text)
+
+
+@pytest.fixture
+def cabled_bed():
+    bed = Bed(hosts=3, mode="netns")
+    yield bed
+    bed.close()
+
+
+def test_a_node_that_does_not_reach_the_port_of_rank_0_is_named(cabled_bed, doctor):
+    subprocess.run(
+        [*["ip", "-n"], f"{cabled_bed.prefix}2", *["route", "add", "prohibit", "10.78.0.1/32"]], check=True
+    )
+    answer = doctor("--hosts=host[1-3]", f"--ssh_config={cabled_bed.config}", under=cabled_bed.under)
+    assert answer.code == 1
+    grade, text = answer.of("rank 0", "host2")
+    assert grade == PROBLEM
+    assert re.match(r"cannot connect to 10\.78\.0\.1:\d+ from host2 \(.*\): ranks do not meet; open the ports", text)
+    assert answer.of("rank 0", "host3")[0] == OK
+    assert answer.of("rank 0", "host1")[1].endswith("and 1 of 2 nodes have connected")
 
 
 def test_a_host_that_is_down_is_named_and_the_others_are_looked_at(bed, over_ssh):

@@ -52,14 +52,14 @@ class Bed:
         require(_NEEDED)
         self.mode = mode
         self.folder = Path(tempfile.mkdtemp(prefix="bed-"))
-        self._prefix = f"ir{os.getpid() % 1_000_000:x}"
+        self.prefix = f"ir{os.getpid() % 1_000_000:x}"
         self.port = _free_port()
         lines = (f"SetEnv {'='.join(OURS)}", *extra, *([] if extra else ["MaxStartups 500", "MaxSessions 100"]))
         self._env = {
             **os.environ,
             "SSH_TB_MODE": mode,
             "SSH_TB_PORT": str(self.port),
-            "SSH_TB_NSPREFIX": self._prefix,
+            "SSH_TB_NSPREFIX": self.prefix,
             "SSH_TB_SSHD_EXTRA": "\\n".join(lines),
         }
         keep = f'cat >/dev/null; "{BEDS}/ssh.sh" stop "{self.folder}"; rm -rf "{self.folder}"'
@@ -92,7 +92,7 @@ class Bed:
         if self.mode != "netns":
             return ()
         mount = f'mount --bind "{self.folder}/hosts" /etc/hosts; exec "$@"'
-        net = f"--net=/run/netns/{self._prefix}head"
+        net = f"--net=/run/netns/{self.prefix}head"
         return ("nsenter", net, "unshare", "-m", "--propagation", "private", "sh", "-c", mount, "at")
 
     def config_with(self, name: str, text: str) -> Path:
