@@ -17,6 +17,7 @@ from sample import CommandFailed, start
 READ_SIZE = 1 << 20
 START_S = 60.0
 END_S = 40.0
+SETTLE_S = 1.0  # for what is dying
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,8 @@ class Job:
         self._starts: list[Start] = []
         self._old: set[tuple[str, int]] = set()
         self._has_begun = False
+        self._world_of: dict[tuple[str, int], int] = {}
+        self._newest = -1
         self.late_writes = 0  # of an old world, after the first line of a new one
         token = {"INFINI_RUN_TOKEN": os.urandom(16).hex()} if kind.is_by_hand else {}
         self._env = {**bed.env, **token, **dict([hosts.mark.split("=", 1)])}
@@ -185,9 +188,18 @@ class Job:
         if words[0] == "start":
             world, rank, size, host, pid, at_ns = words[1:]
             self._starts.append(Start(int(world), int(rank), int(size), host, int(pid), int(at_ns)))
+            self._world_of[host, int(pid)] = int(world)
+            self._newest = max(self._newest, int(world))
             self._has_begun = True
-        elif self._has_begun and (words[1], int(words[2])) in self._old:
+        elif self._is_late((words[1], int(words[2]))):
             self.late_writes += 1
+
+    def _is_late(self, who: tuple[str, int]) -> bool:
+        """Whether a rank that has just written is of an old world, after the first line of a new one. What is not
+        ours does not number its worlds: there it is one that was there at the last mark."""
+        if self.kind.is_ours:
+            return self._world_of[who] < self._newest
+        return self._has_begun and who in self._old
 
     def mark(self) -> int:
         """From now on all ranks that there are are those of an old world. Returns how many have started."""
@@ -247,15 +259,18 @@ class Job:
         return at_ns
 
     def finish(self, lost: int) -> int:
-        """All ranks exit with 0, and the job ends: how many processes are left then. A launcher that was cut off
-        cannot know of the end: it is told to stop.
+        """All ranks exit with 0, and the job ends: how many processes are left a moment later. A launcher that was
+        cut off cannot know of the end: it is told to stop.
 
         Args:
             lost: the host that was lost.
         """
         kill([rank.pid for rank in self.ranks()], signal.SIGUSR2)
         self.wait_end(lost)
-        return len(marked(self.hosts.mark))
+        end_s = time.monotonic() + SETTLE_S
+        while (left := len(marked(self.hosts.mark))) and time.monotonic() < end_s:
+            time.sleep(LOOK_S)
+        return left
 
     def wait_end(self, lost: int) -> None:
         """Until the commands have ended; that of the host that was lost is told to."""

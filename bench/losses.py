@@ -207,7 +207,8 @@ class Losses:
                     self.wait_back(job)
                 self.wait_right(job, time.monotonic())
                 self.took_s.pop()
-                self.left += job.finish(-1)
+                job.finish(-1)
+                self.count_left(job)
             finally:
                 self.late_writes += job.late_writes
                 self.heal()
@@ -221,8 +222,10 @@ class Losses:
                 self.wait_back(job)
                 self.wait_right(job, time.monotonic())
                 self.took_s.pop()
-                self.left += job.finish(-1)
+                job.finish(-1)
+                self.count_left(job)
             finally:
+                self.late_writes += job.late_writes
                 self.heal()
 
     def lose_at_stop(self) -> None:
@@ -236,14 +239,15 @@ class Losses:
                 self.took_s.append(time.monotonic() - at_s)
             finally:
                 self.heal()
-            self.left += self.count_left(job)
+            self.count_left(job)
 
-    def count_left(self, job: Job) -> int:
+    def count_left(self, job: Job) -> None:
         """What is there still, after the time in which a lease ends."""
         end_s = time.monotonic() + TIMEOUT_S + 1
-        while (left := len(marked(job.hosts.mark))) and time.monotonic() < end_s:
+        while (left := marked(job.hosts.mark)) and time.monotonic() < end_s:
             time.sleep(LOOK_S)
-        return left
+        self.left += len(left)
+        self.wrong += [f"left: {process}" for process in left]
 
 
 def in_a_row(what: Callable[[], None], losses: Losses) -> None:
