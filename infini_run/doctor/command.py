@@ -6,7 +6,7 @@ import sys
 
 from infini_run.doctor.finding import PROBLEM, Finding, failing, note, ok
 from infini_run.doctor.machines import WAVE, Machine, look_at
-from infini_run.doctor.meeting import CONNECT, LISTEN, NAME, place_of
+from infini_run.doctor.rank_zero import CONNECT, LISTEN, NAME, place_of
 from infini_run.doctor.rendering import render_json, render_text
 from infini_run.errors import UsageError
 from infini_run.multinode.engines import Contact, exit_text, find_engine, lines_of

@@ -69,7 +69,7 @@ class Machine:
         if len(self._data) < _MOST:
             self._data += data
 
-    def settle(self, code: int | None, stderr: str, limit_s: float, *, is_late: bool) -> None:
+    def conclude(self, code: int | None, stderr: str, limit_s: float, *, is_late: bool) -> None:
         """Make findings of the output, and of how the command ended.
 
         Args:
@@ -134,7 +134,7 @@ def _of_login(before: bytes) -> list[Finding]:
 
 
 def look_at(machines: Sequence[Machine], environ: Mapping[str, str], limit_s: float) -> None:
-    """Run the commands of machines, so many at a time, and have each of them settled.
+    """Run the commands of machines, so many at a time, and make findings of what each has written.
 
     Args:
         environ: the environment of the commands.
@@ -172,10 +172,10 @@ class _Wave:
                 self._start(group)
             except StartError as error:
                 raise explain_command(error, self._machines[0].argv[0]) from None
-            self._follow(group)
+            self._collect(group)
             for index, machine in enumerate(self._machines):
                 stderr = group.tail(index).decode("utf-8", "replace")
-                machine.settle(self._codes.get(index), stderr, self._limit_s, is_late=index in self._late)
+                machine.conclude(self._codes.get(index), stderr, self._limit_s, is_late=index in self._late)
         finally:
             group.close()
             for fd in self._reading:
@@ -210,7 +210,7 @@ class _Wave:
         spec.stdio = stdio
         return spec
 
-    def _follow(self, group: Group) -> None:
+    def _collect(self, group: Group) -> None:
         end_s = time.monotonic() + self._limit_s
         while not group.ended:
             left_s = None if self._is_late else max(0.0, end_s - time.monotonic())

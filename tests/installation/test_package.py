@@ -162,3 +162,10 @@ def test_one_line_says_what_is_missing_and_names_the_wheel(sdist, tmp_path, comp
         rf"infini-run: to build it, {missing} is missing: install it \(.+\), or install the wheel {end}", line
     )
     assert "Traceback" not in done.stdout
+
+
+def test_every_package_of_the_source_is_installed():
+    listed = re.search(r"^packages = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    folders = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("infini_run/**/__init__.py")}
+    assert set(re.findall(r'"([\w.]+)"', listed[1])) == {folder.replace("/", ".") for folder in folders}

@@ -1,6 +1,6 @@
 """Whether the nodes can meet: the first one listens on a free port, as rank 0 will, and the others connect to it.
 
-`meeting.listen` and `meeting.connect` run on the nodes, in processes that end by themselves.
+`rank_zero.listen` and `rank_zero.connect` run on the nodes, in processes that end by themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from infini_run.options.options import Options
 
 NAME = "rank 0"
-LISTEN, CONNECT = "infini_run.doctor.meeting.listen", "infini_run.doctor.meeting.connect"
+LISTEN, CONNECT = "infini_run.doctor.rank_zero.listen", "infini_run.doctor.rank_zero.connect"
 _CONNECT_S = 5.0  # a firewall that drops packets answers nothing
 _LISTEN_S = 15.0  # a node may take longer to start its Python
 
