@@ -13,9 +13,8 @@ from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.crew_options import make_limits, make_spawner
+from infini_run.crews.crew_options import make_limits, make_spawner, make_supervisor
 from infini_run.crews.crew_status import CrewStatus, crew_status
-from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.crew_target import pack_target
 from infini_run.crews.errors import CrewClosed
 from infini_run.crews.future import Ask
@@ -26,7 +25,7 @@ from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_membership_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
@@ -82,7 +81,8 @@ class Crew(Generic[T, R]):
             host; None: what the hosts have room for (`a:4`), else one.
         nproc: another name of nproc_per_node.
         hosts: the names of the hosts; "auto": the nodes of the current allocation; None: this machine.
-        restart: what happens when a worker fails; None: the crew fails. A lost host always fails the crew.
+        restart: what happens when a worker fails; None: the crew fails. A lost host fails the crew, too, unless there
+            are `spares=` or fewer hosts will do, `nnodes=(MIN, MAX)`: then its workers start again on another one.
         ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.
         watchdog_s: how long a worker that has a task may give no sign of life, in seconds; 0: no limit. Signs are
             ctx.emit, status, progress, checkpoint and ping, and WATCHDOG=1 to NOTIFY_SOCKET. ctx.extend postpones
@@ -152,16 +152,17 @@ class Crew(Generic[T, R]):
             target=pack_target(target, args, kwargs or {}),
         )
         self._tasks = count()
+        names = read_hosts(hosts) if spawner is None else ()
+        check_membership_flags(flags, names)
         with as_start_errors():
             if spawner is None:
-                names = read_hosts(hosts)
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
                 given: dict[str, Any] = {"env": environ, "cwd": cwd, "grace": grace, "log_dir": log_dir}
                 given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
-            self._supervisor = CrewSupervisor(
-                spawner, hello, policy, limits, max_events=max_events, max_tasks=max_tasks
+            self._supervisor = make_supervisor(
+                spawner, names, hello, policy, limits, max_events=max_events, max_tasks=max_tasks
             )
             try:
                 self._supervisor.start()

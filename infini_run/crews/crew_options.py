@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from infini_run.crews.crew_supervisor import CrewSupervisor
 from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.pending_task import Limits
+from infini_run.crews.targets import goes_on_without_host
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
 
@@ -22,6 +24,10 @@ def make_spawner(
     other arguments of a spawner. Raises UsageError."""
     if isinstance(preload, str):
         raise UsageError(f"preload={preload!r}: give a list of modules, [{preload!r}]")
+    if hosts and goes_on_without_host(given):
+        from infini_run.crews.moving_spawner import MovingSpawner
+
+        return MovingSpawner(hosts, nproc=count, preload=preload, **given)
     if hosts:
         from infini_run.crews.remote_spawner import RemoteSpawner
 
@@ -32,6 +38,19 @@ def make_spawner(
     from infini_run.crews.fork_spawner import ForkSpawner
 
     return ForkSpawner(preload, nproc=count, **given)
+
+
+def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more: Any) -> CrewSupervisor:
+    """Return the supervisor of a crew. hosts: where its workers run; none: on this machine. given, more: the other
+    arguments of a CrewSupervisor."""
+    if hosts:
+        from infini_run.crews.moving_spawner import MovingSpawner
+
+        if isinstance(spawner, MovingSpawner):
+            from infini_run.crews.moving_crew import MovingCrew
+
+            return MovingCrew(spawner, *given, **more)
+    return CrewSupervisor(spawner, *given, **more)
 
 
 def make_limits(ready_timeout_s: float, watchdog_s: float, drain_s: float | None) -> Limits:

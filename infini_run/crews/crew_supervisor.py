@@ -213,7 +213,7 @@ class CrewSupervisor(Supervisor):
             self.problems.append(str(worker.cause))
             return
         now_s = time.monotonic()
-        delay_s = self._budget.spend(now_s)
+        delay_s = self._spend(worker, now_s)
         if delay_s is None:
             self._fail(self._causes)
             return
@@ -222,6 +222,10 @@ class CrewSupervisor(Supervisor):
             self.halt_worker(self.workers[rank], f"rank {worker.rank} failed, and they are started again together")
         self._plan_restart(ranks, now_s + delay_s)
         self.on_event("restarting", worker, delay_s=delay_s)
+
+    def _spend(self, worker: SupervisedWorker, now_s: float) -> float | None:
+        """Take a restart from the budget; return how long to wait before it. None: it would be one too many."""
+        return self._budget.spend(now_s)
 
     def _plan_restart(self, ranks: set[int], due_s: float) -> None:
         """Merged with restarts that were planned before and have ranks in common with this one."""
@@ -241,7 +245,10 @@ class CrewSupervisor(Supervisor):
                 try:
                     self._start_workers(sorted(pending.ranks))
                 except InfiniRunError as error:
-                    self._fail([*self._causes, error])
+                    self._on_start_failed(pending, error)
+
+    def _on_start_failed(self, pending: PendingRestart, error: InfiniRunError) -> None:
+        self._fail([*self._causes, error])
 
     def _fail(self, causes: Sequence[BaseException]) -> None:
         """Fail the crew: all workers are stopped, and every task that waits fails."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
     from infini_run.crews.remote_node import RemoteWorker
     from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.world_changes import WorldChanges
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
@@ -36,12 +37,13 @@ class NodeLink:
 
     A job that goes on when it loses a node (Options.is_elastic) has one world after the other: each begins with a new
     spawn server on each of its nodes, once no process of the one before can live (multinode/membership.py). Others
-    have one.
+    have one. If the nodes are independent, that one loses nodes and gets others.
 
     Args:
         options, node_list: as for a Head.
         cwd: where the spawn servers start.
         setup: returns the first message to the spawn servers of a world, by its number.
+        is_independent: as for a Head.
 
     watchers: called in the link's thread when a world has come or gone, or there will be none.
     """
@@ -52,6 +54,8 @@ class NodeLink:
         node_list: NodeList,
         cwd: str | None,
         setup: Callable[[int], Mapping[str, object]],
+        *,
+        is_independent: bool = False,
     ) -> None:
         own = has_own_stderr()
         self.head = Head(
@@ -61,6 +65,7 @@ class NodeLink:
             print_line=None if own else print_line,
             cwd=cwd,
             on_stream=self._on_data,
+            is_independent=is_independent,
         )
         self._setup = setup
         self._poller = Poller()
@@ -73,8 +78,9 @@ class NodeLink:
         self._ends: dict[int, str] = {}  # why a world has ended or ends, by its number
         self._nodes: dict[RemoteAgent, RemoteNode] = {}
         self.world = World(-1, ())
-        self._reported = (-1, False, False)
-        if self.head.changes is None:
+        self._reported: tuple[object, ...] = ()
+        self._is_alone = not options.is_elastic  # the loss of a node ends all others
+        if self._is_alone:
             self._begin_world(0, self.head.agents)
         self._thread = JoinableThread(self._run, "infini-run: nodes")
 
@@ -110,9 +116,9 @@ class NodeLink:
             place: the node of that worker, among all nodes.
             due_s: the next one begins not before (monotonic).
         """
-        changes = self.head.changes
-        assert changes is not None
-        self.call(lambda: changes.restart(world, place, due_s))
+        worlds = self.head.worlds
+        assert worlds is not None
+        self.call(lambda: worlds.restart(world, place, due_s))
 
     def wait(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Until it is; False where nothing more can happen, or not within so many seconds."""
@@ -234,18 +240,31 @@ class NodeLink:
         self._nodes = dict(zip(agents, nodes, strict=True))
         self.world = World(number, nodes)
 
-    def _follow_worlds(self) -> None:
-        """Note which world has ended, and which one has begun, if there may be several."""
-        changes = self.head.changes
-        if changes is None:
-            return
-        ended, reason = changes.world_end
+    def _follow_worlds(self, worlds: WorldChanges) -> None:
+        """Note which world has ended, and which one has begun."""
+        ended, reason = worlds.world_end
         if reason and ended not in self._ends:
             self._ends[ended] = reason
             self.world_changed()
-        number, agents = changes.world
+        number, agents = worlds.world
         if number != self.world.number:
             self._begin_world(number, agents)
+
+    def _follow_nodes(self) -> None:
+        """Note which nodes have come and gone, if each is for itself."""
+        agents = set(self.head.agents)
+        for agent, node in list(self._nodes.items()):
+            if agent not in agents:
+                if node.problem is None:
+                    node.end(self._why(node))
+                del self._nodes[agent]
+        for agent in self.head.agents:
+            old = self._nodes.get(agent)
+            if agent.state == "running" and (old is None or (old.problem is not None and not old.is_refused)):
+                self._nodes[agent] = RemoteNode(agent, 0, self._poller, self.head.send_stream, self.changed)
+        nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.index))
+        if nodes != self.world.nodes:
+            self.world = World(0, nodes)
 
     def world_changed(self) -> None:
         """Tell all that wait for a world."""
@@ -255,8 +274,10 @@ class NodeLink:
 
     def _check_nodes(self) -> None:
         """How far the nodes are."""
-        self._follow_worlds()
-        ends_all = self.head.changes is None
+        if self.head.worlds is not None:
+            self._follow_worlds(self.head.worlds)
+        elif not self._is_alone:
+            self._follow_nodes()
         for node in self.world.nodes:
             peer = node.peer
             if peer.state == "running":
@@ -266,12 +287,13 @@ class NodeLink:
                 node.streams.set_room(peer.connection is None or peer.connection.has_room)
             elif self.head.awaits_others:
                 continue  # then it says why, of all that do not come
-            elif peer.is_over and node.problem is None and not (ends_all and peer.is_unexplained):
+            elif peer.is_over and node.problem is None and not (self._is_alone and peer.is_unexplained):
                 node.end(self._why(node))
-                if ends_all:
+                if self._is_alone:
                     self.head.stop()
                 self.changed()
-        now = self.world.number, self.world.is_up, self.refusal is not None
+        nodes = self.world.nodes
+        now = (self.world.number, *((id(node), node.nproc, node.problem is None) for node in nodes))
         if now != self._reported:
             self._reported = now
             self.world_changed()
@@ -291,7 +313,7 @@ class NodeLink:
         if error is not None and not node.workers:
             return error
         first = None if peer.report is None else peer.report.first_failure
-        if self.head.changes is not None and peer.state == "done" and first is None:
+        if not self._is_alone and peer.state == "done" and first is None and not peer.loss:
             return InfiniRunError(f"{peer.title}: this attempt has ended")
         how = f": what holds its workers ended: {describe_end(first)}" if first is not None else ""
         return NodeLost(peer.loss or f"{peer.title} was lost{how}", peer.name, peer.index)

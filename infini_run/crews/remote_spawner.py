@@ -23,6 +23,7 @@ from infini_run.crews.stream_multiplexer import LARGEST
 from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
 from infini_run.errors import InfiniRunError, NodeLost, UsageError
 from infini_run.multinode.rendezvous import rendezvous_address
+from infini_run.record import record
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
     from infini_run.channel.serializer import Buffer
     from infini_run.crews.remote_node import RemoteNode, World
     from infini_run.crews.spawner import WorkerProcess
+
+
+@record
+class Part:
+    """Ranks that are on one host: `size` of them, from `first` on."""
+
+    node: RemoteNode
+    first: int
+    size: int
 
 
 class RemoteSpawner:
@@ -86,6 +96,8 @@ class RemoteSpawner:
 
     # ---- the nodes
 
+    is_independent = False  # as for a NodeLink
+
     @property
     def is_elastic(self) -> bool:
         """Whether another world follows when a node is lost."""
@@ -99,14 +111,23 @@ class RemoteSpawner:
                 raise UsageError("this was closed: no worker can be started by it any more")
             if self._link is None:
                 with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-                    self._link = NodeLink(self._options, self._node_list, self._cwd, self._setup_of)
+                    self._link = NodeLink(
+                        self._options,
+                        self._node_list,
+                        self._cwd,
+                        self._setup_of,
+                        is_independent=self.is_independent,
+                    )
                     self._link.watchers.add(self._wake_watchers)
                     call_in_forked_children(self)
                 self._link.start()
-            link = self._link
-            link.wait(lambda: link.world.is_up or self._has_problem(link))
-            if link.is_over or self._has_problem(link):
-                raise link.refusal or link.error()
+            self._wait_for_nodes(self._link)
+
+    def _wait_for_nodes(self, link: NodeLink) -> None:
+        """Wait until workers can be started. Raises what `open` does."""
+        link.wait(lambda: link.world.is_up or self._has_problem(link))
+        if link.is_over or self._has_problem(link):
+            raise link.refusal or link.error()
 
     def _has_problem(self, link: NodeLink) -> bool:
         """Whether no world will be up: none follows one that is not."""
@@ -118,7 +139,7 @@ class RemoteSpawner:
         """The first message to the spawn servers of a world. Each has a folder of its own for its logs: two machines
         that append to one file of a network file system lose lines."""
         folder = self._flags.get("log_dir")
-        if not self.is_elastic or not folder:
+        if not self.is_elastic or self.is_independent or not folder:
             return self._setup
         return {**self._setup, "flags": {**self._flags, "log_dir": os.path.join(folder, f"attempt_{world + 1}")}}
 
@@ -172,24 +193,20 @@ class RemoteSpawner:
         with self._lock:
             if not self.is_elastic or self._link is None:
                 self.open()
-            assert self._link is not None
-            world = self._link.world
-            if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
-                raise NodeLost("a node was lost before its workers were started", "", -1)
-            counts = [node.nproc for node in world.nodes]
-            firsts = [0, *accumulate(counts)][:-1]
-            if len(ranks) == sum(counts) or not self._rendezvous[1]:
-                self._rendezvous = self._find_rendezvous(world)
+            parts = self._parts(ranks)
+            total = sum(part.size for part in parts)
+            if len(ranks) == total or not self._rendezvous[1]:
+                self._rendezvous = self._find_rendezvous([part.node for part in parts])
             processes: list[RemoteWorkerProcess] = []
             answers: list[tuple[RemoteNode, int]] = []
             try:
-                for place, (node, first, count) in enumerate(zip(world.nodes, firsts, counts, strict=True)):
-                    mine = [rank for rank in ranks if first <= rank < first + count]
+                for place, part in enumerate(parts):
+                    mine = [rank for rank in ranks if part.first <= rank < part.first + part.size]
                     if mine:
-                        some = [self._make_process(node, rank, rank - first) for rank in mine]
+                        some = [self._make_process(part.node, rank, rank - part.first) for rank in mine]
                         processes += some
-                        shape = {"node": place, "nnodes": len(counts), "first": first, "world_size": sum(counts)}
-                        answers.append((node, self._ask_start(node, some, shape, restarts, apart)))
+                        shape = {"node": place, "nnodes": len(parts), "first": part.first, "world_size": total}
+                        answers.append((part.node, self._ask_start(part.node, some, shape, restarts, apart)))
                 self._await(answers)
             except BaseException:  # KeyboardInterrupt may come between any two steps
                 for process in processes:
@@ -198,11 +215,22 @@ class RemoteSpawner:
         by_rank = {process.rank: process for process in processes}
         return [by_rank[rank] for rank in ranks]
 
-    def _find_rendezvous(self, world: World) -> tuple[str, int]:
+    def _parts(self, ranks: Sequence[int]) -> list[Part]:
+        """All parts of the ranks, in order, for a start of these. Raises NodeLost: the world has ended."""
+        assert self._link is not None
+        world = self._link.world
+        if self.is_elastic and (not world.is_up or max(ranks) >= world.size):
+            raise NodeLost("a node was lost before its workers were started", "", -1)
+        firsts = accumulate((node.nproc for node in world.nodes), initial=0)
+        return [
+            Part(node=node, first=first, size=node.nproc) for node, first in zip(world.nodes, firsts, strict=False)
+        ]
+
+    def _find_rendezvous(self, nodes: Sequence[RemoteNode]) -> tuple[str, int]:
         """Where rank 0 listens: a port for each launch, unless one was given for all of them."""
-        agents = [node.peer for node in world.nodes]
-        address, port = rendezvous_address(self._options, agents, is_fresh=world.number > 0)
-        return address, port if self._options.rdzv_explicit else world.nodes[0].port
+        agents = [node.peer for node in nodes]
+        address, port = rendezvous_address(self._options, agents, is_fresh=nodes[0].world > 0)
+        return address, port if self._options.rdzv_explicit else nodes[0].port
 
     def _number(self) -> int:
         self._numbers += 1

@@ -40,7 +40,8 @@ _NO_EFFECT = {
 _NO_EFFECT_ON_CREWS = {
     **dict.fromkeys(("max_restarts", "restart_delay", "restart_window"), "restart=ir.Restart(...) says it"),
     "keep_going": "restart=ir.Restart(...) says what a failure means",
-    **dict.fromkeys(_MEMBERSHIP, "only launches of programs and functions go on without a node"),
+    "on_join": "a host that joins is a spare",
+    "max_node_failures": "restart=ir.Restart(...) says how many failures are too many",
 }
 _SPARE_S = 5.0  # that an outpost has beyond its workers' grace
 
@@ -55,16 +56,22 @@ def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:
 
 
 def check_membership_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
-    """Raises UsageError: a flag says how functions go on when a node is lost, and there are no nodes."""
-    if hosts:
-        return
-    nnodes = flags.get("nnodes")
+    """Raises UsageError: a flag is about the loss of a node, and there are no nodes."""
     found = [name for name in _MEMBERSHIP if flags.get(name) is not None]
-    if isinstance(nnodes, tuple) or (isinstance(nnodes, str) and ":" in nnodes):
+    if _is_range(flags.get("nnodes")):
         found.insert(0, "nnodes")
-    if found:
+    if found and not hosts:
         asked = ", ".join(f"{name}={flags[name]!r}" for name in found)
         raise UsageError(f"{asked}: it is about the nodes of a launch; give hosts=[...]")
+
+
+def goes_on_without_host(flags: Mapping[str, object]) -> bool:
+    """Whether these flags ask for workers that go on when a host is lost."""
+    return bool(flags.get("spares")) or _is_range(flags.get("nnodes"))
+
+
+def _is_range(nnodes: object) -> bool:
+    return isinstance(nnodes, tuple) or (isinstance(nnodes, str) and ":" in nnodes)
 
 
 def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> None:

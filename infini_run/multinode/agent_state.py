@@ -66,6 +66,8 @@ class RemoteAgent:
         self.is_silent = False  # it was lost because it sent nothing
         self.is_unexplained = False  # it was lost, and the reason is not known yet
         self.is_ended_by_engine = False  # the engine was asked to end it
+        self.is_leaving = False  # it was told to stop, and the others go on
+        self.fence_s = float("-inf")  # until then what it ran may live (monotonic), for independent_nodes.py
 
     @property
     def is_not_ready(self) -> bool:

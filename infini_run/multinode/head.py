@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.multinode.head_state import NodeChanges
+    from infini_run.multinode.world_changes import WorldChanges
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
@@ -71,6 +72,7 @@ class Head:
             socket (byte_stream.py). The output of these processes gets no labels.
         observers: the live table and the trace; their owner closes them. None: neither was asked for.
         listening: a socket that listens on the link's port already. None: one is opened if it is needed.
+        is_independent: if the job goes on when it loses a node, the processes on the others run on.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Head:
         on_stream: Callable[[RemoteAgent, bytes], None] | None = None,
         observers: HeadObservers | None = None,
         listening: socket | None = None,
+        is_independent: bool = False,
     ) -> None:
         engine, poller = find_engine(node_list.engine), Poller()
         self._options = options
@@ -115,15 +118,9 @@ class Head:
         self._end = EndPhase(self._state, self._processes)
         self._stdin = StdinForwarder(options.stdin, self._agents, poller)
         self._attempts = Attempts(self._state, self._join, self._stdin, has_stream=on_stream is not None)
+        self._worlds: WorldChanges | None = None
         if options.is_elastic:
-            from infini_run.multinode.world_changes import WorldChanges
-
-            self._state.changes = WorldChanges(
-                self._state,
-                start_ranks=self._start_ranks,
-                reach=self._join.reach_again,
-                has_own_command=self._processes.has_own_command,
-            )
+            self._state.changes = self._make_changes(is_independent)
         self._stop_signal_s = 0.0
         self._was_signalled_here = False  # not only an agent on its node
         self._early_signals: list[int] | None = []  # that came before the first ranks; None: these have started
@@ -144,10 +141,26 @@ class Head:
         """The id of the launch; restarts add a number to it."""
         return self._state.launch_id
 
+    def _make_changes(self, is_independent: bool) -> NodeChanges:
+        """Return what decides when a node is lost, and the job goes on."""
+        given: dict[str, Any] = {
+            "start_ranks": self._start_ranks,
+            "reach": self._join.reach_again,
+            "has_own_command": self._processes.has_own_command,
+        }
+        if is_independent:
+            from infini_run.multinode.independent_nodes import IndependentNodes
+
+            return IndependentNodes(self._state, **given)
+        from infini_run.multinode.world_changes import WorldChanges
+
+        self._worlds = WorldChanges(self._state, **given)
+        return self._worlds
+
     @property
-    def changes(self) -> NodeChanges | None:
-        """The worlds of a job that goes on when it loses a node; None: this one does not."""
-        return self._state.changes
+    def worlds(self) -> WorldChanges | None:
+        """The worlds of a job that goes on when it loses a node; None: it does not, or its nodes are independent."""
+        return self._worlds
 
     @property
     def ended(self) -> bool:

@@ -16,7 +16,7 @@ from infini_run.plan.restart_policy import RestartState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Protocol
 
     from infini_run.errors import InfiniRunError
@@ -29,17 +29,12 @@ if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
     class NodeChanges(Protocol):
-        """What world_changes.WorldChanges is to those parts of the head on which it stands."""
+        """What WorldChanges and IndependentNodes are to those parts of the head on which they stand."""
 
         @property
         def has_started(self) -> bool: ...
         @property
         def is_running(self) -> bool: ...
-        @property
-        def world(self) -> tuple[int, Sequence[RemoteAgent]]: ...
-        @property
-        def world_end(self) -> tuple[int, str]: ...
-        def restart(self, world: int, place: int, due_s: float) -> None: ...
         @property
         def next_deadline_s(self) -> float: ...
         def begin(self) -> None: ...

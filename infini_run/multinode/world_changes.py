@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
 GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
-_REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
-_AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
+REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
+AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
 _NOTICE_S = 5.0  # between two lines about missing nodes
 _NEVER = float("inf")
 
@@ -67,7 +67,7 @@ class WorldChanges:
         self._membership = membership.begin([agent.name for agent in agents], needed=0 if self._is_by_hand else -1)
         self._due_s = _NEVER
         self._notice_s = time.monotonic() + _NOTICE_S
-        self._redial_s = dict.fromkeys(range(len(agents)), _REDIAL_S[0])
+        self._redial_s = dict.fromkeys(range(len(agents)), REDIAL_S[0])
         self._stop_signals_s: dict[int, float] = {}  # when launchers on nodes were told to stop, by place
         self._exit_codes: dict[int, int] = {}  # of launchers that leave
         self._refusals: dict[int, str] = {}  # why a place is empty, if a line has said it
@@ -172,21 +172,10 @@ class WorldChanges:
         if (place.name, place.order) != (agent.name, order):
             self._membership = membership.rename(self._membership, at, agent.name, order)
         lost = self._fenced.get(at)
-        if lost is not None and self._is_clear(agent, str(lost.hello["machine"])):
+        if lost is not None and proves_clear(agent, lost, is_by_hand=self._is_by_hand):
             del self._fenced[at]
             self._handle(membership.Gone(place=at, fence_s=time.monotonic()))
         self._handle(membership.Joined(place=at))
-
-    def _is_clear(self, agent: RemoteAgent, machine: str) -> bool:
-        """Whether the new agent of a place proves that no rank of the old one lives: it sees the same processes and
-        finds none, or the engine reaches that host by its name, and it has booted since."""
-        boot, _, namespace = machine.partition(" ")
-        new_boot, _, new_namespace = str(agent.hello["machine"]).partition(" ")
-        if not boot:
-            return False
-        if boot == new_boot:
-            return namespace == new_namespace and bool(agent.hello["is_clear"])
-        return bool(new_boot) and not self._is_by_hand
 
     def on_checked(self, agent: RemoteAgent, reason: str) -> None:
         """The check of its node has ended; reason: why it failed, or ""."""
@@ -201,7 +190,7 @@ class WorldChanges:
         at once, the job is."""
         now_s = time.monotonic()
         self._stop_signals_s[agent.index] = now_s
-        recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= _AT_ONCE_S]
+        recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
         if 2 * len(recent_s) > len(self._state.world):
             return False
         text = f"{agent.title}: told {signal_name(number)} there, it leaves"
@@ -236,7 +225,7 @@ class WorldChanges:
             return
         self._state.agents.renew(at)
         self._reach(at, time.monotonic() + self._redial_s[at])
-        self._redial_s[at] = min(2 * self._redial_s[at], _REDIAL_S[1])
+        self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
 
     def _free_place(self, agent: RemoteAgent) -> None:
         """We have let an agent go. If the node has a command of its own, the end of that frees the place."""
@@ -297,7 +286,7 @@ class WorldChanges:
         state.world = agents
         for rank, agent in enumerate(agents):
             agent.node_rank = rank
-            self._redial_s[agent.index] = _REDIAL_S[0]
+            self._redial_s[agent.index] = REDIAL_S[0]
             self._refusals.pop(agent.index, None)
         others = [agent for agent in state.agents.all if agent not in agents]
         for agent in others:
@@ -335,7 +324,7 @@ class WorldChanges:
         self._state.agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": exit_code}))
         self._state.agents.disconnect(agent)
         self._state.agents.set_state(agent, "lost")
-        self._redial_s[agent.index] = _REDIAL_S[1]  # somebody there wants it to be gone
+        self._redial_s[agent.index] = REDIAL_S[1]  # somebody there wants it to be gone
         self._free_place(agent)
 
     def _print_notice(self, action: membership.Notice) -> None:
@@ -344,6 +333,18 @@ class WorldChanges:
     def _end(self, action: membership.End) -> None:
         why = "; ".join(dict.fromkeys(self._refusals.values()))
         self._state.fail(NodeLost(action.reason + (f"; {why}" if why else ""), "", -1))
+
+
+def proves_clear(agent: RemoteAgent, lost: RemoteAgent, *, is_by_hand: bool) -> bool:
+    """Return whether the new agent of a place proves that no rank of the lost one lives: it sees the same processes
+    and finds none, or the engine reaches that host by its name, and it has booted since."""
+    boot, _, namespace = str(lost.hello["machine"]).partition(" ")
+    new_boot, _, new_namespace = str(agent.hello["machine"]).partition(" ")
+    if not boot:
+        return False
+    if boot == new_boot:
+        return namespace == new_namespace and bool(agent.hello["is_clear"])
+    return bool(new_boot) and not is_by_hand
 
 
 _ACTIONS: dict[type, Callable[[WorldChanges, Any], None]] = {

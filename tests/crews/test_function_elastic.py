@@ -214,6 +214,15 @@ def words_of_all():
             continue
 
 
+def test_a_world_that_is_too_small_grows_when_a_host_joins(bed, hosts, tmp_path):
+    given = hosts(2, nnodes=(1, 2), join_window=1, on_join="restart")
+    with bed.host_down(2):
+        handle = ir.Launcher(**given).start(tell, tmp_path)
+        assert world(tmp_path, 0, 1) == ["host1"]
+    with handle:
+        assert list(handle.result(LIMIT_S)) == [(1, 2, "host1"), (1, 2, "host2")]
+
+
 def test_large_arguments_come_to_every_world(hosts, tmp_path):
     def count(folder, data):
         tell(folder)
@@ -344,8 +353,3 @@ def test_what_makes_no_sense_is_refused_in_one_line_before_anything_starts(given
     with pytest.raises(ir.UsageError, match=text) as caught:
         ir.Launcher(**given).run(os.getpid)
     assert "\n" not in str(caught.value)
-
-
-def test_a_crew_says_that_it_does_not_go_on_without_a_node():
-    with pytest.raises(ir.UsageError, match="no effect on a crew: spares="):
-        ir.Crew(lambda ctx, task: task, hosts=["a", "b"], spares=1)

@@ -1,0 +1,128 @@
+"""Workers of a crew on several hosts, of which one may be lost: its workers can be started again on another one.
+
+The ranks are in parts, as many as hosts were asked for beside the spares. A part is on one host at a time, and a host
+usually has one part. After the loss of its host a part goes to a spare; without one, if `nnodes=(MIN, MAX)` allows
+it, to the host that has fewest parts, which then runs them side by side. It moves only when nothing of it can live on
+the old host any more (multinode/independent_nodes.py).
+"""
+
+from __future__ import annotations
+
+from infini_run.crews.remote_spawner import Part, RemoteSpawner
+from infini_run.errors import NodeLost, UsageError
+from infini_run.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from infini_run.crews.node_link import NodeLink
+    from infini_run.crews.remote_node import RemoteNode
+
+_NEVER = float("inf")
+
+
+class MovingSpawner(RemoteSpawner):
+    """Arguments as for a RemoteSpawner, with `spares` or a range of `nnodes`."""
+
+    is_independent = True
+
+    def __init__(self, hosts: Sequence[str] = (), **given: Any) -> None:
+        super().__init__(hosts, **given)
+        self._options = replace(self._options, keep_going=True)  # a spawn server that fails stops no other
+        self._hosts: list[RemoteNode] = []  # of each part
+
+    @property
+    def join_timeout_s(self) -> float:
+        """How long workers wait for a host, in seconds."""
+        return self._options.join_timeout_s
+
+    def _wait_for_nodes(self, link: NodeLink) -> None:
+        """Wait once for as many hosts as there are, for those that may be missing not longer than join_window."""
+        if not self._hosts:
+            try:
+                self._hosts = self._choose_hosts(link)
+            except BaseException:
+                self.close()
+                raise
+
+    def _choose_hosts(self, link: NodeLink) -> list[RemoteNode]:
+        """Return the host of each part, as soon as there are enough."""
+        options, total = self._options, len(self._nprocs)
+        link.wait(lambda: len(_up(link)) >= options.least_nodes or _is_hopeless(link), options.join_timeout_s)
+        link.wait(lambda: len(_up(link)) == total or _is_hopeless(link), options.join_window_s)
+        if _is_hopeless(link):
+            raise link.refusal or link.error()
+        up = _up(link)
+        if len(up) < options.least_nodes:
+            here = f"{len(up)} of at least {options.least_nodes} hosts are here"
+            places = {node.index for node in up}
+            missing = [host.name for at, host in enumerate(self._node_list.hosts) if at not in places]
+            after = f"after {options.join_timeout_s:g} s (join_timeout)"
+            raise NodeLost(f"{here} {after}; missing: {', '.join(missing[:8])}", "", -1)
+        if len({node.nproc for node in up}) > 1:
+            each = ", ".join(f"{node.name}:{node.nproc}" for node in up)
+            raise UsageError(f"hosts with different numbers of workers cannot take each other's place: {each}")
+        return [up[part % len(up)] for part in range(options.nnodes)]
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        self.open()
+        return len(self._hosts) * self._hosts[0].nproc
+
+    # ---- parts
+
+    def start_due_s(self, ranks: Sequence[int]) -> float:
+        """Return when these workers can be started again (monotonic); infinite: there is no host for them yet, and
+        `watchers` are woken when that may change."""
+        due_s = -_NEVER
+        for part in self._parts_of(ranks):
+            node = self._hosts[part]
+            if _is_well(node):
+                continue
+            if node.problem is None or self._find_host(part) is None:
+                return _NEVER
+            due_s = max(due_s, node.peer.fence_s)
+        return due_s
+
+    def _parts_of(self, ranks: Sequence[int]) -> list[int]:
+        return sorted({rank // self._hosts[0].nproc for rank in ranks})
+
+    def _find_host(self, part: int) -> RemoteNode | None:
+        """The host to which a part can go: a spare, or else the one with fewest parts, if enough are left."""
+        assert self._link is not None
+        size = self._hosts[part].nproc
+        up = [node for node in _up(self._link) if node.nproc == size]
+        spares = [node for node in up if node not in self._hosts]
+        if spares:
+            return spares[0]
+        may_share = self._options.least_nodes < self._options.nnodes and len(up) >= self._options.least_nodes
+        return min(up, key=self._hosts.count, default=None) if may_share else None
+
+    def _parts(self, ranks: Sequence[int]) -> list[Part]:
+        for part in self._parts_of(ranks):
+            if not _is_well(self._hosts[part]):
+                host = self._find_host(part)
+                if host is None:
+                    raise NodeLost(f"{self._hosts[part].name} was lost, and there is no other host", "", -1)
+                self._hosts[part] = host
+                if part == 0:
+                    self._rendezvous = ("", 0)  # rank 0 has listened there
+        size = self._hosts[0].nproc
+        return [Part(node=node, first=part * size, size=size) for part, node in enumerate(self._hosts)]
+
+
+def _is_well(node: RemoteNode) -> bool:
+    """Whether workers can be started on that node."""
+    return bool(node.nproc) and node.problem is None and not node.peer.is_leaving
+
+
+def _up(link: NodeLink) -> list[RemoteNode]:
+    return [node for node in link.world.nodes if _is_well(node)]
+
+
+def _is_hopeless(link: NodeLink) -> bool:
+    """Whether workers will never be started."""
+    return link.is_over or link.refusal is not None

@@ -1,0 +1,194 @@
+"""Nodes that are each for themselves: the loss of one ends nothing on the others.
+
+What world_changes.py is for a job, this is for a crew, which starts and moves workers by itself: each node that is
+ready, and has passed its check, runs one process with a byte stream to the head. What a lost node has run may be
+started somewhere else once `RemoteAgent.fence_s` is over: nothing of it can live any more (docs/decisions/0052).
+"""
+
+from __future__ import annotations
+
+import time
+
+from infini_run.multinode import protocol
+from infini_run.multinode.head_report import attempt_report
+from infini_run.multinode.membership import CHECK_OUT_S
+from infini_run.multinode.protocol import pack, pack_json
+from infini_run.multinode.world_changes import AT_ONCE_S, FENCE_S, GUARD_S, REDIAL_S, proves_clear
+from infini_run.report.text import signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infini_run.multinode.agent_state import RemoteAgent
+    from infini_run.multinode.head_state import HeadState
+
+_NEVER = float("inf")
+
+
+class IndependentNodes:
+    """Starts the process of each node, and starts an agent again on one that was lost.
+
+    Args:
+        start_ranks: starts the process of these agents' nodes.
+        reach: starts an agent on the node of that index once more, not before that time (monotonic).
+        has_own_command: whether the engine has a command for the node of that index alone.
+    """
+
+    is_running = False  # no node is part of something that ends as a whole
+
+    def __init__(
+        self,
+        state: HeadState,
+        *,
+        start_ranks: Callable[[Sequence[RemoteAgent]], None],
+        reach: Callable[[int, float], None],
+        has_own_command: Callable[[int], bool],
+    ) -> None:
+        self._state = state
+        self._start_ranks = start_ranks
+        self._reach = reach
+        self._has_own_command = has_own_command
+        self._start_due_s: dict[RemoteAgent, float] = {}  # when its process starts
+        self._check_due_s: dict[RemoteAgent, float] = {}  # when its node is checked again
+        self._redial_s = dict.fromkeys(range(len(state.agents.all)), REDIAL_S[0])
+        self._started_s: dict[int, float] = {}  # when the process of a node has started last
+        self._lost: dict[int, RemoteAgent] = {}  # the last one of each node
+        self._refusals: dict[int, str] = {}
+        self._stop_signals_s: dict[int, float] = {}  # when launchers on nodes were told to stop, by node
+        self.has_started = False
+
+    @property
+    def next_deadline_s(self) -> float:
+        return min([*self._start_due_s.values(), *self._check_due_s.values()], default=_NEVER)
+
+    def begin(self) -> None:
+        """The first nodes are being reached."""
+
+    def run_due(self, now_s: float) -> None:
+        """Start the processes and the checks whose time has come."""
+        for agent in self._state.agents.all:
+            if agent.state == "done" and agent not in self._start_due_s:
+                self._on_done(agent, now_s)
+        if self._state.is_stopping:
+            self._start_due_s.clear()
+            self._check_due_s.clear()
+        for agent in [agent for agent, due_s in self._start_due_s.items() if now_s >= due_s]:
+            self._start(agent)
+        for agent in [agent for agent, due_s in self._check_due_s.items() if now_s >= due_s]:
+            del self._check_due_s[agent]
+            self._state.agents.send(agent, pack(protocol.CHECK))
+
+    def _start(self, agent: RemoteAgent) -> None:
+        del self._start_due_s[agent]
+        agent.fence_s = _NEVER
+        self.has_started = True
+        self._started_s[agent.index] = time.monotonic()
+        self._refusals.pop(agent.index, None)
+        # each start has a number, and so an id, of its own: a guard may still look for what has the last one
+        self._state.restarts.go_on(attempt_report(self._state), f"{agent.name} runs workers")
+        self._start_ranks([agent])
+
+    def _on_done(self, agent: RemoteAgent, now_s: float) -> None:
+        """Its process has ended, with all that it had started."""
+        agent.fence_s = -_NEVER
+        if not agent.is_leaving:
+            self._start_due_s[agent] = now_s + self._back_off(agent.index)
+        elif not self._state.is_stopping:
+            self._let_go(agent)
+
+    def _let_go(self, agent: RemoteAgent) -> None:
+        """Dismiss an agent that was told to stop."""
+        agents = self._state.agents
+        agents.send(agent, pack_json(protocol.GOODBYE, {"exit_code": 1}))
+        agents.disconnect(agent)
+        agents.set_state(agent, "lost")
+        self._drop_plans(agent)
+        self._redial_s[agent.index] = REDIAL_S[1]  # somebody there wants it to be gone
+        if not self._has_own_command(agent.index):
+            self.reach_again(agent)
+
+    def _back_off(self, index: int) -> float:
+        """How long to wait before the next try there, in seconds: twice as long each time, unless all went well for
+        twice as long as the last wait."""
+        now_s = time.monotonic()
+        if now_s - self._started_s.pop(index, now_s) > 2 * self._redial_s[index]:
+            self._redial_s[index] = REDIAL_S[0]
+        wait_s = self._redial_s[index]
+        self._redial_s[index] = min(2 * wait_s, REDIAL_S[1])
+        return wait_s
+
+    def _drop_plans(self, agent: RemoteAgent) -> None:
+        self._start_due_s.pop(agent, None)
+        self._check_due_s.pop(agent, None)
+
+    # ---- what happens to agents
+
+    def on_ready(self, agent: RemoteAgent) -> None:
+        """Its HELLO has come."""
+        now_s, lost = time.monotonic(), self._lost.pop(agent.index, None)
+        if lost is not None and lost.fence_s > now_s and proves_clear(agent, lost, is_by_hand=False):
+            lost.fence_s = now_s
+        if lost is not None or agent.index in self._refusals:
+            self._state.notice(f"{agent.name} has joined")
+        if self._state.options.node_check:
+            self._check_due_s[agent] = now_s
+        else:
+            self._start_due_s[agent] = now_s
+
+    def on_checked(self, agent: RemoteAgent, reason: str) -> None:
+        """The check of its node has ended; reason: why it failed, or ""."""
+        if reason:
+            self.refuse(agent, f"{agent.name} is left out: {reason}")
+            self._check_due_s[agent] = time.monotonic() + CHECK_OUT_S
+        else:
+            self._start_due_s[agent] = time.monotonic()
+
+    def on_failed(self, agent: RemoteAgent) -> None:
+        """Its process has failed; its end follows."""
+
+    def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool:
+        """The launcher of a node got a signal that asks for the end. Whether only that node is meant: if most get one
+        at once, everything is."""
+        state, now_s = self._state, time.monotonic()
+        self._stop_signals_s[agent.index] = now_s
+        recent_s = [at_s for at_s in self._stop_signals_s.values() if now_s - at_s <= AT_ONCE_S]
+        if 2 * len(recent_s) > state.agents.counts.count("ready", "running", "done"):
+            return False
+        agent.is_leaving, agent.loss = True, f"{agent.title}: told {signal_name(number)} there, it leaves"
+        state.notice(agent.loss)
+        if agent.state == "running":
+            state.agents.send(agent, pack_json(protocol.STOP, {"signal": 0, "by_signal": True}))
+        else:
+            self._let_go(agent)
+        return True
+
+    def on_lost(self, agent: RemoteAgent, text: str) -> None:
+        """An agent that was ready has gone. What it ran may live until its lease is over."""
+        self._drop_plans(agent)
+        self._lost[agent.index] = agent
+        agent.loss = agent.loss or text
+        if agent.was_running:
+            agent.fence_s = agent.last_received_s + self._state.options.node_timeout_s + FENCE_S
+        self._state.notice(text)
+
+    def on_ended(self, agent: RemoteAgent) -> None:
+        """It is known now that the process of an agent that was lost has ended."""
+        if agent is self._lost.get(agent.index):
+            agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_S)
+
+    def refuse(self, agent: RemoteAgent, text: str) -> None:
+        """A node cannot be reached, or refuses: say so, once for each reason."""
+        if self._refusals.get(agent.index) != text:
+            self._refusals[agent.index] = text
+            self._state.notice(text)
+
+    def reach_again(self, agent: RemoteAgent) -> None:
+        """The place of an agent that has gone is free: it is reached again after a while."""
+        if not self._state.is_stopping:
+            self._state.agents.renew(agent.index)
+            self._reach(agent.index, time.monotonic() + self._back_off(agent.index))
+
+    def is_over(self) -> bool:
+        """Whether nothing is left on any node, and nothing will be started again."""
+        return self._state.is_stopping and not self._state.agents.counts.count("running")
