@@ -113,6 +113,7 @@ def endpoint(text: str) -> tuple[str, int]:
 
 _UNITS = (("ms", 0.001), ("min", 60.0), ("sec", 1.0), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0))
 # What may stand before a part: a longer unit than its own.
+_LEAST_PATIENCE_S = 0.1
 _LONGER: dict[str, tuple[str, ...]] = {
     "s": ("m", "min", "h", "d"),
     "sec": ("m", "min", "h", "d"),
@@ -135,6 +136,14 @@ def duration(text: str) -> float:
     if not text or not 0 <= value <= MAX_INT:
         raise ValueError(f"a time from 0 to {MAX_INT} seconds is allowed, such as 10, 10s, 500ms, 2m, 1h30m or 1d")
     return abs(value)
+
+
+def patience(text: str) -> float:
+    """A duration after which something is given up."""
+    value = duration(text)
+    if value < _LEAST_PATIENCE_S:
+        raise ValueError("a time of at least 100ms is allowed, such as 10, 10s, 500ms or 2m")
+    return value
 
 
 def _float(text: str) -> float:

@@ -137,7 +137,7 @@ def run_as_peer(options: Options, environ: Mapping[str, str], *, print_line: Cal
     try:
         return peer.serve_until_over() if options.is_elastic else retry_unheard(peer.serve)
     except LinkError as error:
-        if is_head_host and not peer.has_joined:  # another program may have the port
+        if is_head_host and not peer.has_ever_joined:  # another program may have the port
             raise LinkError(f"{error}; port {port} is in use on this machine: by another program?") from None
         raise
 
@@ -160,6 +160,8 @@ class _Peer:
         self._print_line = print_line
         self._host = os.uname().nodename if options.node_rank == HANDED_OUT else ""
         self._entry: ProcessAtEntry | None = None
+        self.has_ever_joined = False
+        self._cwd = os.getcwd()  # once it has run ranks, a launcher is in /
         self.has_joined = False
 
     def serve(self, limit_s: float | None = None) -> int:
@@ -179,6 +181,10 @@ class _Peer:
 
         self.has_joined = False
         options = self._options
+        try:
+            os.chdir(self._cwd)
+        except OSError as error:
+            raise UsageError(f"{self._cwd}: {error.strerror}") from None
         limit_s = options.join_timeout_s if limit_s is None else limit_s
         connection = connect_with_retry(self._target, limit_s, self._print)
         agent = Agent(
@@ -188,6 +194,7 @@ class _Peer:
             return agent.serve(self._token)
         finally:
             self._entry, self.has_joined = agent.entry, agent.has_joined
+            self.has_ever_joined = self.has_ever_joined or agent.has_joined
 
     def serve_until_over(self) -> int:
         """Join, and again if the head is lost, or has no free place for us yet: the job goes on. Raises LinkError:
@@ -202,7 +209,10 @@ class _Peer:
             except LinkError as error:
                 if self.has_joined:
                     end_s, pause_s = time.monotonic() + self._options.join_timeout_s, _FIRST_PAUSE_S
-                elif not isinstance(error, (TurnedAway, Unheard)) or time.monotonic() + pause_s > end_s:
+                elif time.monotonic() + _LONGEST_PAUSE_S > end_s:
+                    limit_s = self._options.join_timeout_s
+                    raise LinkError(f"{error}; that was so for {limit_s:g} s (--join_timeout)") from None
+                elif not isinstance(error, (TurnedAway, Unheard)):
                     raise
                 if self.has_joined or pause_s == _FIRST_PAUSE_S:
                     self._print(f"{error}; joining again")

@@ -225,7 +225,8 @@ class JoinPhase:
         if agent.state != "connected":
             raise LinkError("what came over the link was not due")
         agent.hello, agent.free_port = hello, hello["port"]
-        agent.name = agent.name or hello["host"]
+        if not agent.name or self._state.node_list.engine == MANUAL:  # another launcher may have taken the place
+            agent.name = hello["host"]
         agents.set_state(agent, "ready")
         agents.send(agent, clock_question())
         if self._state.changes is not None:

@@ -39,7 +39,8 @@ class Liveness:
                     state.agents.send(agent, agent.time.grant())
             elif now_s - agent.last_received_s > timeout_s:
                 agent.is_silent = True
-                hint = "" if state.engine.ENDS_STOPPED else "; if its agent is only stopped, its ranks are there"
+                is_over = state.engine.ENDS_STOPPED or state.options.is_elastic  # then its lease has ended its ranks
+                hint = "" if is_over else "; its agent may only be suspended: its ranks then stay"
                 self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
                 continue
             state.agents.send(agent, clock_question())

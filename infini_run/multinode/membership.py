@@ -31,7 +31,6 @@ CHECK_AGAIN_S = 300.0  # a spare that waits is checked so often
 CHECK_OUT_S = 60.0  # a node that has failed its check
 GROW_S = 600.0  # between two stops of a world that only let it grow
 _NEVER = float("inf")
-_LACKS = {"absent": "not here", "joined": "not checked yet", "checking": "not checked yet", "out": "left out"}
 
 
 @record
@@ -360,7 +359,7 @@ def _on_joined(turn: _Turn, event: Joined) -> None:
     if place.is_banned:
         turn.set_place(event.place, state="out")
         turn.notice(
-            f"{place.name} is back, and stays out: its ranks were the first to fail in {place.failures} worlds"
+            f"{place.name} is back, and stays out: its ranks were the first to fail in {attempts(place.failures)}"
         )
         return
     turn.set_place(event.place, state="joined", is_leaving=False)
@@ -389,7 +388,7 @@ def _on_lost(turn: _Turn, event: Lost) -> None:
     # what joined after the loss and ran nothing proves nothing about ranks of before
     turn.set_place(event.place, state="absent", fence_s=event.fence_s if was_in_world else place.fence_s)
     if not was_in_world:
-        turn.notice(f"{event.reason}; it ran no rank")
+        turn.notice(f"{event.reason}; no rank runs there")
         return
     turn.set(lost=(*turn.m.lost, event.place))
     if turn.m.phase == "running":
@@ -447,10 +446,15 @@ def _on_over(turn: _Turn, event: Over) -> None:
         elif 0 < turn.rules.max_failures <= place.failures and _can_spare(turn, at):
             turn.set_place(at, state="out", is_banned=True)
             turn.set(banned=(at, place.node_rank))
-            turn.notice(f"{place.name} is left out: its ranks were the first to fail in {place.failures} worlds")
+            turn.notice(f"{place.name} is left out: its ranks were the first to fail in {attempts(place.failures)}")
     for at in turn.m.having("spare"):
         turn.set_place(at, state="joined")
     turn.set(phase="gathering", wait_end_s=_NEVER, window_end_s=_NEVER, due_s=event.due_s)
+
+
+def attempts(count: int) -> str:
+    """Return the words for a number of attempts, which is what a user calls a world."""
+    return f"{count} attempt{'s' * (count != 1)}"
 
 
 def _can_spare(turn: _Turn, at: int) -> bool:
@@ -532,8 +536,15 @@ def _wait_for_least(turn: _Turn) -> None:
     m, rules, now_s = turn.m, turn.rules, turn.now_s
     if m.wait_end_s == _NEVER:
         turn.set(wait_end_s=now_s + rules.join_s)
-    elif now_s >= m.wait_end_s:
+    elif now_s >= m.wait_end_s and not awaits_checks(m, rules):
         _end(turn, describe_missing(m, rules, f" after {rules.join_s:g} s (--join_timeout)"))
+
+
+def awaits_checks(m: Membership, rules: Rules) -> bool:
+    """Whether a world starts if the checks that run pass; each of them has a bound of its own."""
+    are_unchecked = bool(m.having("joined", "checking"))
+    coming = m.having("spare", "joined", "checking")
+    return are_unchecked and len(coming) >= rules.least and set(m.missed) <= set(coming)
 
 
 def describe_missing(m: Membership, rules: Rules, when: str = "") -> str:
@@ -542,7 +553,8 @@ def describe_missing(m: Membership, rules: Rules, when: str = "") -> str:
     if here >= rules.least and m.missed:
         missed = m.places[m.missed[0]]
         name = missed.name or "the node of the head"
-        return f"{name} is {_LACKS[missed.state]}{when}, and no attempt starts without it"
+        how = "left out" if missed.state == "out" else "not here"
+        return f"{name} is {how}{when}, and no attempt starts without it"
     missing = ", ".join([m.places[at].name for at in m.having("absent", "out") if m.places[at].name][:8])
     return f"{here} of at least {rules.least} nodes are here{when}" + (f"; missing: {missing}" if missing else "")
 

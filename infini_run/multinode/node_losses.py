@@ -28,6 +28,7 @@ class NodeLosses:
         self._missed_end_s = _NEVER
         self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
         self._stops_for_engine = False
+        self._reported_absence_s = 0.0  # the last one of ours of which a line has told
 
     @property
     def next_deadline_s(self) -> float:
@@ -114,6 +115,10 @@ class NodeLosses:
         state = self._state
         if agent.state == "lost":
             return
+        absence = self._own_absence()
+        if absence is not None and state.absence.away_s != self._reported_absence_s:
+            self._reported_absence_s = state.absence.away_s
+            state.notice(str(absence))
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
         text = f"{agent.title} {'could not be reached' if was_not_ready else 'was lost'}"
         text += f": {reason}" if reason else ""
@@ -146,7 +151,7 @@ class NodeLosses:
     def _own_absence(self) -> InfiniRunError | None:
         """The error if we were suspended for so long that the nodes gave us up; else None."""
         limit_s = self._state.options.node_timeout_s
-        if not self._state.absence.was_away(limit_s):
+        if not self._state.absence.was_away(limit_s):  # a longer ago one has done its harm
             return None
         away = duration_text(self._state.absence.away_s)
         return InfiniRunError(
@@ -211,7 +216,7 @@ class NodeLosses:
                 self.on_lost(agent, reason)
                 if has_ended:
                     changes.on_ended(agent)
-                if ended.command.nodes and agent.state == "lost":
+                if ended.command.nodes and agent.state == "lost" and state.agents.all[agent.index] is agent:
                     changes.reach_again(agent)
 
     def add_engine_reason(self) -> None:

@@ -146,21 +146,23 @@ class WorldChanges:
     def _print_missing(self, now_s: float) -> None:
         m = self._membership
         fenced = max(place.fence_s for place in m.places)
-        if fenced > now_s:
+        if fenced > now_s + 0.05:
             self._state.print(f"waiting up to {fenced - now_s:.1f} s until no rank of a lost node can live")
             return
-        if m.wait_end_s != _NEVER:
+        checking = [place.name for place in m.places if place.state == "checking"]
+        if checking and (membership.awaits_checks(m, self._rules) or not m.having("absent")):
+            self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
+        elif m.wait_end_s != _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
             self._state.print(f"{membership.describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
         elif now_s < m.window_end_s < _NEVER:
             here = len(m.having("spare", "joined", "checking"))
             left_s = m.window_end_s - now_s
+            nodes = "node is" if here == 1 else "nodes are"
             self._state.print(
-                f"{here} nodes are here, {self._rules.least} are enough; for {left_s:.0f} s more others may join "
+                f"{here} {nodes} here, {self._rules.least} would do; for {left_s:.0f} s more others may join "
                 "(--join_window)"
             )
-        elif checking := [place.name for place in m.places if place.state == "checking"]:
-            self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
 
     # ---- what happens to agents
 
@@ -288,10 +290,11 @@ class WorldChanges:
             agent.node_rank = rank
             self._redial_s[agent.index] = REDIAL_S[0]
             self._refusals.pop(agent.index, None)
+        places = self._membership.places
         others = [agent for agent in state.agents.all if agent not in agents]
         for agent in others:
             agent.node_rank = -1
-        spares = [agent for agent in others if agent.state in ("ready", "done")]
+        spares = [agent for agent in others if places[agent.index].state in ("spare", "joined", "checking")]
         if changes:
             state.notice(f"attempt {action.world + 1}: {changes}")
         elif spares and not action.world:
@@ -303,11 +306,11 @@ class WorldChanges:
         before, count = self._state.world, len(agents)
         if count != len(before):
             how = "smaller" if count < len(before) else "larger"
-            return f"{how}: {count} nodes in place of {len(before)}: {', '.join(agent.name for agent in agents[:8])}"
+            return f"{how}: {count} node{'s' * (count > 1)} in place of {len(before)}: {', '.join(agent.name for agent in agents[:8])}"
         new = [
             f"{agent.name} is node {rank} in place of {old.name}"
             for rank, (old, agent) in enumerate(zip(before, agents, strict=True))
-            if old.index != agent.index
+            if old.index != agent.index or old.name != agent.name
         ]
         return "; ".join(new) or f"the same {count} nodes"
 

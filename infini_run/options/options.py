@@ -35,6 +35,7 @@ _NO_PROGRAM = "true"  # of the doctor, who starts none
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
+_OF_MEMBERSHIP = ("join_window", "on_join", "max_node_failures", "node_check_timeout")
 _SECONDS = (
     "restart_delay",
     "restart_window",
@@ -189,6 +190,11 @@ def resolve(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         raise UsageError(
             f"{given['node_check'].origin}: a node that fails it is left out; give --spares, or --nnodes=MIN:MAX"
         )
+    elif idle := [given[name] for name in _OF_MEMBERSHIP if name in given]:
+        if idle[0].precedence == COMMAND_LINE:
+            raise UsageError(
+                f"{idle[0].origin}: for a job that goes on when it loses a node; give --spares, or --nnodes=MIN:MAX"
+            )
     elif has_token and values["nnodes"] > 1 and not values["dry_run"] and "node_rank" not in given:
         values["node_rank"] = HANDED_OUT
     _check_job(given, values, counts, is_ours=node_list is not None)

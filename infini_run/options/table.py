@@ -70,9 +70,11 @@ def _command_line(text: str) -> str:
     import shlex
 
     try:
-        shlex.split(text)
+        words = shlex.split(text)
     except ValueError:
         raise ValueError("a command whose quotes match is allowed") from None
+    if any(word in ("&&", "||", "|", "&", ";") or (word.endswith(";") and len(word) > 1) for word in words):
+        raise ValueError("a program and its arguments are allowed, without a shell: give sh -c '...' for several")
     return text
 
 
@@ -203,7 +205,7 @@ FLAGS = (
          shown="none"),
     _flag("where", "join_timeout", value_types.duration, 300.0, "TIME",
          "how long to wait for all nodes to come", shown="5m"),
-    _flag("where", "node_timeout", value_types.duration, 10.0, "TIME",
+    _flag("where", "node_timeout", value_types.patience, 10.0, "TIME",
          "after so much silence a node is lost", shown="10s"),
     _flag("where", "export", _variable_names, (), "NAME,...",
          "variables of the environment that other nodes get too; with --engine=auto, those of an MPI launcher's own "
@@ -220,7 +222,7 @@ FLAGS = (
     _flag("membership", "node_check", _command_line, "", "COMMAND",
          "run this on each node before it takes part, quoted as in a shell: a node where it does not exit 0 is left "
          "out, with its last line of output", shown="none"),
-    _flag("membership", "node_check_timeout", value_types.duration, 60.0, "TIME",
+    _flag("membership", "node_check_timeout", value_types.patience, 60.0, "TIME",
          "kill it, and leave the node out, after so long", shown="1m"),
     _flag("membership", "max_node_failures", value_types.bounded_int(0), 2, "N",
          "a node whose processes were the first to fail in so many attempts is left out, if enough others are there; "

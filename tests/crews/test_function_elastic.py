@@ -171,7 +171,7 @@ def test_a_node_whose_ranks_fail_again_and_again_is_left_out(hosts, capfd):
     assert list(result) == [(2, "host1"), (2, "host3")]
     err = capfd.readouterr().err
     assert "restart 2 of 2" in err
-    assert "host2 is left out: its ranks were the first to fail in 2 worlds" in err
+    assert "host2 is left out: its ranks were the first to fail in 2 attempts" in err
 
 
 def test_a_failure_costs_a_restart_and_a_lost_node_does_not(hosts, tmp_path):

@@ -254,7 +254,7 @@ def test_a_stopped_joiner_is_silent_and_lost(node, bell):
     commands[1].suspend()
     assert commands[0].wait() == 1
     assert told(commands[0])[0].endswith(
-        "nothing was heard of it for 1 s (--node_timeout); if its agent is only stopped, its ranks are there"
+        "nothing was heard of it for 1 s (--node_timeout); its agent may only be suspended: its ranks then stay"
     )
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1

@@ -135,6 +135,13 @@ def test_a_job_ends_when_its_head_is_told_to_stop(start, bell):
         (["--nnodes=2", "--spares=1", "--hosts=a,b"], "--nnodes=2 and --spares=1, but --hosts=a,b is 2 hosts"),
         (["--spares=2", "--hosts=a,b"], "none is left to run the job"),
         (["--spares=1", "--hosts=a:2,b:4"], "hosts with different numbers of processes cannot take each other's"),
+        (
+            ["--hosts=a,b", "--join_window=5"],
+            "--join_window=5: for a job that goes on when it loses a node; give --spares",
+        ),
+        (["--spares=1", "--node_timeout=0"], "a time of at least 100ms is allowed"),
+        (["--spares=1", "--node_check_timeout=0"], "a time of at least 100ms is allowed"),
+        (["--spares=1", "--node_check=a && b"], "without a shell: give sh -c '...' for several"),
         (["--spares=1", "--engine=mpi", "--hosts=a,b"], "mpirun ends all nodes when one is lost; use --engine=ssh"),
     ],
 )
@@ -206,7 +213,7 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
     for other in others:
         assert other.wait() == 1
         assert "the head has gone; joining again" in other.err.decode()
-        assert "Connection refused" in other.err.decode().splitlines()[-1]
+        assert "that was so for 2 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
 
@@ -255,9 +262,63 @@ def test_launchers_of_another_job_at_the_same_port_are_turned_away(start, bell):
 
 def test_it_is_said_for_how_long_others_may_join_and_what_is_missing(start, bell):
     first = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
-    read_error_until([first], b"1 nodes are here, 1 are enough; for ")
+    read_error_until([first], b"1 node is here, 1 would do; for ")
     second = start("--join_window=60", *FAST, *ring(bell), nnodes="1:2")
     hear_world(bell, 0, 2)
     first.signal(signal.SIGTERM)
     finish(first, 143)
     finish(second, 143)
+
+
+def test_a_launcher_that_joins_again_runs_its_ranks_where_it_was_started(start, bell, tmp_path):
+    """While it runs ranks it is in /, so that it holds no folder."""
+    tells = f"echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $PWD 0 > {bell.path}; exec sleep 1000"
+    commands = [start("--spares=1", *FAST, "sh", "-c", tells, nnodes=2, cwd=tmp_path) for _ in range(3)]
+    assert hear_world(bell, 0, 2) == [str(tmp_path)] * 2
+    os.kill(launcher_of(1), signal.SIGSTOP)
+    stopped = next(command for command in commands if processes()[command.pid][1] == "T")
+    assert hear_world(bell, 1, 2) == [str(tmp_path)] * 2
+    stopped.signal(signal.SIGCONT)
+    read_error_until(commands, b"has joined as a spare")
+    os.kill(launcher_of(1, world=1), signal.SIGKILL)
+    assert hear_world(bell, 2, 2) == [str(tmp_path)] * 2
+    stopped.signal(signal.SIGKILL)
+    (head,) = [command for command in commands if "spares: " in error_so_far(command)]
+    head.signal(signal.SIGTERM)
+    for command in commands:
+        command.wait()
+    until(lambda: not marked())
+
+
+def test_a_head_that_was_stopped_says_so_and_goes_on_with_its_own_node(start, bell):
+    commands = [start(*FAST, "--join_window=1", *ring(bell), nnodes="2:3") for _ in range(3)]
+    hear_world(bell, 0, 3)
+    (head,) = [command for command in commands if command.pid not in (launcher_of(1), launcher_of(2))]
+    head.signal(signal.SIGSTOP)
+    until(lambda: not marked())  # their leases end
+    head.signal(signal.SIGCONT)
+    hear_world(bell, 1, 3)
+    head.signal(signal.SIGTERM)
+    assert [command.wait() for command in commands] == [143] * 3
+    assert head.err.count(b"infini-run itself was stopped for") == 1
+    assert b"only be suspended" not in head.err
+
+
+def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path):
+    """Its own name, and not that of who was there before."""
+    host = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+    words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "echo from; exit 0")))
+    commands = [start(*words, nnodes="2:3", under=[*host, name]) for name in ("hosta", "hostb", "hostc")]
+    hosts = hear_world(bell, 0, 3)
+    late = start(*words, nnodes="2:3", under=[*host, "hostd"])
+    read_error_until([late], b"all of them are here")
+    victim = next(each for each in commands if each.pid == launcher_of(1))
+    victim.signal(signal.SIGKILL)
+    after = hear_world(bell, 1, 3)
+    assert set(after) - set(hosts) == {"hostd"}
+    for command in (*commands, late):
+        command.wait()
+    out = b"".join(command.out for command in (*commands, late)).decode()
+    assert sorted(line.split(":")[0] for line in out.splitlines()) == sorted(f"[{name}" for name in after)
+    err = b"".join(command.err for command in (*commands, late)).decode()
+    assert f"hostd is node {after.index('hostd')} in place of {hosts[1]}" in err

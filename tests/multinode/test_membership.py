@@ -258,7 +258,7 @@ def test_a_node_that_fails_first_twice_is_left_out_if_enough_others_are_there():
         job.handle(m.Failed(place=1))
         job.stop_others()
     assert job.worlds[-1] == (0, 3, 2)
-    assert "host1 is left out: its ranks were the first to fail in 2 worlds" in job.said
+    assert "host1 is left out: its ranks were the first to fail in 2 attempts" in job.said
     job.lose(1)
     job.join(1)
     assert job.state.places[1].state == "out"
@@ -344,6 +344,18 @@ def test_nodes_are_checked_when_they_join_before_each_world_and_while_they_wait(
     job.handle(m.Failed(place=0))
     job.stop_others()
     assert job.checking == {0, 1, 2}
+
+
+def test_checks_that_run_are_waited_for_beyond_the_join_timeout():
+    """They have a bound of their own."""
+    job = Job(rules=Rules(least=3, most=3, join_s=60, has_check=True))
+    job.join(0, 1, 2)
+    job.now_s += 70
+    job.handle(m.TimePassed())
+    assert not job.ended
+    job.handle(m.Checked(place=0))
+    job.handle(m.Checked(place=1, reason="no GPU"))
+    assert job.ended == "2 of at least 3 nodes are here after 60 s (--join_timeout); missing: host1, host3"
 
 
 def test_a_check_that_fails_on_most_nodes_ends_the_job():

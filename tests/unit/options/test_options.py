@@ -325,8 +325,10 @@ def every_option(draw):
 @settings(deadline=None)
 @given(every_option())
 def test_options_written_as_flags_are_read_as_the_same_options(wanted):
-    argv = [f"--{name}={text}" for name, text in rendered(wanted)]
-    assert resolve([*argv, "--", *wanted.program], {}).options == wanted
+    of_membership = {"join_window": 10.0, "on_join": "wait", "max_node_failures": 2, "node_check_timeout": 60.0}
+    argv = [f"--{name}={text}" for name, text in rendered(wanted) if name not in of_membership]
+    defaults = {name + "_s" * (type(value) is float): value for name, value in of_membership.items()}
+    assert resolve([*argv, "--", *wanted.program], {}).options == replace(wanted, **defaults)
 
 
 @settings(deadline=None)
