@@ -142,7 +142,7 @@ def patience(text: str) -> float:
     """A duration after which something is given up."""
     value = duration(text)
     if value < _LEAST_PATIENCE_S:
-        raise ValueError("a time of at least 100ms is allowed, such as 10, 10s, 500ms or 2m")
+        raise ValueError("give at least 100ms, such as 10, 10s, 500ms or 2m")
     return value
 
 

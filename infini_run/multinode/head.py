@@ -208,8 +208,7 @@ class Head:
         for fd in also:
             self._poller.watch(fd, READ, _return_to_caller)
         wait_s = self._wait_s(timeout_s)
-        self._poller.poll(wait_s)
-        self._postpone(self._state.absence.note(0.0 if wait_s is None else wait_s))
+        self._poller.poll(wait_s, lambda: self._postpone(self._state.absence.note(wait_s)))
         for ended in self._processes.take_ended():
             self._losses.on_engine_exit(ended)
         for agent in self._processes.take_killed():

@@ -306,7 +306,8 @@ class WorldChanges:
         before, count = self._state.world, len(agents)
         if count != len(before):
             how = "smaller" if count < len(before) else "larger"
-            return f"{how}: {count} node{'s' * (count > 1)} in place of {len(before)}: {', '.join(agent.name for agent in agents[:8])}"
+            names = ", ".join(agent.name for agent in agents[:8])
+            return f"{how}: {count} node{'s' * (count > 1)} in place of {len(before)}: {names}"
         new = [
             f"{agent.name} is node {rank} in place of {old.name}"
             for rank, (old, agent) in enumerate(zip(before, agents, strict=True))

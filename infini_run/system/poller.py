@@ -59,13 +59,17 @@ class Poller:
         if self._watched.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def poll(self, timeout_s: float | None) -> None:
+    def poll(self, timeout_s: float | None, on_woken: Callable[[], None] | None = None) -> None:
         """Wait until a watched descriptor is ready, and call the handlers of all that are.
 
         Args:
             timeout_s: the longest wait in seconds; None: no limit.
+            on_woken: called after the wait, before any handler.
         """
-        for fd, _ in self._epoll.poll(None if (wait_ms := poll_ms(timeout_s)) is None else wait_ms / 1000):
+        ready = self._epoll.poll(None if (wait_ms := poll_ms(timeout_s)) is None else wait_ms / 1000)
+        if on_woken is not None:
+            on_woken()
+        for fd, _ in ready:
             watched = self._watched.get(fd)  # a handler before this one may have closed it
             if watched is not None:
                 watched[1]()
