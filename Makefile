@@ -18,7 +18,7 @@ TORCH := .venv/torch-$(VERSION)
 TORCH_TESTS := tests/crews/test_function_torch.py tests/crews/test_torch.py tests/multinode/test_many_ssh.py tests/multinode/test_many_slurm.py \
     tests/multinode/test_ddp_ssh.py tests/multinode/test_ddp_slurm.py
 
-.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench faults wheels wheels-test docs clean
+.PHONY: help generated test test-all torch torch-env pbs check lint lint-python lint-types lint-c lint-workflows asan coverage walk fuzz valgrind stress soak bench pictures faults wheels wheels-test docs clean
 help:
 	@echo "make test    set up a virtual environment and run the tests (PYTHON=python3.13 chooses another Python, JOBS=1 runs one at a time)"
 	@echo "make test-all  the same with every row of the large matrices, of which make test runs a sample"
@@ -34,6 +34,7 @@ help:
 	@echo "make stress  every fault 100 times in a row (STRESS=N; LOAD=1 with every core busy meanwhile)"
 	@echo "make soak    100000 launches in one process: nothing may grow (SOAK=N)"
 	@echo "make bench   measure, print one table, write bench/results/bench.json"
+	@echo "make pictures  the recordings of the documentation, for root"
 	@echo "make faults  the same faults under other launchers beside us, one table, bench/results/faults.json"
 	@echo "make docs    the documentation site in site/: strict, every link and anchor checked, nothing of another server"
 	@echo "make wheels  the sdist and every wheel (glibc and musl, x86-64 and aarch64) in dist/"
@@ -118,6 +119,10 @@ stress: $(VENV)/made
 
 soak: $(VENV)/made
 	$(BIN)/python scripts/soak.py
+
+# Draws docs/assets/*.svg anew, from runs on a terminal.
+pictures: $(VENV)/made torch-env
+	BIN=$(BIN) TORCH=$(TORCH) scripts/pictures.sh
 
 bench:
 	$(PYTHON) bench/run.py $(BENCH_ARGS)
