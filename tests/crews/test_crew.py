@@ -139,9 +139,14 @@ def test_a_map_takes_items_as_there_is_room(crew):
 def test_a_map_fails_as_soon_as_any_item_does(crew, bell, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
+
+    def items():
+        yield ("be slow", bell.path, str(gate))
+        bell.hear(1)  # a task that has not begun is cancelled
+        yield ("burst and raise", 0)
+
     with pytest.raises(ValueError, match="the last word"):
-        list(crew.map([("be slow", bell.path, str(gate)), ("burst and raise", 0)]))
-    bell.hear(1)
+        list(crew.map(items()))
     with open(gate, "w") as file:
         file.write("go on")
 
