@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     """Do this for the job's directory and the agent's words of a command line. Returns the exit code."""
     own, theirs = list(argv[: argv.index("--")]), argv[argv.index("--") + 1 :]
     link = next((word.partition("=")[2] for word in theirs if word.startswith("--link=")), "")
-    if not link or HEAD_NODE not in os.environ:
+    if not link or not os.environ.get(HEAD_NODE):
         return 1
     folder = JobDir(own[0])
     folder = task_of(folder, int(own[1])) if own[1:] else folder

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infini_run.system.poller import Poller
 
 _TRIES = 5
+_MOST_AGAIN = 8  # commands for lost nodes at a time, where the engine has one for all
 _RETRY_S = (0.1, 0.5)  # doubled each time: many that were refused together must not come again together
 
 
@@ -40,12 +41,14 @@ class EngineExit:
         command: that ended.
         tries: how often it was repeated before.
         code: exit code; 128 + n for signal n; None if another part of the host program has reaped it.
+        is_signalled: a signal has ended it, here: that tells nothing of the other side.
         stderr: its last output.
     """
 
     command: EngineCommand
     tries: int
     code: int | None
+    is_signalled: bool
     stderr: str
 
 
@@ -65,6 +68,7 @@ class _Running:
         self.group = group
         self.pid = 0  # until it has started
         self.code: int | None = 0
+        self.is_signalled = False
         self.start_error = ""
 
 
@@ -96,6 +100,7 @@ class EngineProcesses:
         self._connecting: dict[_Running, None] = {}
         self._of_node: dict[int, list[_Running]] = {}
         self.next_start_s = float("inf")
+        self._most_connecting = engine.MAX_CONCURRENT
 
     def add(self, commands: Sequence[EngineCommand], due_s: float = 0.0) -> None:
         """Start these as soon as there is room, but not before `due_s` (monotonic)."""
@@ -118,7 +123,15 @@ class EngineProcesses:
 
     @property
     def _has_room(self) -> bool:
-        return len(self._connecting) < self._engine.MAX_CONCURRENT
+        return len(self._connecting) < self._most_connecting
+
+    def let_others_start(self) -> None:
+        """The job has begun, and goes on without nodes that have not come: the one command for all of them, which may
+        still wait for some, keeps no command for a lost node from its start."""
+        self._most_connecting = max(self._engine.MAX_CONCURRENT, _MOST_AGAIN)
+        for running in [running for running in self._connecting if not running.command.nodes]:
+            del self._connecting[running]
+        self._schedule()
 
     def _schedule(self) -> None:
         self.next_start_s = self._waiting[0][0] if self._waiting and self._has_room else float("inf")
@@ -244,6 +257,7 @@ class EngineProcesses:
             if event.kind == "started":
                 running.pid = event.pid
             elif event.kind == "exited":
+                running.is_signalled = bool(event.signal)
                 running.code = None if event.status_lost else 128 + event.signal if event.signal else event.code
             elif event.kind == "start_failed":
                 running.code, running.start_error = 1, os.strerror(event.signal)
@@ -251,7 +265,13 @@ class EngineProcesses:
             stderr = running.start_error or running.group.tail(0).decode("utf-8", "replace")
             if running.tries < _TRIES:  # a clean-up command has no nodes of its own
                 self._ended.append(
-                    EngineExit(command=running.command, tries=running.tries, code=running.code, stderr=stderr)
+                    EngineExit(
+                        command=running.command,
+                        tries=running.tries,
+                        code=running.code,
+                        is_signalled=running.is_signalled,
+                        stderr=stderr,
+                    )
                 )
             elif running.code == 0:
                 self._killed += running.cleans_up

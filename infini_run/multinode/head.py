@@ -147,6 +147,7 @@ class Head:
             "start_ranks": self._start_ranks,
             "reach": self._join.reach_again,
             "has_own_command": self._processes.has_own_command,
+            "let_others_start": self._processes.let_others_start,
         }
         if is_independent:
             from infini_run.multinode.independent_nodes import IndependentNodes

@@ -100,7 +100,7 @@ class HeadLink:
         except LinkError as error:
             if str(error) != _HEAD_GONE:
                 raise
-            raise LinkError("the head has gone before it said what is to run") from None
+            raise TurnedAway("the head has gone before it said what is to run") from None  # another may come
         if kind == protocol.GOODBYE:
             answer = message_schema.read(payload, message_schema.TURNED_AWAY)
             node = "this node" if identity["node"] == -1 else f"node {identity['node']}"

@@ -33,6 +33,7 @@ class IndependentNodes:
         start_ranks: starts the process of these agents' nodes.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
         has_own_command: whether the engine has a command for the node of that index alone.
+        let_others_start: called when something starts: commands for lost nodes may start although others wait.
     """
 
     is_running = False  # no node is part of something that ends as a whole
@@ -44,11 +45,13 @@ class IndependentNodes:
         start_ranks: Callable[[Sequence[RemoteAgent]], None],
         reach: Callable[[int, float], None],
         has_own_command: Callable[[int], bool],
+        let_others_start: Callable[[], None],
     ) -> None:
         self._state = state
         self._start_ranks = start_ranks
         self._reach = reach
         self._has_own_command = has_own_command
+        self._let_others_start = let_others_start
         self._start_due_s: dict[RemoteAgent, float] = {}  # when its process starts
         self._check_due_s: dict[RemoteAgent, float] = {}  # when its node is checked again
         self._redial_s = dict.fromkeys(range(len(state.agents.all)), REDIAL_S[0])
@@ -83,6 +86,7 @@ class IndependentNodes:
         del self._start_due_s[agent]
         agent.fence_s = _NEVER
         self.has_started = True
+        self._let_others_start()
         self._started_s[agent.index] = time.monotonic()
         self._refusals.pop(agent.index, None)
         # each start has a number, and so an id, of its own: a guard may still look for what has the last one
@@ -176,6 +180,9 @@ class IndependentNodes:
         """It is known now that the process of an agent that was lost has ended."""
         if agent is self._lost.get(agent.index):
             agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_S)
+
+    def on_refused(self, agent: RemoteAgent, text: str) -> None:
+        """An agent cannot start its process: that is told, and it is asked again later."""
 
     def refuse(self, agent: RemoteAgent, text: str) -> None:
         """A node cannot be reached, or refuses: say so, once for each reason."""

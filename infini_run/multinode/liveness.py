@@ -9,6 +9,7 @@ from infini_run.multinode.head_state import HEARTBEATS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_state import HeadState
     from infini_run.multinode.node_losses import NodeLosses
 
@@ -31,6 +32,8 @@ class Liveness:
         timeout_s, is_paused = state.options.node_timeout_s, state.console.is_backlogged
         self.next_deadline_s = now_s + timeout_s / HEARTBEATS
         for agent in state.agents.all:
+            if agent.state == "connected" and state.options.is_elastic and not is_paused:
+                self._check_joining(agent, now_s)
             if agent.state not in ("ready", "running", "done"):  # one that is done waits for GOODBYE, and listens
                 continue
             if is_paused:  # we read from nobody: what it has sent is on its way
@@ -44,6 +47,13 @@ class Liveness:
                 self._losses.on_lost(agent, f"nothing was heard of it for {timeout_s:g} s (--node_timeout){hint}")
                 continue
             state.agents.send(agent, clock_question())
+
+    def _check_joining(self, agent: RemoteAgent, now_s: float) -> None:
+        """Nobody else can have the place of a node that has connected and says nothing."""
+        limit_s = self._state.options.join_timeout_s
+        if now_s - agent.last_received_s > limit_s:
+            agent.is_silent = True
+            self._losses.on_lost(agent, f"it did not say what it is like within {limit_s:g} s (--join_timeout)")
 
     def ask_running(self) -> None:
         """Ask all nodes for a sign of life now: a rank has failed, and a node that does not answer may be the

@@ -44,6 +44,7 @@ class Rules:
         max_failures: a node whose ranks were the first to fail in so many worlds is left out; 0: none is.
         grows: a world that has fewer than `most` nodes is stopped for one that joins.
         has_check: nodes are checked.
+        check_s: the longest time that a check takes; the agents see to that, unless they do nothing any more.
     """
 
     least: int
@@ -53,6 +54,7 @@ class Rules:
     max_failures: int = 2
     grows: bool = False
     has_check: bool = False
+    check_s: float = 75.0
 
 
 @record
@@ -67,6 +69,7 @@ class Place:
         fence_s: Until then ranks of an old world may live there, by our monotonic clock.
         failures: Worlds in which its ranks were the first to fail.
         checked_s: When its last check ended.
+        check_end_s: A check that runs has failed if it has not ended by then.
         is_banned: Out for its failures, whatever its check says.
         is_leaving: It was told to stop, and is not to be in the next world.
         is_needed: There is no world without it: by hand rank 0 is where the head is, for that address is known.
@@ -79,6 +82,7 @@ class Place:
     fence_s: float = -_NEVER
     failures: int = 0
     checked_s: float = -_NEVER
+    check_end_s: float = _NEVER
     is_banned: bool = False
     is_leaving: bool = False
     is_needed: bool = False
@@ -176,6 +180,14 @@ class Gone:
 
     place: int
     fence_s: float
+
+
+@record
+class Refused:
+    """The agent of a place cannot run the ranks of the world that starts, and has gone; it would refuse again."""
+
+    place: int
+    reason: str
 
 
 @record
@@ -341,6 +353,7 @@ def next_due_s(m: Membership, now_s: float, rules: Rules) -> float:
         due += [m.wait_end_s, m.window_end_s, m.due_s]
         due += [place.fence_s for place in m.places]
     if rules.has_check and m.phase != "ended":
+        due += [m.places[at].check_end_s for at in m.having("checking")]
         due += [m.places[at].checked_s + CHECK_AGAIN_S for at in m.having("spare")]
         due += [m.places[at].checked_s + CHECK_OUT_S for at in m.having("out") if not m.places[at].is_banned]
     if m.phase == "running" and rules.grows and m.size < rules.most and m.having("spare"):
@@ -358,9 +371,8 @@ def _on_joined(turn: _Turn, event: Joined) -> None:
     place = turn.m.places[event.place]
     if place.is_banned:
         turn.set_place(event.place, state="out")
-        turn.notice(
-            f"{place.name} is back, and stays out: its ranks were the first to fail in {attempts(place.failures)}"
-        )
+        why = f"its ranks were the first to fail in {attempts(place.failures)}" if place.failures else "it refused"
+        turn.notice(f"{place.name} is back, and stays out: {why}")
         return
     turn.set_place(event.place, state="joined", is_leaving=False)
     if turn.m.phase == "running":
@@ -405,10 +417,25 @@ def _on_gone(turn: _Turn, event: Gone) -> None:
         turn.set_place(event.place, fence_s=min(turn.m.places[event.place].fence_s, event.fence_s))
 
 
+def _on_refused(turn: _Turn, event: Refused) -> None:
+    place = turn.m.places[event.place]
+    if place.state != "active":
+        return
+    turn.set_place(event.place, state="absent", is_banned=True)
+    turn.set(lost=(*turn.m.lost, event.place), reason=turn.m.reason or event.reason)
+    if turn.m.phase == "running":
+        turn.set(phase="stopping")
+        turn.actions.append(Stop(reason=event.reason))
+    else:
+        turn.notice(event.reason)
+
+
 def _on_leaving(turn: _Turn, event: Leaving) -> None:
     if turn.m.places[event.place].state == "absent":
         return
     turn.set_place(event.place, is_leaving=True)
+    if turn.m.places[event.place].state != "active" or turn.m.phase != "running":
+        turn.notice(event.reason)
     if turn.m.places[event.place].state != "active":
         _let_go(turn, event.place, event.reason)
     elif turn.m.phase == "running":
@@ -493,6 +520,10 @@ def _check_due(turn: _Turn) -> None:
     m, rules, now_s = turn.m, turn.rules, turn.now_s
     if m.phase == "ended":
         return
+    for at in m.having("checking"):
+        if now_s >= m.places[at].check_end_s:
+            _on_checked(turn, Checked(place=at, reason=f"its check did not end within {rules.check_s:g} s"))
+    m = turn.m
     for at, place in enumerate(m.places):
         if place.state == "joined" and m.phase != "stopping":
             if not rules.has_check:
@@ -505,7 +536,7 @@ def _check_due(turn: _Turn) -> None:
                 continue
         elif place.state != "out" or now_s < place.checked_s + CHECK_OUT_S:
             continue
-        turn.set_place(at, state="checking")
+        turn.set_place(at, state="checking", check_end_s=now_s + rules.check_s)
         turn.actions.append(Check(place=at))
     if turn.m.phase == "gathering" and turn.m is not m:
         _gather(turn)
@@ -605,6 +636,7 @@ _EVENTS: dict[type, Callable[[_Turn, Any], None]] = {
     Checked: _on_checked,
     Lost: _on_lost,
     Gone: _on_gone,
+    Refused: _on_refused,
     Leaving: _on_leaving,
     Failed: _on_failed,
     Over: _on_over,

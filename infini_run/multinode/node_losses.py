@@ -59,6 +59,7 @@ class NodeLosses:
             return
         self._state.agents.disconnect(agent)
         changes.refuse(agent, str(error))
+        changes.on_refused(agent, f"{agent.title} cannot run its ranks")
         self._free_place(agent)
 
     def on_missed(self, agent: RemoteAgent, error: InfiniRunError) -> None:
@@ -86,7 +87,8 @@ class NodeLosses:
         if state.is_over and state.changes is not None:
             return
         changes = state.changes if not state.stop_signal and state.error is None else None
-        if agent.state == "done" and not state.restarts.is_waiting and (changes is None or changes.is_running):
+        is_in_attempt = changes is None or (changes.is_running and agent.node_rank >= 0)
+        if agent.state == "done" and not state.restarts.is_waiting and is_in_attempt:
             return  # its report is here
         if changes is not None:
             self._lose_place(changes, agent, reason)
@@ -202,7 +204,7 @@ class NodeLosses:
                 continue  # whoever was there before was the one that it had started
             preamble = "" if agent.connection is None else agent.connection.preamble
             reason = state.engine.explain_exit(agent.name, ended.code, f"{preamble}\n{ended.stderr}")
-            has_ended = state.engine.has_agent_ended(ended.code)
+            has_ended = not ended.is_signalled and state.engine.has_agent_ended(ended.code)
             if agent.state == "lost":
                 if has_ended:
                     changes.on_ended(agent)

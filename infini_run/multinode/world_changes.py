@@ -14,6 +14,7 @@ from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.rendezvous import join_names
 from infini_run.options.nodes import MANUAL
+from infini_run.plan.restart_policy import NOT_ENDED
 from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from infini_run.multinode.head_state import HeadState
 
 FENCE_S = 1.0  # beyond --node_timeout: for clocks that differ in rate, and for the guard to end the ranks
+_CHECK_SPARE_S = 75.0  # beyond --node_check_timeout: for GPU memory that ranks give back, and to end the check
 GUARD_S = 1.0  # in which the guard of an agent that is known to have ended has ended its ranks
 REDIAL_S = (0.2, 60.0)  # between two commands for a node that was lost; doubled each time
 AT_ONCE_S = 2.0  # launchers that are told to stop within this time are told for one reason
@@ -39,6 +41,7 @@ class WorldChanges:
         start_ranks: starts the ranks of these agents, in the order of their node ranks.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
         has_own_command: whether the engine has a command for the node of that index alone.
+        let_others_start: called when a world starts: commands for lost nodes may start although others wait.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class WorldChanges:
         start_ranks: Callable[[Sequence[RemoteAgent]], None],
         reach: Callable[[int, float], None],
         has_own_command: Callable[[int], bool],
+        let_others_start: Callable[[], None],
     ) -> None:
         options, agents = state.options, state.agents.all
         self._state = state
         self._start_ranks = start_ranks
         self._reach = reach
         self._has_own_command = has_own_command
+        self._let_others_start = let_others_start
         self._rules = membership.Rules(
             least=options.least_nodes,
             most=options.nnodes,
@@ -61,6 +66,7 @@ class WorldChanges:
             join_s=options.join_timeout_s,
             max_failures=options.max_node_failures,
             grows=options.on_join == "restart",
+            check_s=options.node_check_timeout_s + _CHECK_SPARE_S,
             has_check=bool(options.node_check or options.log_dir or options.gpus_per_proc),
         )
         self._is_by_hand = state.node_list.engine == MANUAL
@@ -214,6 +220,10 @@ class WorldChanges:
             del self._fenced[agent.index]
             self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
 
+    def on_refused(self, agent: RemoteAgent, text: str) -> None:
+        """An agent cannot start the ranks of the world that is starting."""
+        self._handle(membership.Refused(place=agent.index, reason=text))
+
     def refuse(self, agent: RemoteAgent, text: str) -> None:
         """A node could not be reached, or refuses: say so, once for each reason."""
         if self._refusals.get(agent.index) != text:
@@ -253,6 +263,9 @@ class WorldChanges:
         report = attempt_report(state)
         asked_s, self._restart_due_s = self._restart_due_s, None
         if m.reason or asked_s is not None:
+            if report.stuck:
+                state.restarts.give_up(NOT_ENDED)
+                return False
             if not state.restarts.go_on(report, m.reason or "a worker has failed"):
                 state.error = NodeLost(m.reason, "", -1)
                 return False
@@ -299,6 +312,7 @@ class WorldChanges:
             state.notice(f"attempt {action.world + 1}: {changes}")
         elif spares and not action.world:
             state.print(f"{len(agents)} nodes run the job; spares: {join_names(spares)}")
+        self._let_others_start()
         self._start_ranks(agents)
 
     def _describe(self, agents: list[RemoteAgent]) -> str:

@@ -26,6 +26,7 @@ JITTER = 0.25  # of a delay that several nodes wait for: up to so much less, tha
 _DOUBLINGS = 60  # more are beyond any delay
 _CANNOT_RUN = {126: "the program cannot be executed", 127: "the program is not there"}
 _MOST_EARLIER = 100  # first failures kept, the last of them: a window may allow restarts without end
+NOT_ENDED = "not all of it could be ended"
 _NEVER = float("inf")
 
 
@@ -215,7 +216,7 @@ def decide(report: Report, options: Options, count: RestartCount, random_fractio
     if first.shell_code in _CANNOT_RUN:
         return Decision(again=False, count=count, why=_CANNOT_RUN[first.shell_code])
     if report.stuck:
-        return Decision(again=False, count=count, why="not all of it could be ended")
+        return Decision(again=False, count=count, why=NOT_ENDED)
     return spend(options, count, healthy_s(report, options), random_fraction)
 
 

@@ -323,3 +323,21 @@ def test_another_launcher_that_takes_a_lost_place_is_named(start, bell, tmp_path
     assert sorted(line.split(":")[0] for line in out.splitlines()) == sorted(f"[{name}" for name in after)
     err = b"".join(command.err for command in (*commands, late)).decode()
     assert f"hostd is node {after.index('hostd')} in place of {hosts[1]}" in err
+
+
+def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bell):
+    """That is known only when the attempt begins, and the other ranks would wait for its ranks."""
+    few = ["sh", "-c", 'ulimit -n 40 && exec "$@"', "sh"]
+    words = (*FAST, "--join_window=60", *ring(bell, in_world(1, "exit 0")))
+    head = start("--spares=1", *words)
+    read_error_until([head], b"of at least 2 nodes are here")
+    poor = start("--spares=1", "--nproc_per_node=20", "--console=prefix", *words, under=few)
+    read_error_until([head], b"2 nodes are here, 2 would do")
+    other = start("--spares=1", *words)
+    assert [command.wait() for command in (head, other)] == [0, 0]
+    said = head.err.decode()
+    assert "Too many open files" in said
+    assert "cannot run its ranks; all ranks are stopped" in said
+    poor.signal(signal.SIGTERM)  # the head has gone, and it asks for it
+    poor.wait()
+    until(lambda: not marked())

@@ -294,6 +294,31 @@ def test_the_node_of_the_head_is_not_left_out_for_its_failures():
     assert len(job.worlds) == 5
 
 
+def test_a_node_that_cannot_run_its_ranks_is_replaced_and_stays_out():
+    """It would refuse again, and a lost node costs no restart."""
+    job = Job()
+    job.join(0, 1, 2, 3)
+    job.handle(m.Refused(place=1, reason="host1 cannot run its ranks"))
+    assert job.is_stopped
+    job.join(1)
+    assert job.state.places[1].state == "out"
+    job.stop_others()
+    assert job.worlds[1] == (0, 3, 2)
+
+
+def test_a_check_that_nobody_ends_is_one_that_failed():
+    job = Job(rules=Rules(least=3, most=3, has_check=True, check_s=30))
+    job.join(0, 1, 2, 3)
+    for at in (0, 2, 3):
+        job.handle(m.Checked(place=at))
+    assert job.worlds == []
+    job.wait()
+    job.wait()
+    assert job.worlds == [(0, 2, 3)]
+    job.handle(m.Checked(place=1))
+    assert job.state.places[1].state in ("out", "checking")
+
+
 def test_a_node_that_is_told_to_stop_leaves_and_the_others_go_on():
     job = Job()
     job.join(0, 1, 2, 3)
