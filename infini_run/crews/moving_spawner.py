@@ -8,6 +8,8 @@ the old host any more (multinode/independent_nodes.py).
 
 from __future__ import annotations
 
+import time
+
 from infini_run.crews.remote_spawner import Part, RemoteSpawner
 from infini_run.errors import NodeLost, UsageError
 from infini_run.record import replace
@@ -103,7 +105,10 @@ class MovingSpawner(RemoteSpawner):
 
     def _parts(self, ranks: Sequence[int]) -> list[Part]:
         for part in self._parts_of(ranks):
-            if not _is_well(self._hosts[part]):
+            node = self._hosts[part]
+            if not _is_well(node):
+                if node.problem is None or node.peer.fence_s > time.monotonic():  # it was lost just now
+                    raise NodeLost(f"{node.name} was lost, and its workers may still live", "", -1)
                 host = self._find_host(part)
                 if host is None:
                     raise NodeLost(f"{self._hosts[part].name} was lost, and there is no other host", "", -1)

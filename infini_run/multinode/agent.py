@@ -208,12 +208,18 @@ class Agent:
 
     def _run_ranks(self, setup: NodeSetup, launch: dict[str, Any]) -> None:
         """Run the ranks of this node to their end, and report it."""
+        self._take_signals()
+        try:
+            self._run_attempt(setup, launch)
+        finally:
+            self._return_signals()  # also if they cannot start: a launcher that joins again can be told to stop
+
+    def _run_attempt(self, setup: NodeSetup, launch: dict[str, Any]) -> None:
         from infini_run.core.group import release_caller_descriptors
         from infini_run.node.launch import NodeLaunch
         from infini_run.node.ports import free_port
 
         assert self._stdio is not None
-        self._take_signals()
         self._unwatch_ctrl_z()
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
