@@ -86,8 +86,15 @@ class MovingSpawner(RemoteSpawner):
                 continue
             if node.problem is None or self._find_host(part) is None:
                 return _NEVER
-            due_s = max(due_s, node.peer.fence_s)
+            due_s = max(due_s, self._fence_s(node))
         return due_s
+
+    def _fence_s(self, node: RemoteNode) -> float:
+        """Until when workers of a host that has ended may live."""
+        assert self._link is not None
+        if any(other is not node and other.peer is node.peer for other in self._link.world.nodes):
+            return -_NEVER  # its agent has started another process there, after the end of all that this one had
+        return node.peer.fence_s
 
     def _parts_of(self, ranks: Sequence[int]) -> list[int]:
         return sorted({rank // self._hosts[0].nproc for rank in ranks})
@@ -107,7 +114,7 @@ class MovingSpawner(RemoteSpawner):
         for part in self._parts_of(ranks):
             node = self._hosts[part]
             if not _is_well(node):
-                if node.problem is None or node.peer.fence_s > time.monotonic():  # it was lost just now
+                if node.problem is None or self._fence_s(node) > time.monotonic():  # it was lost just now
                     raise NodeLost(f"{node.name} was lost, and its workers may still live", "", -1)
                 host = self._find_host(part)
                 if host is None:

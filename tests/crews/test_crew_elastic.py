@@ -14,7 +14,7 @@ import pytest
 import infini_run as ir
 from tests.support.command import Command
 from tests.support.hosts import Bed, agents
-from tests.support.processes import marked, processes
+from tests.support.processes import OURS, marked, processes
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group("functions")
@@ -71,7 +71,7 @@ def agent_on(host):
             continue
         reached = [entry.split()[2] for entry in environ if entry.startswith("SSH_CONNECTION=")]
         is_there = bool(reached) and f"host{reached[0].rpartition('.')[2]}" == host
-        if state not in "ZX" and b"crews.spawn_server" in words and is_there:
+        if state not in "ZX" and b"crews.spawn_server" in words and is_there and "=".join(OURS) in environ:
             return parent
     raise AssertionError(f"no spawn server on {host}")
 
@@ -149,6 +149,17 @@ def test_a_spawn_server_that_is_killed_is_started_again(crew):
         os.kill(server, signal.SIGKILL)
         until(lambda: group.failure is not None or group.status().workers[0].restarts == 1)
         assert len(places(ask_all(group))) == 1
+
+
+def test_workers_start_again_where_they_were_once_their_spawn_server_does(crew):
+    """It is back before they are due, under the same agent; no other host is there."""
+    restart = ir.Restart(strategy="one_for_one", delay_s=1.5)
+    with crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=20, restart=restart) as group:
+        before = places(ask_all(group))
+        server = next(pid for pid in marked() if b"crews.spawn_server" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(server, signal.SIGKILL)
+        until(lambda: group.failure is not None or any(worker.restarts == 1 for worker in group.status().workers))
+        assert places(ask_all(group)) == before
 
 
 def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):

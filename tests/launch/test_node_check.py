@@ -162,5 +162,7 @@ def test_a_command_with_a_lone_quote_is_refused():
 
 
 def test_the_flags_are_read():
-    options = resolve(["--node_check=sh -c 'exit 0'", "--node_check_timeout=2m", "true"], {}).options
+    options = resolve(
+        ["--node_check=sh -c 'exit 0'", "--node_check_timeout=2m", "--spares=1", "--hosts=a,b", "true"], {}
+    ).options
     assert (options.node_check, options.node_check_timeout_s) == ("sh -c 'exit 0'", 120.0)

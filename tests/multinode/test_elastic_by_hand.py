@@ -13,7 +13,7 @@ import pytest
 
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
-from tests.support.processes import marked, processes
+from tests.support.processes import lead_group, marked, processes
 from tests.support.waiting import until
 
 FAST = ("--node_timeout=1.5", "--grace=1")
@@ -219,7 +219,7 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
 
 
 def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
-    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    commands = [start("--spares=1", *FAST, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
     hear_world(bell, 0, 2)
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]
     head.signal(signal.SIGTSTP)
@@ -234,7 +234,7 @@ def test_ctrl_z_of_the_head_costs_no_rank(start, bell):
 
 def test_ctrl_z_of_a_node_is_its_loss_and_fg_brings_it_back(start, bell):
     """Its lease ends, and nobody can extend it meanwhile: the ranks are replaced, and the launcher is a spare."""
-    commands = [start("--spares=1", *FAST, *ring(bell)) for _ in range(3)]
+    commands = [start("--spares=1", *FAST, *ring(bell), preexec_fn=lead_group) for _ in range(3)]
     hear_world(bell, 0, 2)
     (node,) = [command for command in commands if command.pid == launcher_of(1)]
     (head,) = [command for command in commands if "spares: " in error_so_far(command)]

@@ -297,7 +297,7 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
 
 def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
     fast = ("--spares=1", "--node_timeout=1.5", "--grace=1")
-    command = many(*fast, *ring(bell), hosts="host[1-3]", nproc=1)
+    command = many(*fast, *ring(bell), hosts="host[1-3]", nproc=1, preexec_fn=lead_group)
     hear_world(bell, 0, 2)
     command.signal(signal.SIGTSTP)
     until(lambda: processes()[command.pid][1] == "T")
