@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
-from tests.support.processes import OURS, marked, processes, state_of
+from tests.support.processes import OURS, lead_group, marked, processes, state_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("ssh")
