@@ -61,8 +61,8 @@ def places(asks):
     return [ask.result(LIMIT_S)[0] for ask in asks]
 
 
-def agent_on(host):
-    """The process of the agent on a host, as this machine numbers it: the parent of its spawn server."""
+def spawn_server_on(host):
+    """The process of the spawn server on a host and that of its agent, as this machine numbers them."""
     for pid, (parent, state, _) in processes().items():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -72,8 +72,12 @@ def agent_on(host):
         reached = [entry.split()[2] for entry in environ if entry.startswith("SSH_CONNECTION=")]
         is_there = bool(reached) and f"host{reached[0].rpartition('.')[2]}" == host
         if state not in "ZX" and b"crews.spawn_server" in words and is_there and "=".join(OURS) in environ:
-            return parent
+            return pid, parent
     raise AssertionError(f"no spawn server on {host}")
+
+
+def agent_on(host):
+    return spawn_server_on(host)[1]
 
 
 def agent_of(crew, rank):
@@ -144,9 +148,8 @@ def test_a_host_that_is_told_to_stop_leaves_with_its_grace(crew):
 
 def test_a_spawn_server_that_is_killed_is_started_again(crew):
     with crew(2, spares=1) as group:
-        places(ask_all(group))
-        server = next(pid for pid in marked() if b"crews.spawn_server" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(server, signal.SIGKILL)
+        (host,) = places(ask_all(group))
+        os.kill(spawn_server_on(host)[0], signal.SIGKILL)  # the spare has one, too
         until(lambda: group.failure is not None or group.status().workers[0].restarts == 1)
         assert len(places(ask_all(group))) == 1
 
@@ -156,8 +159,7 @@ def test_workers_start_again_where_they_were_once_their_spawn_server_does(crew):
     restart = ir.Restart(strategy="one_for_one", delay_s=1.5)
     with crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=20, restart=restart) as group:
         before = places(ask_all(group))
-        server = next(pid for pid in marked() if b"crews.spawn_server" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        os.kill(server, signal.SIGKILL)
+        os.kill(spawn_server_on(before[1])[0], signal.SIGKILL)
         until(lambda: group.failure is not None or any(worker.restarts == 1 for worker in group.status().workers))
         assert places(ask_all(group)) == before
 
