@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from tests.multinode.test_border import join
 from tests.multinode.test_by_hand import TOKEN, no_agent_left, port, told  # noqa: F401
 from tests.multinode.test_elastic_ssh import finish, hear_world, in_world, launcher_of, ring
 from tests.support.processes import lead_group, marked, processes
@@ -341,3 +342,14 @@ def test_a_node_that_cannot_start_its_ranks_is_replaced_and_stays_out(start, bel
     poor.signal(signal.SIGTERM)  # the head has gone, and it asks for it
     poor.wait()
     until(lambda: not marked())
+
+
+def test_who_connects_and_says_nothing_loses_the_place_again(start, bell, port):
+    """Nobody else could have it."""
+    head = start("--spares=1", "--join_window=0", "--join_timeout=2", *FAST, *ring(bell), nnodes=1)
+    hear_world(bell, 0, 1)
+    wire = join(f"127.0.0.1:{port + 1}")
+    read_error_until([head], b"it did not say what it is like within 2 s (--join_timeout)")
+    wire.close()
+    head.signal(signal.SIGTERM)
+    finish(head, 143)

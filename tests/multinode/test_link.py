@@ -18,6 +18,7 @@ from infini_run.multinode import protocol
 from infini_run.multinode.connection import MAGIC, Connection
 from infini_run.multinode.handshake import Handshake, Unheard
 from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
+from infini_run.multinode.lease import AgentTime, Lease
 from infini_run.multinode.listener import AgentListener
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.tcp import retry_unheard
@@ -448,3 +449,23 @@ def test_an_address_that_is_none_of_ours_is_refused(asked, problem):
         AgentListener("t", 2, poller, lambda *_: None, lambda _: None).open(0, asked)
     assert problem in str(caught.value)
     poller.close()
+
+
+# ---- leases, at the head's side
+
+
+def test_a_grant_says_no_more_than_the_last_requests_have_shown():
+    ours, theirs = AgentTime(), Lease(10)
+    sent = theirs.request()
+    payload = sent[-8:]
+    assert ours.note(payload) == sent, "a request comes back as it is"
+    theirs.extend(ours.grant()[-8:])
+    assert 9.5 < theirs.left_s <= 10
+    ours.note((1).to_bytes(8, "big"))  # one that came very late takes nothing back
+    assert int.from_bytes(ours.grant()[-8:], "big") >= int.from_bytes(payload, "big")
+
+
+@pytest.mark.parametrize("request_", [b"", b"1234567", b"\xff" * 8, b"\x7f" + b"\xff" * 7])
+def test_what_is_no_request_for_a_lease_ends_the_link(request_):
+    with pytest.raises(LinkError, match="a request for a lease"):
+        AgentTime().note(request_)
