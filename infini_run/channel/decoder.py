@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     Payload = bytes | list[bytes | bytearray]
     Message = tuple[int, Payload]
     _State = tuple[int, int, "_LargeFrame | None", int, list[int]]
+    _Recv = Callable[[int, int], bytes]
+    _RecvInto = Callable[[memoryview, int, int], int]
+    _Flags = tuple[tuple[int], tuple[int]]
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
@@ -30,46 +33,76 @@ PICKLE, BYTES, PARTS, END = 0xF9, 0xFA, 0xFB, 0xFC  # bytes that no text has, an
 VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
-_HEAD_SIZE, _unpack_head = HEAD.size, HEAD.unpack_from
-_NO_LENGTH = (0,)
+_HEAD_SIZE, _OVERHEAD, _unpack_head = HEAD.size, HEAD.size + 1, HEAD.unpack_from
+_ROOMS, _NO_LENGTH = (ROOM,), (0,)
 _NOT_OURS = "what came over the channel is not what infini-run sends"
-_SMALL = frozenset((PICKLE, BYTES, END))  # kinds of one piece
+_DATA = frozenset((PICKLE, BYTES))
+_SMALL = frozenset((*_DATA, END))  # kinds of one piece
 _KINDS = frozenset((*_SMALL, PARTS))
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
 class FrameDecoder:
-    """Messages of a stream: `read()` bytes, then `next_message()` what has become whole."""
+    """Messages of a stream: `next_message()` as long as there are any, then `read()`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._memory = bytearray(ROOM)
         self._view = memoryview(self._memory)
-        # what is in memory: start and stop; the large frame and how much of it is there; what came since
-        self._state: _State = (0, 0, None, 0, [])
-        self.is_drained = True  # nothing has come since the last message: no message is here
+        # None: nothing is here. bytes: what one read has brought since. tuple: what is in memory, start and stop; the
+        # large frame and how much of it is there; what came since
+        self._state: _State | bytes | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing stands in mid-frame."""
+        if not isinstance(self._state, tuple):
+            return not self._state
         start, stop, large, _, _ = self._apply_counts()
         return start == stop and large is None
 
-    def read(self, recv_into: Callable[[memoryview, int, int], int], flags: int, flags_of_large: int) -> int:
-        """One read, to where its bytes belong; how many came. What `recv_into` raises is raised, and nothing came."""
-        self.is_drained = False
-        _, stop, large, _, counts = self._state
-        room = self._view
-        if stop or counts or large is not None:
-            room, is_of_large = self._room()
-            counts = self._state[4]
-            if is_of_large:
-                flags = flags_of_large
+    def read(self, recv: _Recv, recv_into: _RecvInto, flags: _Flags) -> Message | None:
+        """The next message, after one read unless it is here; None: it has not come whole.
+
+        Args:
+            recv, recv_into: those of a socket. What they raise is raised, and nothing came then.
+            flags: for a read, and for one into the memory of a large frame.
+
+        Raises:
+            EOFError: nothing more comes.
+            ChannelBroken, MessageTooLong: as next_message.
+        """
+        if self._state:
+            message = self.next_message()
+            if message is not None:
+                return message
+            if self._state:
+                self._read_on(recv_into, flags)
+                return self.next_message()
+        for self._state in map(recv, _ROOMS, flags[0]):  # a store, which no interrupt keeps apart from the call in C
+            pass
+        data = self._state
+        assert data is not None
+        if len(data) >= _OVERHEAD:  # most often just one small message
+            kind, count, size = _unpack_head(data)
+            if size == len(data) - _OVERHEAD and kind in _DATA and not count and data[-1]:
+                self._state = None
+                return kind, data[_HEAD_SIZE:-1]
+        elif not data:
+            self._state = None
+            raise EOFError
+        return self.next_message()
+
+    def _read_on(self, recv_into: _RecvInto, flags: _Flags) -> None:
+        """One read, to where its bytes belong."""
+        room, is_of_large = self._room()
+        counts = self._apply_counts()[4]
         try:  # one call in C: no interrupt comes between what is received and its count
-            counts.extend(map(recv_into, (room,), _NO_LENGTH, (flags,)))
+            counts.extend(map(recv_into, (room,), _NO_LENGTH, flags[is_of_large]))
         finally:
             del room  # a traceback would keep it, and with it the memory of a large frame from being let go of
-        return counts[-1]
+        if not counts[-1]:
+            raise EOFError
 
     def _room(self) -> tuple[memoryview, bool]:
         """Where the next bytes belong, and whether all of it is of one large frame."""
@@ -87,7 +120,14 @@ class FrameDecoder:
     def next_message(self) -> Message | None:
         """The next message, kind and payload, if it is whole. Raises MessageTooLong for one that was passed over."""
         while True:
-            start, stop, large, _, counts = self._state
+            state = self._state
+            if not isinstance(state, tuple):
+                if not state:
+                    return None
+                state = self._keep(state)
+            elif state[4]:
+                state = self._apply_counts()
+            start, stop, large, _, _ = state
             if large is not None:
                 end = self._end_large(large)
                 if end is None:
@@ -95,8 +135,6 @@ class FrameDecoder:
                 if end:
                     return large.kind, large.payload(self._limit)
                 continue
-            if counts:
-                stop += sum(counts)
             body = start + _HEAD_SIZE
             if stop < body:
                 if stop > start and self._memory[start] not in _KINDS:  # nothing more may come
@@ -107,12 +145,8 @@ class FrameDecoder:
             if end < stop and kind in _SMALL and not count:
                 payload = bytes(self._view[body:end])
                 is_valid = self._memory[end]
-                end += 1
-                if end == stop:
-                    self._state = 0, 0, None, 0, []
-                    self.is_drained = True
-                else:
-                    self._state = end, stop, None, 0, []
+                if kind != END or not is_valid:  # nothing follows END: an interrupt cannot lose it, for it stays
+                    self._state = (end + 1, stop, None, 0, []) if end + 1 < stop else None
                 if is_valid:
                     return kind, payload
             elif count if kind in _SMALL else kind != PARTS or not 0 < count * SIZE.size <= size:
@@ -122,15 +156,25 @@ class FrameDecoder:
             else:
                 return None
 
+    def _keep(self, data: bytes) -> _State:
+        """What one read has brought, in memory."""
+        self._view[: len(data)] = data
+        state: _State = (0, len(data), None, 0, [])
+        self._state = state
+        return state
+
     def _apply_counts(self) -> _State:
-        start, stop, large, filled, counts = self._state
-        if counts:
-            if large is not None and filled < large.size:
-                filled += sum(counts)
-            else:
-                stop += sum(counts)
-            self._state = start, stop, large, filled, []
-        return self._state
+        state = self._state
+        assert isinstance(state, tuple)
+        if not state[4]:
+            return state
+        start, stop, large, filled, counts = state
+        if large is not None and filled < large.size:
+            filled += sum(counts)
+        else:
+            stop += sum(counts)
+        self._state = state = start, stop, large, filled, []
+        return state
 
     def _begin(self, large: _LargeFrame) -> None:
         """A large frame: what of it is in memory goes to its own."""
@@ -149,7 +193,7 @@ class FrameDecoder:
         start, stop, _, filled, counts = self._apply_counts()
         if filled < large.size or start == stop:
             return None
-        self._state = start + 1, stop, None, 0, counts
+        self._state = (start + 1, stop, None, 0, counts) if start + 1 < stop else None
         return bool(self._memory[start])
 
 

@@ -18,15 +18,16 @@ _ZEROS = memoryview(bytes(1 << 16))
 
 
 class OutgoingFrame:
-    """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written."""
+    """A frame on its way: `size` bytes in `pieces`. Put into `counts` how many of them were written. The most common
+    one, which is small and goes at once, needs none of this: it is just bytes."""
 
     is_awaited = False  # somebody waits for it: it is to be finished and not given up
     is_void = False
 
-    def __init__(self, pieces: Sequence[Buffer], size: int) -> None:
+    def __init__(self, pieces: Sequence[Buffer], size: int, written: int = 0) -> None:
         self.pieces = pieces
         self.size = size
-        self.counts: list[int] = []
+        self.counts = [written]
 
     @property
     def written(self) -> int:
@@ -72,6 +73,10 @@ class OutgoingFrame:
         return _void(pieces, left)
 
 
+if TYPE_CHECKING:
+    Frame = bytes | OutgoingFrame
+
+
 def _void(pieces: Sequence[Buffer], size: int) -> OutgoingFrame:
     out = OutgoingFrame(pieces, size)
     out.is_void = True
@@ -82,18 +87,23 @@ def _size_of(piece: Buffer) -> int:
     return len(piece) if type(piece) is bytes else memoryview(piece).nbytes
 
 
+def in_pieces(frame: Frame, written: int = 0) -> OutgoingFrame:
+    """Of one that is bytes: `written` of them have gone."""
+    return OutgoingFrame((frame,), len(frame), written) if isinstance(frame, bytes) else frame
+
+
 def end_frame() -> OutgoingFrame:
     """The last one."""
-    return _frame(END, (), 0)
+    return in_pieces(_frame(END, (), 0))
 
 
-def bytes_frame(data: Buffer | list[Buffer], limit: int) -> OutgoingFrame:
+def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Frame:
     """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
     pieces: tuple[Buffer, ...]
     if type(data) is bytes:
         size = len(data)
         if size <= _JOINED and size <= limit:
-            return OutgoingFrame((b"".join((_pack_head(BYTES, 0, size), data, VALID)),), size + _OVERHEAD)
+            return _pack_head(BYTES, 0, size) + data + VALID
         pieces = (data,)
     elif type(data) is list:
         size = sum(map(_size_of, data))
@@ -106,7 +116,7 @@ def bytes_frame(data: Buffer | list[Buffer], limit: int) -> OutgoingFrame:
     return _frame(BYTES, pieces, size)
 
 
-def parcel_frame(parcel: Parcel, limit: int) -> OutgoingFrame:
+def parcel_frame(parcel: Parcel, limit: int) -> Frame:
     """Raises MessageTooLong."""
     size = parcel.size
     if size > limit:
@@ -120,6 +130,6 @@ def parcel_frame(parcel: Parcel, limit: int) -> OutgoingFrame:
     return OutgoingFrame([head, parcel.head, *views, VALID], len(head) + size + 1)
 
 
-def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> OutgoingFrame:
+def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> Frame:
     pieces = (_pack_head(kind, 0, size), *data, VALID)
-    return OutgoingFrame((b"".join(pieces),) if size <= _JOINED else pieces, size + _OVERHEAD)
+    return b"".join(pieces) if size <= _JOINED else OutgoingFrame(pieces, size + _OVERHEAD)

@@ -125,10 +125,11 @@ class Endpoint:
         ident = get_ident()
         if self._owner == ident:
             raise ChannelError(f"this {type(self).__name__} is in use by the very code that was interrupted for this")
-        if timeout_s is not None and not (type(timeout_s) is float and timeout_s < LONGEST_S):
-            timeout_s = read_wait("timeout_s", timeout_s)
         if timeout_s is not None:
-            return self._locked_by(time.monotonic() + timeout_s, act, thing)
+            if type(timeout_s) is not float or not timeout_s < LONGEST_S:
+                timeout_s = read_wait("timeout_s", timeout_s)
+            if timeout_s is not None:
+                return self._locked_by(time.monotonic() + timeout_s, act, thing)
         try:
             with self._lock:  # no interrupt finds a place between this and what follows
                 self._owner = ident

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from infini_run.channel.decoder import Message
     from infini_run.channel.endpoint import SharedSocket
 
-_NOW, _ALL = int(socket.MSG_DONTWAIT), int(socket.MSG_WAITALL)
+# flags of a read, and of one of a large message
+_WAIT = (0,), (int(socket.MSG_WAITALL),)
+_NOW = (int(socket.MSG_DONTWAIT),), (int(socket.MSG_DONTWAIT),)
 
 
 class Receiver(Endpoint):
@@ -27,7 +29,7 @@ class Receiver(Endpoint):
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
-        self._recv_into = line.sock.recv_into
+        self._recv, self._recv_into = line.sock.recv, line.sock.recv_into
         self._decoder = FrameDecoder(limit)
         self._kept: Message | None = None  # a message that was seen and not taken
         self._over: tuple[type[ChannelError], str] | None = None
@@ -86,35 +88,26 @@ class Receiver(Endpoint):
 
     def _next(self, must_be: int, end_s: float | None) -> Message:
         """The next message. The lock is ours."""
-        decoder = self._decoder
         while not self._closed:
-            try:
-                message = self._kept or (None if decoder.is_drained else decoder.next_message())
-            except ChannelBroken as error:
-                self._tear(error)
-                raise
+            message = self._kept
             if message is None:
                 if self._over is not None:
                     raise self._over[0](self._over[1])
                 try:
-                    if end_s is None:
-                        count = decoder.read(self._recv_into, 0, _ALL)
-                    else:
-                        count = decoder.read(self._recv_into, _NOW, _NOW)
+                    message = self._decoder.read(self._recv, self._recv_into, _WAIT if end_s is None else _NOW)
                 except BlockingIOError:
                     self._wait(select.POLLIN, end_s)
-                    continue
                 except ChannelBroken as error:
                     self._tear(error)
                     raise
-                except ConnectionResetError:  # it has gone with messages of ours unread
-                    count = 0
-                if not count:
-                    where = "" if decoder.is_empty else " in the middle of a message"
+                except (EOFError, ConnectionResetError):  # the latter: it has gone with messages of ours unread
+                    where = "" if self._decoder.is_empty else " in the middle of a message"
                     self._over = ChannelBroken, f"the other side has died{where}: its stream ends without END"
-            elif message[0] == END:
-                self._kept = None
+                if message is None:
+                    continue
+            if message[0] == END:
                 self._over = ChannelEnd, "the other side has closed; everything has been received"
+                self._kept = None
             elif must_be and message[0] != must_be:
                 self._kept = message
                 raise TypeError("the next message is an object and not bytes: recv() takes it")
@@ -125,7 +118,6 @@ class Receiver(Endpoint):
 
     def _tear(self, error: ChannelBroken) -> None:
         self._over, self.is_torn = (ChannelBroken, str(error)), True
-        self._decoder.is_drained = True
 
     def close(self) -> None:
         """Take no more: what is unread is dropped, and the other side's sends are Broken from now on. Safe twice."""

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from threading import get_ident
 
-from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, parcel_frame
+from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, in_pieces, parcel_frame
 from infini_run.channel.endpoint import LIMIT, Endpoint
 from infini_run.channel.errors import ChannelBroken, ChannelError
 from infini_run.channel.serializer import serialize
@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from infini_run.channel.encoder import Frame
     from infini_run.channel.endpoint import SharedSocket
     from infini_run.channel.serializer import Buffer
 
@@ -39,7 +40,8 @@ class Sender(Endpoint):
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
         self._sock_send, self._sock_sendmsg = line.sock.send, line.sock.sendmsg
-        self._out: OutgoingFrame | None = None  # what is being sent, or was given up in its middle
+        self._out: Frame | None = None  # what is being sent, or was given up in its middle; of bytes, as far as:
+        self._written = 0
         self._posted: deque[OutgoingFrame] = deque()  # what is to be sent when there is room
         self._ends = False  # END is the last of them
         self._broken = ""
@@ -91,9 +93,10 @@ class Sender(Endpoint):
             return False
         return True
 
-    def _post(self, out: OutgoingFrame) -> bool:
+    def _post(self, frame: Frame) -> bool:
         if self._closed or self._ends:
             raise self._closed_error()
+        out = in_pieces(frame)
         out.is_awaited = True
         self._posted.append(out)
         return self.flush()
@@ -118,10 +121,11 @@ class Sender(Endpoint):
         """`send_bytes` in a coroutine."""
         await self._asend(bytes_frame(data, self._limit))
 
-    async def _asend(self, out: OutgoingFrame) -> None:
+    async def _asend(self, frame: Frame) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
+        out = in_pieces(frame)
         out.is_awaited = True
         try:
             async with self._queue_for(loop):
@@ -148,40 +152,44 @@ class Sender(Endpoint):
             self._leave()
         return True
 
-    def _start(self, out: OutgoingFrame, end_s: float | None) -> None:
+    def _start(self, frame: Frame, end_s: float | None) -> None:
         """Send a frame, after what is left of the one before. The lock is ours."""
-        if (self._closed or self._ends) and out is not self._last:
+        if (self._closed or self._ends) and frame is not self._last:
             raise self._closed_error()
         if self._broken:
             raise ChannelBroken(self._broken)
         if self._out is not None or self._posted:
             self._finish_pending(end_s)
-        self._out = out
-        if end_s is None and len(out.pieces) == 1:  # as _push does, for the many that go at once
+        if type(frame) is bytes and end_s is None:
+            self._written, self._out = 0, frame
+            counts = map(self._sock_send, (frame,), _QUIET_ONCE)
             try:
-                out.counts.extend(map(self._sock_send, out.pieces, _QUIET_ONCE))
+                for self._written in counts:  # a store, which no interrupt keeps apart from the call in C
+                    pass
             except (BrokenPipeError, ConnectionResetError):
                 raise self._peer_closed_error() from None
-            if out.counts[0] == out.size:
+            if self._written == len(frame):
                 self._out = None
                 return
-        self._push(out, end_s)
+            frame = in_pieces(frame, self._written)
+        self._push(in_pieces(frame), end_s)
 
     def _finish_pending(self, end_s: float | None) -> None:
         """Finish what somebody waits for; make void what was given up."""
-        if self._out is not None and not self._out.is_awaited:
-            self._out = self._out.void_remainder()
-        while self._out is not None or self._posted:
-            if self._out is None:
-                self._out = self._posted.popleft()
-            self._push(self._out, end_s)
+        out = None if self._out is None else in_pieces(self._out, self._written)
+        if out is not None and not out.is_awaited:
+            self._out = out = out.void_remainder()
+        if out is not None:
+            self._push(out, end_s)
+        while self._posted:
+            self._push(self._posted.popleft(), end_s)
 
     def _push(self, out: OutgoingFrame, end_s: float | None) -> None:
+        self._out = out
         flags = _QUIET if end_s is None else _QUIET_NOW
-        counts, pieces = out.counts, out.pieces
-        while sum(counts) != out.size:
-            if counts or len(pieces) > 1:
-                pieces = out.rest()
+        counts = out.counts
+        while not out.is_done:
+            pieces = out.rest()
             try:  # one call in C: no interrupt comes between what is sent and its count
                 if len(pieces) == 1:
                     counts.extend(map(self._sock_send, pieces, (flags,)))

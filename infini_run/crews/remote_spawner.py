@@ -14,7 +14,7 @@ from _functools import partial
 from _thread import RLock
 from itertools import accumulate
 
-from infini_run.channel.encoder import bytes_frame
+from infini_run.channel.encoder import bytes_frame, in_pieces
 from infini_run.core.group import forking
 from infini_run.crews.callables import path_of_workers
 from infini_run.crews.node_link import NodeLink
@@ -277,7 +277,7 @@ class RemoteSpawner:
         """As Spawner.spread: once to each node."""
         own = [process for process in processes if isinstance(process, RemoteWorkerProcess)]
         if self._link is not None and own:
-            self._link.spread(self._number(), own, bytes_frame(frame, LARGEST).pieces)
+            self._link.spread(self._number(), own, in_pieces(bytes_frame(frame, LARGEST)).pieces)
 
     # ---- the end
 

@@ -99,7 +99,8 @@ def test_a_receiver_that_is_cancelled_in_mid_message_has_it_next_time(way):
         while not sending.done():
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(rx.arecv(), 1e-9)
-            if rx._decoder._state[3] > FULL // 2:  # most of it is here
+            state = rx._decoder._state
+            if isinstance(state, tuple) and state[3] > FULL // 2:  # most of it is here
                 break
             await settled(1)
         assert await rx.arecv() == b"x" * FULL
