@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import SUPPORT
-from tests.support.processes import processes
+from tests.support.processes import carrying
 from tests.support.waiting import LIMIT_S, until
 
 BEDS = SUPPORT / "beds"
@@ -99,19 +99,15 @@ class Case:
 
     def alive(self) -> dict[int, str]:
         """What is left of it, on all nodes."""
-        found = {}
-        for pid, (_, state, name) in processes().items():
-            try:
-                strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if state not in "ZX" and self._mark in strings:
-                found[pid] = name
-        return found
+        return carrying(self._mark)
 
     def end(self) -> None:
         """Nothing of it is left anywhere, or will be in a moment."""
-        until(lambda: not self.alive(), LIMIT_S)
+        try:
+            until(lambda: not self.alive(), LIMIT_S)
+        except AssertionError:
+            argv = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.alive()}
+            raise AssertionError(f"it is still running: {argv}") from None
 
     def clear(self) -> None:
         """SIGKILL to what a broken test has left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from pathlib import Path
+from collections.abc import Iterator
 
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 
@@ -20,26 +20,44 @@ def lead_group() -> None:
 
 def processes() -> dict[int, tuple[int, str, str]]:
     """pid: (parent, state, name) of every process there is."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
-            except OSError:
-                continue
-            name = stat[stat.index("(") + 1 : stat.rindex(")")]
-            state, parent = stat[stat.rindex(")") + 2 :].split()[:2]
-            found[int(entry)] = (int(parent), state, name)
-    return found
-
-
-def children() -> dict[int, str]:
-    return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
+    return {pid: _parts(stat) for pid, stat in _each("stat")}
 
 
 def state_of(pid: int) -> str:
     """The letter that /proc has for it; "" when it is gone."""
-    return processes().get(pid, (0, "", ""))[1]
+    stat = _read(pid, "stat")
+    return _parts(stat)[1] if stat else ""
+
+
+def _parts(stat: bytes) -> tuple[int, str, str]:
+    text = stat.decode(errors="replace")
+    state, parent = text[text.rindex(")") + 2 :].split()[:2]
+    return int(parent), state, text[text.index("(") + 1 : text.rindex(")")]
+
+
+def _each(file: str) -> Iterator[tuple[int, bytes]]:
+    """The pid of every process there is, and what its file in /proc says."""
+    for entry in os.listdir("/proc"):
+        content = _read(int(entry), file) if entry.isdigit() else b""
+        if content:
+            yield int(entry), content
+
+
+def _read(pid: int, file: str) -> bytes:
+    """Nothing of a process that has gone. Without pathlib: every test looks at all processes, four times."""
+    try:
+        with open(f"/proc/{pid}/{file}", "rb", buffering=0) as opened:
+            return opened.readall()
+    except OSError:
+        return b""
+
+
+def children() -> dict[int, str]:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # not one: the usual case needs no look at all processes
+        return {}
+    return {pid: f"{name} {state}" for pid, (parent, state, name) in processes().items() if parent == os.getpid()}
 
 
 def is_alive(pid: int) -> bool:
@@ -47,18 +65,16 @@ def is_alive(pid: int) -> bool:
 
 
 def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
-    """Live processes that carry the mark of a launch and that of this test run."""
-    ours = "=".join(OURS).encode()
-    found = {}
-    for pid, (_, state, name) in processes().items():
-        try:
-            strings = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        is_ours = ours in strings and any(string.startswith(mark) for string in strings)
-        if pid != os.getpid() and state not in "ZX" and is_ours:
-            found[pid] = name
-    return found
+    """Live processes that carry the mark of a launch and that of this test run, without this one."""
+    return {pid: name for pid, name in carrying("=".join(OURS).encode(), mark).items() if pid != os.getpid()}
+
+
+def carrying(string: bytes, beginning: bytes = b"") -> dict[int, str]:
+    """Live processes with this string in their environment, and with one that begins so."""
+    each = ((pid, content.split(b"\0")) for pid, content in _each("environ") if string in content)
+    found = [pid for pid, strings in each if string in strings and any(s.startswith(beginning) for s in strings)]
+    alive = processes() if found else {}
+    return {pid: alive[pid][2] for pid in found if pid in alive and alive[pid][1] not in "ZX"}
 
 
 def descriptors() -> dict[str, str]:
