@@ -40,10 +40,12 @@ help:
 	@echo "make wheels  the sdist and every wheel (glibc and musl, x86-64 and aarch64) in dist/"
 	@echo "make wheels-test  each wheel installed and run: on glibc, on aarch64 under qemu, as process 1 of an image; for root"
 
+# The tests start thousands of interpreters, perhaps where none may write what it has compiled.
 $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,check]'
+	$(BIN)/python -m compileall -q infini_run
 	@touch $@
 
 test: $(VENV)/made
