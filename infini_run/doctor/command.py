@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 _CALL = "infini_run.doctor.machine.run"
 _LIMIT_S = 30.0
 _CLOCK_NOTE_S, _CLOCK_PROBLEM_S = 1.0, 300.0  # of Kerberos, for one, a default
-_WITH_OUTPUT = ("ssh", "slurm")  # engines whose commands bring back what is written there
+_REFUSED = {  # engines without a command for each node that brings back what is written there, and why
+    "pbs": "pbs_tmrsh brings back nothing of what is written on a node",
+    "mpi": "one mpirun reaches all nodes, and ends all if one fails",
+}
 
 
 def run_doctor(
@@ -42,7 +45,7 @@ def run_doctor(
         The answer, and the exit code: 1 if there is a problem.
 
     Raises:
-        UsageError: the engine does not bring back what is written on a node.
+        UsageError: the engine has no command for each node that brings back what is written there.
         StartError, ProgramMissing: the engine's command cannot be started.
     """
     here = Machine("this machine", own_python(_CALL), explain=_explain_own)
@@ -66,10 +69,10 @@ def _nodes(
     options: Options, node_list: NodeList, environ: Mapping[str, str], contact: Contact | None = None
 ) -> list[Machine]:
     """A command for each node, which looks at it. contact: another call than that."""
-    if node_list.engine not in _WITH_OUTPUT:
+    why = _REFUSED.get(node_list.engine)
+    if why:
         raise UsageError(
-            f"--doctor with --engine={node_list.engine}: it brings back nothing of what is written on a node; "
-            "--engine=ssh does"
+            f"--doctor with --engine={node_list.engine}: {why}; give --engine=ssh, or run it on each node"
         )
     engine = find_engine(node_list.engine)
     options = replace(options, least_nodes=1)  # the loss of one node does not end the command of another

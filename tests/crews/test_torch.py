@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -114,6 +115,16 @@ def test_accelerate_and_lightning_find_their_way_by_the_environment(infini_run):
             "lightning": [rank, rank, 0, 2],
             "creates_processes": False,
         }
+
+
+def test_transformers_trainer_trains_one_model_on_all_ranks(infini_run):
+    env = dict(os.environ, HF_HUB_OFFLINE="1")
+    command = infini_run("--standalone", "--nproc_per_node=2", str(ROOT / "examples/trainer.py"), env=env)
+    assert command.wait(LIMIT_S) == 0, command.err
+    last = command.out.decode().splitlines()[-1]
+    told = re.fullmatch(r"loss (\d+\.\d+) after 64 steps of 2 ranks", last)  # 256 sequences, 2 x 8 at a time, 4 times
+    assert told is not None, last
+    assert float(told[1]) < 0.5
 
 
 def test_what_record_wrote_is_in_the_report_with_the_rank_and_in_ten_lines(infini_run, tmp_path):

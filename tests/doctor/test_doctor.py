@@ -82,10 +82,18 @@ def test_only_the_command_line_asks_it_and_its_form_is_checked():
         resolve(["--doctor", "--engine=slurm"], {})
 
 
-def test_an_engine_that_brings_nothing_back_is_refused(infini_run):
-    command = infini_run("--doctor", "--engine=mpi", "--hosts=a,b")
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("pbs", "pbs_tmrsh brings back nothing of what is written on a node"),
+        ("mpi", "one mpirun reaches all nodes, and ends all if one fails"),
+    ],
+)
+def test_an_engine_without_an_answer_of_each_node_is_refused_with_its_own_reason(engine, why, infini_run):
+    command = infini_run("--doctor", f"--engine={engine}", "--hosts=a,b")
     assert command.wait() == 2
-    assert command.err.startswith(b"infini-run: --doctor with --engine=mpi: it brings back nothing")
+    said = f"infini-run: --doctor with --engine={engine}: {why}; give --engine=ssh, or run it on each node"
+    assert command.err.decode().splitlines()[0] == said
 
 
 # ---- it reports what a launch does
