@@ -70,7 +70,7 @@ def test_daemons_of_daemons_are_ended_when_their_rank_had_ended_before(infini_ru
     command = infini_run("--nproc_per_node=2", *play(*words))
     pids = pids_told(command, b"stray", 2)
     rank = command.pids_of(b"ready")[1]
-    until(lambda: sum(parent == command.pid for parent, _, _ in processes().values()) == 4)  # rank, guard, daemons
+    until(lambda: set(marked()) == {*pids, rank})  # rank 0 has ended, and all that forked the daemons
     kill(command)
     all_end([*pids, rank])
 
