@@ -146,7 +146,7 @@ wheels: $(WHEELS)/made
 wheels-test: $(VENV)/made $(WHEELS)/made
 	tests/support/beds/install.sh $(WHEEL_BEDS)
 	test -n "$(wildcard dist/*.whl)" || $(MAKE) wheels
-	$(BIN)/python -m pytest -m wheels tests/wheels $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -o faulthandler_timeout=0 -m wheels tests/wheels $(PYTEST_ARGS)
 
 # What a site is built with is no part of what a user installs, nor of what tests need.
 $(DOCS)/made: pyproject.toml

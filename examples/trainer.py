@@ -41,6 +41,7 @@ def main():
             learning_rate=1e-2,
             save_strategy="no",
             logging_strategy="no",
+            ddp_find_unused_parameters=False,
             report_to="none",
             disable_tqdm=True,
         )

@@ -225,6 +225,25 @@ def test_it_can_be_used_by_keyboard_in_light_and_dark(page, local, bell):
     end(local, name)
 
 
+def test_nothing_is_cut_off_on_a_phone(page, local):
+    long = "--name=" + "long-" * 40
+    failed = local.submit("--slots=3", "--", *play("@1", "exit=7", "@*", "wait"), long)
+    array = local.submit("--array=0-1", "--", "sh", "-c", "exit $((INFINI_JOB_TASK * 7))", long)
+    for name in (failed, array):
+        local.wait(name)
+    page.set_viewport_size({"width": 390, "height": 844})
+    for name, shown in ((failed, "exit 7, first failure"), (array, f"rank 0 on {HOST} failed: exit code 7")):
+        row(page, name).get_by_role("link").click()
+        expect(page.locator("#runs")).to_contain_text(shown)
+        assert page.evaluate(CUT) == []
+        assert page.evaluate(CONTRAST) == []
+    assert page.get_by_role("row").filter(has_text=failed).count() == 1  # it is a table to a screen reader
+    assert page.get_by_role("columnheader", name="Command").count() == 1
+
+
+# what is wider than the window, or than the box that it would have to be scrolled in
+CUT = """() => [document.documentElement, ...document.querySelectorAll(".wide")]
+  .filter((e) => e.scrollWidth > e.clientWidth).map((e) => [e.id, e.scrollWidth, e.clientWidth])"""
 # what can be used, or jumped to, and has no name that a screen reader could say
 UNNAMED = """() => [...document.querySelectorAll("button, select, input, [role=region]")].filter((e) =>
   !(e.labels?.length || e.textContent.trim() || e.ariaLabel || e.getAttribute("aria-labelledby"))).length"""

@@ -126,7 +126,7 @@ function showJob() {
 
 function showTasks(tasks) {
   const focused = document.activeElement?.getAttribute("href");
-  const table = make("table");
+  const table = make("table", undefined, { class: "tasks" });
   table.append(...tasks.map((task) => {
     const made = make("tr");
     const name = make("td");
