@@ -2,9 +2,9 @@
 
     infini-run --standalone --nproc_per_node=2 examples/trainer.py
 
-Trainer finds the ranks in the environment, and each takes its share of every batch. A sequence counts up from a number
-of its own, modulo VOCABULARY. Nothing is downloaded: model and data are made here. On CPUs; without use_cpu, on GPUs.
-Fails if the loss on sequences that it has not seen stays above TARGET.
+Trainer finds the ranks in the environment, and each takes its share of every batch. A sequence counts up from a
+number of its own, modulo VOCABULARY. Nothing is downloaded: model and data are made here. On CPUs, or without use_cpu
+on GPUs. Fails if the loss on sequences that it has not seen stays above TARGET.
 """
 
 import sys
