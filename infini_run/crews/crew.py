@@ -73,7 +73,7 @@ class Crew(Generic[T, R]):
         target: a function `serve(ctx, task)`, called for each task; or a class with `task(self, ctx, task)` and, if
             there is something to do, `start(self, ctx)` and `stop(self, ctx)`, of which each worker makes one object.
             A functools.partial of either will do, and so will an object with these methods, of which each worker
-            gets a copy. It travels by value if no module has it (__main__, closures); workers never import the
+            gets a copy. It travels by value if no module has it (`__main__`, closures); workers never import the
             caller's script.
         args, kwargs: arguments for the target: each worker makes its object of a class with them; a function gets
             them after ctx and task.

@@ -149,7 +149,7 @@ class Launcher:
         """Call `function(*args, **kwargs)` on every rank, and return what each returned.
 
         The function and what it refers to travel by value if no module has them: lambdas, closures, functions of
-        __main__ or a notebook. The arguments are pickled once. Whatever is raised, no worker is left.
+        `__main__` or a notebook. The arguments are pickled once. Whatever is raised, no worker is left.
 
         Args:
             function: any callable that pickles.
