@@ -15,7 +15,6 @@ import infini_run
 from infini_run.core.group import debug_flags
 from tests.support.command import COMMAND, play
 from tests.support.group_case import Live, spec
-from tests.support.paths import ROOT
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
 from tests.support.waiting import until
 
@@ -171,9 +170,8 @@ def test_folders_of_launches_that_have_just_begun_cost_another_one_no_import(tmp
     (tmp_path / "infini-run-ir-0123456789ab").mkdir(0o700)
     looks = "import sys; from infini_run.node import resources; resources.MEMORY = sys.argv[1]; "
     looks += "resources._remove_abandoned(); assert not {'re', 'shutil', 'fcntl', 'os'} & set(sys.modules)"
-    subprocess.run(
-        [sys.executable, "-S", "-P", "-c", looks, str(tmp_path)], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, check=True
-    )
+    env = {"PYTHONPATH": str(Path(infini_run.__file__).parent.parent)}
+    subprocess.run([sys.executable, "-S", "-c", looks, str(tmp_path)], cwd="/", env=env, check=True)
     assert list(tmp_path.iterdir())
 
 
