@@ -83,6 +83,7 @@ bool wait_has_children(struct ir_group *g);
 /* reap_threads.c */
 int waiter_start(struct ir_group *g, uint32_t index);
 void waiter_ready(struct ir_group *g);
+void waiter_close(struct ir_group *g, bool forked);
 
 /* signal_send.c */
 int group_signal_leaders(struct ir_group *g, int sig);

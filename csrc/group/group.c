@@ -60,7 +60,7 @@ int ir_group_new(const struct ir_config *config, uint32_t n, struct ir_group **r
     g->has_proc = process_sees_itself(g->self);
     g->epoll_fd = g->exits_fd = g->timer_fd = g->signal_fd = g->execs_fd = g->terminal_fd = -1;
     g->rest_fd = -1;
-    g->waiter_fd[0] = g->waiter_fd[1] = g->input.fd = -1;
+    g->input.fd = -1;
     g->cgroup.fd = g->lifeline[0] = g->lifeline[1] = -1;
     g->lease.fd = g->lease.pipe[0] = g->lease.pipe[1] = -1;
     g->guard.folder_fd = g->guard.pidfd = g->guard.pipe[0] = g->guard.pipe[1] = -1;
@@ -163,9 +163,10 @@ struct ir_group *ir_group_free(struct ir_group *g) {
         notify_close(g, i);
     }
     if (g->workers != NULL) sink_close(g);
-    const int fds[] = {g->epoll_fd,    g->exits_fd,     g->timer_fd,     g->signal_fd,
-                       g->execs_fd,    g->waiter_fd[0], g->waiter_fd[1], g->terminal_fd,
-                       g->lifeline[0], g->lifeline[1],  g->rest_fd,      g->guard.folder_fd};
+    waiter_close(g, forked);
+    const int fds[] = {g->epoll_fd, g->exits_fd,       g->timer_fd,    g->signal_fd,
+                       g->execs_fd, g->terminal_fd,    g->lifeline[0], g->lifeline[1],
+                       g->rest_fd,  g->guard.folder_fd};
     for (size_t i = 0; i < sizeof fds / sizeof *fds; i++) (void)fd_close(fds[i]);
     if (forked)
         return NULL; /* another thread of the parent may have been in the midst of any of these */

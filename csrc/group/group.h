@@ -40,7 +40,7 @@ struct ir_group {
     bool rests_timed;           /* it runs */
     bool went_badly;            /* a worker did not end with 0 */
     int lifeline[2];            /* whose end tells a child in another PID namespace of ours */
-    int waiter_fd[2];           /* threads that wait in place of a pidfd write worker numbers here */
+    struct waiter_queue *waiters; /* from threads that wait in place of pidfds; NULL: there are none */
     enum state state;
     bool immediate;             /* a second stop came: no further grace */
     bool signalled;             /* a signal from outside stopped us */

@@ -664,6 +664,20 @@ def test_many_groups_one_after_the_other_keep_no_memory(debug):
     assert rss_kib() - before < 3000, "a group of four with its buffers is 700 KiB"
 
 
+def test_a_group_that_is_closed_has_nothing_open(debug):
+    """Not even for a moment: a fork of the host program just then would keep it. On one core who tells of an end
+    has no time for more before we go on."""
+    before, cores = descriptors(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        for _ in range(100):
+            with Live(spec(0, "/bin/true"), debug=debug) as live:
+                live.end()
+            assert descriptors() == before
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.parametrize("how", PATHS)
 @pytest.mark.parametrize("nproc", [1, 20])
 def test_the_command_works_on_every_path(infini_run, how, nproc):
