@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.command import COMMAND, PATHS, Bell, Command, Gate, Tracer
-from tests.support.processes import OURS, children, descriptors, marked
+from tests.support.command import COMMAND, PATHS, Bell, Command, Freezer, Gate, Tracer
+from tests.support.processes import OURS, children, descriptors, marked, state_of
 from tests.support.rows import SEED, TAKES_ALL, sample
+from tests.support.waiting import until
 
 # speed is bench/'s affair: how long an example takes on a busy machine says nothing
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -177,3 +178,33 @@ def trace():
     for tracer in tracers:
         if tracer.process.returncode is None:
             tracer.let_go()
+
+
+@pytest.fixture
+def suspended():
+    """Suspend a process by SIGSTOP; it goes on at the end."""
+    pids = []
+
+    def suspend(pid):
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: state_of(pid) == "T")
+        pids.append(pid)
+
+    yield suspend
+    for pid in pids:
+        if state_of(pid) == "T":
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def freezer():
+    """A cgroup whose processes do not die of SIGKILL until they are thawed: as in uninterruptible sleep."""
+    folder = Path(f"/sys/fs/cgroup/freezer/test-{os.getpid()}")
+    if os.geteuid() != 0 or not (folder.parent / "cgroup.procs").exists():
+        pytest.skip("no cgroup v1 freezer here that we may use")
+    folder.mkdir()
+    freezer = Freezer(folder)
+    yield freezer
+    freezer.thaw()
+    until(lambda: not (folder / "cgroup.procs").read_text())
+    folder.rmdir()

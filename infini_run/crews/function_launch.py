@@ -133,6 +133,7 @@ class LaunchSupervisor(Supervisor):
         self._start_due_s = _NEVER if limit_s is None else time.monotonic() + limit_s
         self._begin_s = time.time()
         super()._start_workers(ranks)
+        self.restarts.begin()
         for rank in ranks:
             self.workers[rank].expect(PendingTask(_TASK, Body(), self.asks[rank], shared=False))
         if sum(memoryview(part).nbytes for part in self._body.parts) <= _SMALL:

@@ -186,7 +186,7 @@ class LaunchHandle(Generic[R]):
     @property
     def restarts(self) -> int:
         """How often all ranks were started again."""
-        return self._launch.restarts.total
+        return self._launch.restarts.begun
 
     @property
     def exits(self) -> Sequence[Exit | None]:
@@ -236,7 +236,7 @@ def _error_of(failure: Failure) -> BaseException:
 
 def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseException:
     """The first failure's error, with a note for each later one, and notes about restarts before it."""
-    error, total = _error_of(failures[0]), restarts.total
+    error, total = _error_of(failures[0]), restarts.begun
     notes = [f"after {total} restart{'s' * (total > 1)} of all ranks"] if total else []
     if restarts.not_restarted:
         notes.append(f"not restarted: {restarts.not_restarted}")

@@ -29,6 +29,7 @@ class LaunchRestarts:
             are read.
 
     Attributes:
+        begun: Restarts so far, without one that was decided and has not begun.
         not_restarted: Why no attempt followed the last one, unless that is plain.
     """
 
@@ -36,6 +37,7 @@ class LaunchRestarts:
         self._options = options
         self._count = RestartCount()
         self._progress = -1  # of the attempt that runs
+        self.begun = 0
         self.not_restarted = ""
 
     @property
@@ -45,8 +47,12 @@ class LaunchRestarts:
 
     @property
     def total(self) -> int:
-        """Restarts so far."""
+        """Restarts so far, with one that was decided and has not begun."""
         return self._count.total
+
+    def begin(self) -> None:
+        """The attempt that was decided begins."""
+        self.begun = self._count.total
 
     def note_progress(self, value: int) -> None:
         """Take in how far a rank of the attempt that runs has come. The highest number counts."""

@@ -42,6 +42,8 @@ class MovingCrew(CrewSupervisor):
         if node.problem is None and not node.peer.is_leaving:
             return super()._spend(worker, now_s)
         if node not in self._losses:
+            held = {each.process.node for each in self.workers if isinstance(each.process, RemoteWorkerProcess)}
+            self._losses = {each: cost for each, cost in self._losses.items() if each in held}
             self._losses[node] = super()._spend(worker, now_s)
         return self._losses[node]
 

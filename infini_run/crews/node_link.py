@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from infini_run.channel.serializer import Buffer
     from infini_run.crews.remote_node import RemoteWorker
+    from infini_run.multinode.agent_options import WorkerNeeds
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.world_changes import WorldChanges
     from infini_run.options.nodes import NodeList
@@ -43,7 +44,7 @@ class NodeLink:
         options, node_list: as for a Head.
         cwd: where the spawn servers start.
         setup: returns the first message to the spawn servers of a world, by its number.
-        is_independent: as for a Head.
+        is_independent, workers: as for a Head.
 
     watchers: called in the link's thread when a world has come or gone, or there will be none.
     """
@@ -56,6 +57,7 @@ class NodeLink:
         setup: Callable[[int], Mapping[str, object]],
         *,
         is_independent: bool = False,
+        workers: WorkerNeeds | None = None,
     ) -> None:
         own = has_own_stderr()
         self.head = Head(
@@ -66,6 +68,7 @@ class NodeLink:
             cwd=cwd,
             on_stream=self._on_data,
             is_independent=is_independent,
+            workers=workers,
         )
         self._setup = setup
         self._poller = Poller()

@@ -22,6 +22,7 @@ from infini_run.crews.remote_process import RemoteWorkerProcess
 from infini_run.crews.stream_multiplexer import LARGEST
 from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_counts, resolve_hosts_and_engine
 from infini_run.errors import InfiniRunError, NodeLost, UsageError
+from infini_run.multinode.agent_options import WorkerNeeds
 from infini_run.multinode.rendezvous import rendezvous_address
 from infini_run.record import record
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -72,8 +73,14 @@ class RemoteSpawner:
         self._flags = {name: plain_flag(value) for name, value in given.items() if not reaches(name)}
         if hosts:
             reach["hosts"] = ",".join(hosts)
-        self._options, self._node_list = resolve_hosts_and_engine(reach, self._flags, nproc)
+        self._options, self._node_list, workers = resolve_hosts_and_engine(reach, self._flags, nproc)
         self._nprocs = read_counts(nproc, self._node_list)
+        self._needs = WorkerNeeds(
+            gpus_per_proc=workers.gpus_per_proc,
+            nproc=self._nprocs[0],
+            log_dir=workers.log_dir,
+            environ=dict(env or {}),
+        )
         if self.is_elastic:
             check_elastic(self._nprocs, given)
         self._cwd = None if cwd is None else os.fspath(cwd)
@@ -117,6 +124,7 @@ class RemoteSpawner:
                         self._cwd,
                         self._setup_of,
                         is_independent=self.is_independent,
+                        workers=self._needs,
                     )
                     self._link.watchers.add(self._wake_watchers)
                     call_in_forked_children(self)

@@ -131,10 +131,13 @@ def read_nproc(
 
 def resolve_hosts_and_engine(
     reach: Mapping[str, object], flags: Mapping[str, object], nproc: object
-) -> tuple[Options, NodeList]:
-    """What the head is to do: one outpost on each host. Raises UsageError, for the workers' flags, too."""
+) -> tuple[Options, NodeList, Options]:
+    """What the head is to do: one spawn server on each host; and the options of the workers. Raises UsageError, for
+    the workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
-    read_flags({"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}, ("true",), {})
+    given = {"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}
+    workers = read_flags(given, ("true",), {}).options
+    assert workers is not None
     remote_python = str(reach.get("remote_python") or "")
     words = (
         own_python("infini_run.crews.spawn_server.main", remote_python)
@@ -155,7 +158,7 @@ def resolve_hosts_and_engine(
         own = read_failure_options(flags)
         restarts = ("max_restarts", "restart_delay_s", "restart_window_s")
         options = replace(options, **{name: getattr(own, name) for name in restarts})
-    return options, request.node_list
+    return options, request.node_list, workers
 
 
 def _engine(reach: Mapping[str, Any]) -> str:

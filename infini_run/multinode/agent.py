@@ -14,7 +14,7 @@ from infini_run.errors import InfiniRunError, LinkError, printable
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.agent_setup import NodeSetup, check_version, hello, make_node_plan, prepare
 from infini_run.multinode.head_link import HeadLink
-from infini_run.multinode.protocol import HANDSHAKE_S, pack_json, unpack_json
+from infini_run.multinode.protocol import HANDSHAKE_S, pack, pack_json, unpack_json
 from infini_run.multinode.rank_stdio import RankStdio
 from infini_run.multinode.record_codec import to_jsonable
 from infini_run.system.poller import READ, Poller
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infini_run.display.relay import ObserverRelay
     from infini_run.multinode.byte_stream import AgentStream
     from infini_run.multinode.connection import Connection
+    from infini_run.multinode.old_world import StuckProcesses
     from infini_run.node.launch import NodeLaunch
     from infini_run.node.node_check import NodeCheck
     from infini_run.options.options import Options
@@ -79,6 +80,7 @@ class Agent:
         self._relay: ObserverRelay | None = None
         self._setup: NodeSetup | None = None
         self._check: NodeCheck | None = None  # that runs
+        self._stuck: StuckProcesses | None = None  # of the last attempt
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
@@ -103,6 +105,8 @@ class Agent:
             self._unwatch_ctrl_z()
             if self._check is not None:
                 self._check.close()
+            if self._stuck is not None:
+                self._stuck.close()
             if self._stdio is not None:
                 self._stdio.restore_stderr()
             self._poller.close()
@@ -177,11 +181,11 @@ class Agent:
         options = setup.options
         self._check = NodeCheck(
             options.node_check,
-            environ=setup.environ,
+            environ=setup.check_environ,
             cwd=setup.cwd,
             timeout_s=options.node_check_timeout_s,
-            gpus=options.gpus_per_proc * setup.nproc,
-            log_dir=os.path.join(setup.cwd, options.log_dir) if options.log_dir else "",
+            gpus=setup.gpus,
+            log_dir=setup.log_dir,
             entry=self.entry,
         )
         self._check.start()
@@ -271,8 +275,20 @@ class Agent:
             self._stream.finish()
         if self._link.is_lost:
             raise LinkError(self._link.loss)
-        done = {"report": to_jsonable(run.outcome.report()), "port": free_port(), "progress": run.progress}
+        report = run.outcome.report()
+        done = {"report": to_jsonable(report), "port": free_port(), "progress": run.progress}
         self._link.connection.send(pack_json(protocol.DONE, done))
+        if report.stuck and self._link.lease is not None:
+            self._await_end(launch["launch_id"], [process.pid for process in report.stuck])
+
+    def _await_end(self, launch_id: str, pids: Sequence[int]) -> None:
+        """Tell the head when the processes have ended that SIGKILL did not end at once."""
+        from infini_run.multinode.old_world import StuckProcesses
+
+        connection = self._link.connection
+        self._stuck = StuckProcesses(
+            launch_id, pids, self._poller, on_end=lambda: connection.send(pack(protocol.CLEARED))
+        )
 
     def _take_signals(self) -> None:
         """While ranks run, the core reads the signals of this process."""

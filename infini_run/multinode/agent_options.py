@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from infini_run.record import replace
+from infini_run.record import record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from infini_run.options.options import Options
+
+
+@record
+class WorkerNeeds:
+    """What workers need of each node where ranks are spawn servers, which start the workers.
+
+    Args:
+        gpus_per_proc: GPUs of each worker; 0: they are not looked at.
+        nproc: how many workers, or gpu, cpu, auto.
+        log_dir: of their logs; empty: they have none.
+        environ: what is added to their environment.
+    """
+
+    gpus_per_proc: int
+    nproc: int | str
+    log_dir: str
+    environ: Mapping[str, str]
 
 
 def options_of_agents(options: Options) -> Options:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 
 from infini_run.errors import UsageError
-from infini_run.multinode.agent_options import options_of_agents
+from infini_run.multinode.agent_options import WorkerNeeds, options_of_agents
 from infini_run.multinode.connection import TOKEN
 from infini_run.multinode.record_codec import decode_record
 from infini_run.options.nodes import HEADS_OWN
@@ -33,6 +33,9 @@ class NodeSetup:
         warnings: lines for this node's user.
         host: name of this node.
         nproc: number of its ranks.
+        gpus: that its check looks at, and nobody may hold.
+        log_dir: that its check looks at; empty: there is none.
+        check_environ: the environment of its check.
     """
 
     options: Options
@@ -42,6 +45,9 @@ class NodeSetup:
     warnings: tuple[str, ...]
     host: str
     nproc: int
+    gpus: int
+    log_dir: str
+    check_environ: dict[str, str]
 
 
 def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[str, str]) -> NodeSetup:
@@ -55,6 +61,7 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
     Raises:
         UsageError: the directory is missing, or two command lines contradict each other.
         ProgramError: the program cannot be run here.
+        DeviceError: the GPUs are not here.
     """
     from infini_run.environments.launcher_variables import close_inherited_on_exec, strip_launcher_environment
     from infini_run.options.options import Options
@@ -82,6 +89,8 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         options = replace(options_of_agents(own), live=options.live, stdin=options.stdin)
     command = find_command(options.program, environ, module=options.module, no_python=options.no_python)
     node = inspect_node(options, environ)
+    needs = WorkerNeeds(**spec["workers"]) if spec["workers"] else _needs_of_ranks(options, node.nproc)
+    check_environ = {**environ, **needs.environ}
     return NodeSetup(
         options=options,
         command=command,
@@ -90,7 +99,24 @@ def prepare(spec: Mapping[str, Any], own: Options | None, own_environ: Mapping[s
         warnings=warnings,
         host=node.host,
         nproc=node.nproc,
+        gpus=_count_gpus(needs, check_environ),
+        log_dir=needs.log_dir and os.path.join(cwd, needs.log_dir),
+        check_environ=check_environ,
     )
+
+
+def _needs_of_ranks(options: Options, nproc: int) -> WorkerNeeds:
+    return WorkerNeeds(gpus_per_proc=options.gpus_per_proc, nproc=nproc, log_dir=options.log_dir, environ={})
+
+
+def _count_gpus(needs: WorkerNeeds, environ: Mapping[str, str]) -> int:
+    """Raises DeviceError: there are none to count."""
+    nproc = needs.nproc
+    if needs.gpus_per_proc and isinstance(nproc, str):
+        from infini_run.devices.visible import resolve_nproc
+
+        nproc = resolve_nproc(nproc, environ, needs.gpus_per_proc)
+    return needs.gpus_per_proc * nproc if isinstance(nproc, int) else 0
 
 
 def check_version(spec: object) -> None:

@@ -67,7 +67,7 @@ class Attempts:
         state.world_size = spans[0].world_size
         self._stdin.nodes, self._stdin.first_ranks = agents, [span.first for span in spans]
         self._join.end()
-        restarts.end_wait()
+        restarts.begin()
         address, port = rendezvous_address(
             self._state.options, agents, is_fresh=self._state.options.is_elastic and restarts.total > 0
         )

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from infini_run.multinode.agent_options import WorkerNeeds
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.head_observers import HeadObservers
     from infini_run.multinode.head_state import NodeChanges
@@ -54,6 +55,7 @@ _MOST_EARLY_SIGNALS = 64  # that are kept until the first ranks start
 _DUE_IN = {  # the states in which an agent may send a frame of that kind; others: in any state
     protocol.HELLO: ("connected", "ready", "running"),
     protocol.CHECKED: ("ready", "done"),
+    protocol.CLEARED: ("done",),
     **dict.fromkeys((protocol.EVENT, protocol.DONE, protocol.STREAM_UP, protocol.OBSERVATIONS), ("running",)),
 }
 
@@ -73,6 +75,7 @@ class Head:
         observers: the live table and the trace; their owner closes them. None: neither was asked for.
         listening: a socket that listens on the link's port already. None: one is opened if it is needed.
         is_independent: if the job goes on when it loses a node, the processes on the others run on.
+        workers: what the processes need that ours start on each node; None: ours are the workers.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Head:
         observers: HeadObservers | None = None,
         listening: socket | None = None,
         is_independent: bool = False,
+        workers: WorkerNeeds | None = None,
     ) -> None:
         engine, poller = find_engine(node_list.engine), Poller()
         self._options = options
@@ -102,7 +106,14 @@ class Head:
             on_reached=self._processes.on_reached,
         )
         self._state = HeadState(
-            options, node_list, engine, self._agents, poller, observers=observers, print_line=print_line
+            options,
+            node_list,
+            engine,
+            self._agents,
+            poller,
+            observers=observers,
+            print_line=print_line,
+            workers=workers,
         )
         self._losses = NodeLosses(self._state, self._processes)
         self._join = JoinPhase(
@@ -146,7 +157,7 @@ class Head:
         given: dict[str, Any] = {
             "start_ranks": self._start_ranks,
             "reach": self._join.reach_again,
-            "has_own_command": self._processes.has_own_command,
+            "free_place": self._losses.free_place,
             "let_others_start": self._processes.let_others_start,
         }
         if is_independent:
@@ -310,6 +321,8 @@ class Head:
             self._agents.send(agent, agent.time.note(payload))
         elif kind == protocol.CHECKED and self._state.changes is not None:
             self._state.changes.on_checked(agent, message_schema.read(payload, message_schema.CHECKED)["reason"])
+        elif kind == protocol.CLEARED and self._state.changes is not None:
+            self._state.changes.on_cleared(agent)
         elif kind == protocol.OBSERVATIONS and self._observers is not None:
             self._observers.on_observations(agent, unpack_json(payload))
         elif kind == protocol.STREAM_UP and self._on_stream is not None:

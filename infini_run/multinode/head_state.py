@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from infini_run.errors import InfiniRunError
+    from infini_run.multinode.agent_options import WorkerNeeds
     from infini_run.multinode.agent_set import AgentSet
     from infini_run.multinode.agent_state import RemoteAgent
     from infini_run.multinode.engines import Engine
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         def on_stop_signal(self, agent: RemoteAgent, number: int) -> bool: ...
         def on_lost(self, agent: RemoteAgent, text: str) -> None: ...
         def on_ended(self, agent: RemoteAgent) -> None: ...
+        def on_cleared(self, agent: RemoteAgent) -> None: ...
         def on_refused(self, agent: RemoteAgent, text: str) -> None: ...
         def refuse(self, agent: RemoteAgent, text: str) -> None: ...
         def reach_again(self, agent: RemoteAgent) -> None: ...
@@ -63,6 +65,7 @@ class HeadState:
         agents: all of them, in the order of their nodes.
         observers: the live table and the trace; None: neither was asked for.
         print_line: called with each line for the user; None: it goes to our stderr, as the nodes' lines do.
+        workers: as for a Head.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class HeadState:
         *,
         observers: HeadObservers | None,
         print_line: Callable[[str], None] | None,
+        workers: WorkerNeeds | None,
     ) -> None:
         self.options = options
+        self.workers = workers
         self.node_list = node_list
         self.engine = engine
         self.agents = agents
@@ -102,6 +107,12 @@ class HeadState:
         self.is_stopping = False
         self.is_unwanted = False  # by the program that owns this launch: no other attempt follows
         self.stop_end_s = float("inf")  # a node that has not stopped by then is lost
+
+    @property
+    def has_check(self) -> bool:
+        """Whether nodes are checked before they run anything, if the job goes on when it loses one."""
+        needs = self.workers or self.options
+        return bool(self.options.node_check or needs.log_dir or needs.gpus_per_proc)
 
     @property
     def is_joining(self) -> bool:

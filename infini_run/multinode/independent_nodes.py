@@ -32,7 +32,7 @@ class IndependentNodes:
     Args:
         start_ranks: starts the process of these agents' nodes.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
-        has_own_command: whether the engine has a command for the node of that index alone.
+        free_place: frees the place of an agent that has gone, or was let go.
         let_others_start: called when something starts: commands for lost nodes may start although others wait.
     """
 
@@ -44,16 +44,17 @@ class IndependentNodes:
         *,
         start_ranks: Callable[[Sequence[RemoteAgent]], None],
         reach: Callable[[int, float], None],
-        has_own_command: Callable[[int], bool],
+        free_place: Callable[[RemoteAgent], None],
         let_others_start: Callable[[], None],
     ) -> None:
         self._state = state
         self._start_ranks = start_ranks
         self._reach = reach
-        self._has_own_command = has_own_command
+        self._free_place = free_place
         self._let_others_start = let_others_start
         self._start_due_s: dict[RemoteAgent, float] = {}  # when its process starts
         self._check_due_s: dict[RemoteAgent, float] = {}  # when its node is checked again
+        self._unclear: set[RemoteAgent] = set()  # something there did not end by SIGKILL
         self._redial_s = dict.fromkeys(range(len(state.agents.all)), REDIAL_S[0])
         self._started_s: dict[int, float] = {}  # when the process of a node has started last
         self._lost: dict[int, RemoteAgent] = {}  # the last one of each node
@@ -71,8 +72,8 @@ class IndependentNodes:
     def run_due(self, now_s: float) -> None:
         """Start the processes and the checks whose time has come."""
         for agent in self._state.agents.all:
-            if agent.state == "done" and agent not in self._start_due_s:
-                self._on_done(agent, now_s)
+            if agent.state == "done" and agent not in self._start_due_s and agent not in self._unclear:
+                self._on_done(agent)
         if self._state.is_stopping:
             self._start_due_s.clear()
             self._check_due_s.clear()
@@ -93,11 +94,22 @@ class IndependentNodes:
         self._state.restarts.go_on(attempt_report(self._state), f"{agent.name} runs workers")
         self._start_ranks([agent])
 
-    def _on_done(self, agent: RemoteAgent, now_s: float) -> None:
-        """Its process has ended, with all that it had started."""
+    def _on_done(self, agent: RemoteAgent) -> None:
+        """Its process has ended; with all that it had started, unless SIGKILL did not end something."""
+        stuck = () if agent.report is None else agent.report.stuck
+        if stuck:
+            self._unclear.add(agent)
+            names = ", ".join(f"{process.pid} ({process.name})" for process in stuck[:4])
+            self._state.notice(
+                f"{agent.title}: SIGKILL did not end process {names}; its workers start nowhere until that has ended"
+            )
+            return
+        self._on_clear(agent)
+
+    def _on_clear(self, agent: RemoteAgent) -> None:
         agent.fence_s = -_NEVER
         if not agent.is_leaving:
-            self._start_due_s[agent] = now_s + self._back_off(agent.index)
+            self._start_due_s[agent] = time.monotonic() + self._back_off(agent.index)
         elif not self._state.is_stopping:
             self._let_go(agent)
 
@@ -109,8 +121,7 @@ class IndependentNodes:
         agents.set_state(agent, "lost")
         self._drop_plans(agent)
         self._redial_s[agent.index] = REDIAL_S[1]  # somebody there wants it to be gone
-        if not self._has_own_command(agent.index):
-            self.reach_again(agent)
+        self._free_place(agent)
 
     def _back_off(self, index: int) -> float:
         """How long to wait before the next try there, in seconds: twice as long each time, unless all went well for
@@ -125,6 +136,7 @@ class IndependentNodes:
     def _drop_plans(self, agent: RemoteAgent) -> None:
         self._start_due_s.pop(agent, None)
         self._check_due_s.pop(agent, None)
+        self._unclear.discard(agent)
 
     # ---- what happens to agents
 
@@ -135,7 +147,7 @@ class IndependentNodes:
             lost.fence_s = now_s
         if lost is not None or agent.index in self._refusals:
             self._state.notice(f"{agent.name} has joined")
-        if self._state.options.node_check:
+        if self._state.has_check:
             self._check_due_s[agent] = now_s
         else:
             self._start_due_s[agent] = now_s
@@ -180,6 +192,12 @@ class IndependentNodes:
         """It is known now that the process of an agent that was lost has ended."""
         if agent is self._lost.get(agent.index):
             agent.fence_s = min(agent.fence_s, time.monotonic() + GUARD_S)
+
+    def on_cleared(self, agent: RemoteAgent) -> None:
+        """What SIGKILL did not end there has ended."""
+        if agent in self._unclear:
+            self._unclear.discard(agent)
+            self._on_clear(agent)
 
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
         """An agent cannot start its process: that is told, and it is asked again later."""

@@ -18,7 +18,7 @@ from infini_run.multinode.record_codec import to_jsonable
 from infini_run.multinode.rendezvous import missing_names
 from infini_run.options.nodes import HEADS_OWN, MANUAL
 from infini_run.options.options import HANDED_OUT
-from infini_run.record import replace
+from infini_run.record import fields, replace
 from infini_run.version import VERSION
 
 TYPE_CHECKING = False
@@ -193,6 +193,7 @@ class JoinPhase:
 
     def _make_spec(self, nproc: int | str) -> bytes:
         own = self._state.options
+        workers = self._state.workers if own.is_elastic else None
         options = replace(options_of_agents(own), nproc_per_node=nproc)
         if self._has_stream:
             options = replace(options, console="inherit")
@@ -206,6 +207,7 @@ class JoinPhase:
             "environ": exported(own.export, self._environ),
             "options": to_jsonable(options),
             "has_stream": self._has_stream,
+            "workers": {} if workers is None else {name: getattr(workers, name) for name in fields(workers)},
             "asked": [name for name in HEADS_OWN if getattr(own, name) not in ("", "auto", "off")],
             "observe": [] if self._state.observers is None else self._state.observers.wanted,
         }

@@ -316,9 +316,10 @@ def rename(m: Membership, at: int, name: str, order: tuple[object, ...]) -> Memb
 
 
 def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return what sorts names as people count: node2 before node10."""
-    parts = re.split(r"([0-9]+)", name)
-    return tuple((1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts)
+    """Return what sorts names as people count: node2 before node10. A number may have any length: it is compared by
+    that, and then digit by digit."""
+    parts = [part.lstrip("0") if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", name))]
+    return tuple((1, len(part), part) if at % 2 else (0, 0, part) for at, part in enumerate(parts))
 
 
 def advance(before: Membership, event: object, now_s: float, rules: Rules) -> tuple[Membership, tuple[object, ...]]:

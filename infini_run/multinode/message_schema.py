@@ -69,6 +69,18 @@ def _record(value: Any) -> bool:
     return type(value) is dict
 
 
+def _workers(value: Any) -> bool:
+    """What workers need; empty: ranks are the workers."""
+    fits = {"gpus_per_proc": _count, "nproc": _nproc, "log_dir": _text, "environ": _variables}
+    if type(value) is not dict or value.keys() not in (set(), fits.keys()):
+        return False
+    return all(fits[name](item) for name, item in value.items())
+
+
+def _nproc(value: Any) -> bool:
+    return value in ("gpu", "cpu", "auto") if type(value) is str else _whole(1, MOST_RANKS)(value)
+
+
 _port, _rank, _pid = _whole(0, 65535), _whole(-1, MAX_INT), _whole(-1, MAX_INT)
 _count, _code, _signal = _whole(0, MAX_INT), _whole(0, 255), _whole(0, 64)
 
@@ -81,7 +93,7 @@ def _ranks(value: Any) -> bool:
 SPEC: Schema = {
     "version": _text, "is_by_hand": _flag, "silence_s": _seconds, "cwd": _text, "environ": _variables,
     "options": _record, "has_stream": _flag, "asked": _texts, "observe": _texts,
-    "lease_s": _seconds, "launch_id": _text,
+    "lease_s": _seconds, "launch_id": _text, "workers": _workers,
 }  # fmt: skip
 LAUNCH: Schema = {
     "node": _count, "nnodes": _whole(1, MAX_INT), "nproc": _whole(1, MOST_RANKS), "first": _count,

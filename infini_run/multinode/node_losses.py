@@ -60,7 +60,7 @@ class NodeLosses:
         self._state.agents.disconnect(agent)
         changes.refuse(agent, str(error))
         changes.on_refused(agent, f"{agent.title} cannot run its ranks")
-        self._free_place(agent)
+        self.free_place(agent)
 
     def on_missed(self, agent: RemoteAgent, error: InfiniRunError) -> None:
         """A node cannot be reached, or refuses. If each node has a command of its own, others may be missing too: all
@@ -134,10 +134,11 @@ class NodeLosses:
             if state.observers is not None:
                 state.observers.on_node_lost(agent, text)
             changes.on_lost(agent, text)
-        self._free_place(agent)
+        self.free_place(agent)
 
-    def _free_place(self, agent: RemoteAgent) -> None:
-        """Somebody else may join there. If the node has a command of its own, that ends first: it tells how."""
+    def free_place(self, agent: RemoteAgent) -> None:
+        """An agent has gone, or was let go: somebody else may join there. If the node has a command of its own, that
+        ends first: it tells how. If its agent is silent, that is ended, too."""
         state, changes = self._state, self._state.changes
         if changes is None:
             return

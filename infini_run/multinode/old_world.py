@@ -1,12 +1,21 @@
-"""Whether ranks of a job's earlier attempts still live on this machine, as an agent that has come again can tell."""
+"""Whether ranks of a job's earlier attempts still live on this machine, as an agent can tell that has come again, or
+that could not end all of them."""
 
 from __future__ import annotations
 
 import os
 import select
 import time
+from _functools import partial
 
+from infini_run.system.poller import READ
 from infini_run.value_types import MARKER_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from infini_run.system.poller import Poller
 
 _LIMIT = 1 << 20  # bytes of an environment that are read
 
@@ -39,6 +48,56 @@ def wait_until_gone(launch_id: str, limit_s: float) -> bool:
     return pids is not None
 
 
+class StuckProcesses:
+    """Processes of a launch that SIGKILL did not end at once: those in uninterruptible sleep.
+
+    Args:
+        launch_id: of the launch; those within it begin with it.
+        pids: the processes that are known, all of them our children or unknown to others: no number is used again.
+        poller: it waits for their ends.
+        on_end: called once, when nothing of the launch lives any more. Never, if that cannot be known.
+    """
+
+    def __init__(self, launch_id: str, pids: Iterable[int], poller: Poller, on_end: Callable[[], None]) -> None:
+        self._launch_id = launch_id
+        self._poller = poller
+        self._on_end = on_end
+        self._fds: set[int] = set()
+        self._watch_living(pids)
+
+    def _watch_living(self, known: Iterable[int] = ()) -> None:
+        found = _living(self._launch_id)
+        if found is None:
+            return
+        for pid in {*known, *found}:
+            try:
+                fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            except OSError:
+                self.close()
+                return
+            self._fds.add(fd)
+            self._poller.watch(fd, READ, partial(self._on_one_end, fd))
+        if not self._fds:
+            self._on_end()
+
+    def _on_one_end(self, fd: int) -> None:
+        self._close_one(fd)
+        if not self._fds:
+            self._watch_living()
+
+    def _close_one(self, fd: int) -> None:
+        self._fds.discard(fd)
+        self._poller.unwatch(fd)
+        os.close(fd)
+
+    def close(self) -> None:
+        """Wait no longer. Safe twice."""
+        for fd in list(self._fds):
+            self._close_one(fd)
+
+
 def _living(launch_id: str) -> list[int] | None:
     """The processes that are left; None: it cannot be known."""
     if not hasattr(os, "pidfd_open"):
@@ -48,10 +107,11 @@ def _living(launch_id: str) -> list[int] | None:
         names = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) != own]
     except OSError:
         return None
-    mark = os.fsencode(f"{MARKER_VARIABLE}={launch_id}")
+    marks = [os.fsencode(f"{MARKER_VARIABLE}={launch_id}{end}") for end in ("\0", ".")]  # its own, or one within it
     for name in names:
         try:
-            if mark in _read(f"/proc/{name}/environ") or mark in _read(f"/proc/{name}/cmdline"):
+            words = _read(f"/proc/{name}/environ") + _read(f"/proc/{name}/cmdline")
+            if any(mark in words for mark in marks):
                 with open(f"/proc/{name}/stat", "rb") as file:
                     if file.read().rpartition(b")")[2].split()[0] not in b"ZX":
                         found.append(int(name))

@@ -40,7 +40,7 @@ class WorldChanges:
     Args:
         start_ranks: starts the ranks of these agents, in the order of their node ranks.
         reach: starts an agent on the node of that index once more, not before that time (monotonic).
-        has_own_command: whether the engine has a command for the node of that index alone.
+        free_place: frees the place of an agent that has gone, or was let go.
         let_others_start: called when a world starts: commands for lost nodes may start although others wait.
     """
 
@@ -50,14 +50,14 @@ class WorldChanges:
         *,
         start_ranks: Callable[[Sequence[RemoteAgent]], None],
         reach: Callable[[int, float], None],
-        has_own_command: Callable[[int], bool],
+        free_place: Callable[[RemoteAgent], None],
         let_others_start: Callable[[], None],
     ) -> None:
         options, agents = state.options, state.agents.all
         self._state = state
         self._start_ranks = start_ranks
         self._reach = reach
-        self._has_own_command = has_own_command
+        self._free_place = free_place
         self._let_others_start = let_others_start
         self._rules = membership.Rules(
             least=options.least_nodes,
@@ -67,7 +67,7 @@ class WorldChanges:
             max_failures=options.max_node_failures,
             grows=options.on_join == "restart",
             check_s=options.node_check_timeout_s + _CHECK_SPARE_S,
-            has_check=bool(options.node_check or options.log_dir or options.gpus_per_proc),
+            has_check=state.has_check,
         )
         self._is_by_hand = state.node_list.engine == MANUAL
         self._membership = membership.begin([agent.name for agent in agents], needed=0 if self._is_by_hand else -1)
@@ -220,6 +220,9 @@ class WorldChanges:
             del self._fenced[agent.index]
             self._handle(membership.Gone(place=agent.index, fence_s=time.monotonic() + GUARD_S))
 
+    def on_cleared(self, agent: RemoteAgent) -> None:
+        """What SIGKILL did not end there has ended; the job has ended for that reason."""
+
     def on_refused(self, agent: RemoteAgent, text: str) -> None:
         """An agent cannot start the ranks of the world that is starting."""
         self._handle(membership.Refused(place=agent.index, reason=text))
@@ -238,11 +241,6 @@ class WorldChanges:
         self._state.agents.renew(at)
         self._reach(at, time.monotonic() + self._redial_s[at])
         self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
-
-    def _free_place(self, agent: RemoteAgent) -> None:
-        """We have let an agent go. If the node has a command of its own, the end of that frees the place."""
-        if not self._has_own_command(agent.index):
-            self.reach_again(agent)
 
     # ---- the end of a world
 

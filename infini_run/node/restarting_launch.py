@@ -254,7 +254,7 @@ class RestartingLaunch:
         from infini_run.plan.restart_policy import with_new_launch_id
 
         self._close_delay_group()
-        restarts.end_wait()
+        restarts.begin()
         before = self._run
         _rewind(self._stdin_at)
         plan = with_new_launch_id(

@@ -74,6 +74,7 @@ class RestartState:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._count = RestartCount()
+        self._begun = 0  # restarts; one that was decided may never begin
         self._progress = -1  # of the attempt that runs
         self._earlier: tuple[Exit, ...] = ()
         self._before_decision: tuple[RestartCount, tuple[Exit, ...]] = (self._count, self._earlier)
@@ -85,7 +86,7 @@ class RestartState:
 
     @property
     def total(self) -> int:
-        """Restarts so far."""
+        """Restarts so far, with one that was decided and has not begun."""
         return self._count.total
 
     @property
@@ -121,6 +122,7 @@ class RestartState:
         self._not_restarted = explain_no_progress(self._options, count)
         if self._not_restarted:
             return False
+        self._before_decision = self._count, self._earlier
         self._count = replace(count, total=count.total + 1)
         self._earlier = (*self._earlier, *([] if report.first_failure is None else [report.first_failure]))[
             -_MOST_EARLIER:
@@ -160,8 +162,13 @@ class RestartState:
         self.heading = f"{count}: {failure}"
         return f"{count} in {duration_text(decision.delay_s)}: {failure}"
 
+    def begin(self) -> None:
+        """The attempt that was decided begins."""
+        self._begun = self._count.total
+        self.end_wait()
+
     def end_wait(self) -> None:
-        """The delay is over: the next attempt begins, or the launch was stopped."""
+        """The delay is over, or somebody else waits for the next attempt, or the launch was stopped."""
         self.due_s = _NEVER
 
     def cancel(self, received_signal: int = 0) -> None:
@@ -184,13 +191,15 @@ class RestartState:
         self.end_wait()
 
     def add_to(self, report: Report) -> Report:
-        """Return the report of the last attempt with what became of those before it."""
+        """Return the report of the last attempt with what became of those before it. If no other one has begun after
+        it, its failure is not an earlier one, unless the launch was stopped meanwhile."""
+        is_last = self._begun < self.total and not self._is_cancelled
         return replace(
             report,
             first_failure=None if self._is_cancelled else report.first_failure,
             received_signal=self._received_signal or report.received_signal,
-            restarts=self.total,
-            earlier_failures=self._earlier,
+            restarts=self._begun,
+            earlier_failures=self._before_decision[1] if is_last else self._earlier,
             not_restarted=self._not_restarted,
         )
 

@@ -113,7 +113,7 @@ class Report:
         """Return ten lines at most for people: who failed, how, its last output, where to look."""
         first = self._first_of_ranks()
         lines = [f"infini-run: {self.error}{self._restarted()}"] if self.error else []
-        others = [] if self.error or self.received_signal else [f"infini-run: {text}" for text in self.lost[:1]]
+        others = [] if self.error else [f"infini-run: {text}" for text in self.lost[:1]]
         if first is not None and not self.user_interrupted:
             after = "" if self.error else self._restarted()
             lines.append(f"infini-run: {headline(first)}{self._others(first)}{after}")

@@ -4,6 +4,7 @@ host, the other workers work on, and no two processes of one worker live at once
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import infini_run as ir
+from infini_run.crews.moving_spawner import MovingSpawner
 from tests.support.command import Command
-from tests.support.hosts import Bed, agents
-from tests.support.processes import OURS, marked, processes
+from tests.support.hosts import Bed, agents, ssh_to
+from tests.support.processes import GUARD, OURS, marked, processes
 from tests.support.waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.xdist_group("functions")
@@ -164,6 +166,31 @@ def test_workers_start_again_where_they_were_once_their_spawn_server_does(crew):
         assert places(ask_all(group)) == before
 
 
+def test_workers_move_only_when_the_last_process_on_their_host_has_ended(crew, freezer, capfd):
+    """SIGKILL does not end one that is in uninterruptible sleep. Another host waits for them."""
+    with crew(3, spares=1, grace=0.2) as group:
+        (host,) = places(ask_all(group)[1:])
+        server = spawn_server_on(host)[0]
+        worker = [pid for pid, (parent, _, name) in processes().items() if parent == server and name != GUARD]
+        freezer.freeze(*worker)
+        os.kill(server, signal.SIGKILL)
+        until(lambda: f"({host}): SIGKILL did not end process" in capfd.readouterr().err)
+        time.sleep(1.0)  # a worker is up sooner
+        assert [worker.restarts for worker in group.status().workers] == [0, 0]
+        freezer.thaw()
+        until(lambda: group.status().workers[1].restarts == 1)
+        assert len(places(ask_all(group))) == 2
+
+
+def test_what_lost_hosts_have_cost_is_forgotten_once_their_workers_have_moved(crew):
+    with crew(2, spares=1, restart=ir.Restart(max_restarts=10)) as group:
+        for count in range(1, 4):
+            (host,) = places(ask_all(group))
+            os.kill(spawn_server_on(host)[0], signal.SIGKILL)
+            until(lambda: group.status().workers[0].restarts == count)  # noqa: B023
+        assert len(group._supervisor._losses) == 1
+
+
 def test_workers_for_which_no_host_comes_fail_the_crew(bed, crew):
     group = crew(2, nnodes=(2, 3), join_window=0.1, node_timeout=1, join_timeout=2)
     places(ask_all(group))
@@ -222,8 +249,11 @@ with ir.Crew(write, hosts=["host1", "host2", "host3"], nproc=1, engine="ssh", ss
 """
 
 
-@pytest.mark.parametrize("loss", ["cable", "suspended"])
-def test_a_worker_whose_host_is_not_reached_writes_nothing_after_its_next_process(cabled_bed, tmp_path, loss):
+@pytest.mark.parametrize("loss", ["cable", "suspended", "ssh"])
+def test_a_worker_whose_host_is_not_reached_writes_nothing_after_its_next_process(
+    cabled_bed, tmp_path, loss, suspended
+):
+    """ssh: the loss is known at once, and the workers live until their lease ends."""
     folder = tmp_path / "written"
     folder.mkdir()
     words = [*cabled_bed.under, sys.executable, "-c", WRITER, str(folder), str(cabled_bed.config)]
@@ -232,7 +262,9 @@ def test_a_worker_whose_host_is_not_reached_writes_nothing_after_its_next_proces
     if loss == "cable":
         cabled_bed.tell("cable", 2, "down")
     else:
-        os.kill(agent_on("host2"), signal.SIGSTOP)
+        suspended(agent_on("host2"))
+    if loss == "ssh":
+        os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
     try:
         assert command.wait(60) == 0, command.err
     finally:
@@ -245,6 +277,43 @@ def test_a_worker_whose_host_is_not_reached_writes_nothing_after_its_next_proces
     assert sorted(times) == ["0-0", "1-0", "1-1"]
     assert max(times["1-0"]) < min(times["1-1"])
     assert max(times["0-0"]) > min(times["1-1"]), "the worker on the other host has worked on"
+
+
+def test_workers_of_a_host_that_was_lost_just_now_do_not_start_yet(bed, suspended):
+    """Their supervisor may have looked at its fence before."""
+    names = ["host1", "host2", "host3"]
+    reach = {"engine": "ssh", "ssh_config": str(bed.config)}
+    spawner = MovingSpawner(names, nproc=1, spares=1, node_timeout=4, grace=1, **reach)
+    try:
+        processes = spawner.start([0, 1])
+        suspended(agent_on("host2"))
+        os.kill(ssh_to("host2", os.getpid()), signal.SIGKILL)
+        until(lambda: processes[1].node.problem is not None)
+        with pytest.raises(ir.NodeLost, match="host2 was lost, and its workers may still live"):
+            spawner.start([1])
+        until(lambda: spawner.start_due_s([1]) <= time.monotonic())
+        processes += spawner.start([1])
+        for process in processes:
+            process.close()
+    finally:
+        spawner.close()
+
+
+# ---- checks of hosts
+
+
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        ({"log_dir": "/dev/null/logs"}, "the log directory /dev/null/logs cannot be written"),
+        ({"gpus_per_proc": 1}, "GPU"),
+    ],
+)
+def test_a_host_without_what_workers_need_is_left_out(crew, capfd, needs, why):
+    with pytest.raises(ir.NodeLost, match=r"0 of at least 2 hosts are here"):
+        crew(3, spares=1, join_timeout=3, **needs)
+    err = capfd.readouterr().err
+    assert all(re.search(rf"host{number} is left out: .*{why}", err) for number in (1, 2, 3)), err
 
 
 # ---- bad input

@@ -103,6 +103,18 @@ def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path):
     assert list(result) == [(1, 2, "host1"), (1, 2, "host3")]
 
 
+@pytest.mark.parametrize(
+    ("needs", "why"),
+    [
+        ({"log_dir": "/dev/null/logs"}, "the log directory /dev/null/logs cannot be written"),
+        ({"gpus_per_proc": 1}, "GPU"),
+    ],
+)
+def test_nodes_are_checked_for_what_workers_need(hosts, needs, why):
+    with pytest.raises(ir.NodeLost, match=rf"the check of \d of 3 nodes failed: it may be the check; .*{why}"):
+        ir.Launcher(**hosts(3, spares=1, **needs)).run(os.getpid)
+
+
 @pytest.fixture(scope="module")
 def cabled_bed():
     """A bed in which this process's ssh is where the hosts can be reached."""
@@ -241,6 +253,8 @@ def test_too_few_nodes_are_waited_for_and_then_the_launch_ends(bed, hosts, tmp_p
         with bed.host_down(2), pytest.raises(ir.NodeLost, match="1 of at least 2 nodes are here") as caught:
             handle.result(LIMIT_S)
     assert "after 2 s (--join_timeout); missing: host2" in str(caught.value)
+    assert handle.restarts == 0, "none has begun"
+    assert not any("after" in note for note in getattr(caught.value, "__notes__", ()))
 
 
 @pytest.mark.parametrize("end", ["stop", "timeout"])
@@ -249,7 +263,7 @@ def test_a_launch_that_waits_for_a_node_can_be_ended(bed, hosts, tmp_path, end):
     with ir.Launcher(**given).start(tell, tmp_path) as handle:
         world(tmp_path, 0, 2)
         with bed.host_down(2):
-            until(lambda: handle.restarts == 1)
+            until(lambda: all(handle.exits))
             begin_s = time.monotonic()
             if end == "stop":
                 handle.stop()

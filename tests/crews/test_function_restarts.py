@@ -68,9 +68,10 @@ def test_a_pool_restarts_launches(tmp_path):
 def test_a_launch_that_is_stopped_while_it_waits_is_not_started_again(tmp_path):
     launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
     handle = launcher.start(fail_until, 5, tmp_path)
-    until(lambda: handle.restarts == 1)
+    until(lambda: all(handle.exits))
     handle.stop()
     assert handle.wait(30)
+    assert handle.restarts == 0, "none has begun"
     with pytest.raises(ir.InfiniRunError, match="stopped before"):
         handle.result()
 

@@ -53,6 +53,7 @@ SPEC = {
     "observe": [],
     "lease_s": 0.0,
     "launch_id": "i",
+    "workers": {},
 }
 LAUNCH = {
     "node": 0,
@@ -97,6 +98,31 @@ def test_every_form_is_tried_here():
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_infini_run_says_is_read(name):
     assert message_schema.read(json.dumps(SCHEMAS[name]).encode(), getattr(message_schema, name)) == SCHEMAS[name]
+
+
+NEEDS = {"gpus_per_proc": 1, "nproc": "gpu", "log_dir": "logs", "environ": {"A": "b"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"nproc": 8}, True),
+        ({"nproc": "all"}, False),
+        ({"nproc": 0}, False),
+        ({"gpus_per_proc": -1}, False),
+        ({"log_dir": "a\0b"}, False),
+        ({"environ": {"A=": "b"}}, False),
+        ({"more": 1}, False),
+    ],
+)
+def test_what_workers_need_is_checked_field_by_field(changes, fits):
+    payload = json.dumps({**SPEC, "workers": {**NEEDS, **changes}}).encode()
+    if fits:
+        assert message_schema.read(payload, message_schema.SPEC)["workers"] == {**NEEDS, **changes}
+        return
+    with pytest.raises(LinkError, match="workers is"):
+        message_schema.read(payload, message_schema.SPEC)
 
 
 def try_it(name, field, junk):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -217,6 +218,23 @@ def test_launchers_whose_head_was_killed_end_after_the_join_timeout(start, bell)
         assert "that was so for 2 s (--join_timeout)" in other.err.decode().splitlines()[-1]
     head.wait()
     until(lambda: not marked())
+
+
+def test_a_restart_that_never_began_is_not_counted(start, bell, tmp_path):
+    flags = ("--join_window=60", "--join_timeout=2", *FAST)
+    commands = [start(*flags, f"--report={tmp_path}/{at}", *ring(bell), nnodes="2:3") for at in range(3)]
+    hear_world(bell, 0, 3)
+    lost = launcher_of(1), launcher_of(2)
+    head = next(command for command in commands if command.pid not in lost)
+    for pid in lost:
+        os.kill(pid, signal.SIGKILL)
+    assert head.wait() == 1
+    assert "1 of at least 2 nodes are here after 2 s (--join_timeout)" in head.err.decode()
+    assert b"after 1 restart" not in head.err
+    report = json.loads((tmp_path / str(commands.index(head))).read_text())
+    assert report["restarts"] == 0
+    for command in commands:
+        command.wait()
 
 
 def test_ctrl_z_of_the_head_costs_no_rank(start, bell):

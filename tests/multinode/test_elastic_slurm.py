@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -78,6 +79,20 @@ def test_without_a_spare_the_world_shrinks(run, case, bed, bell):
         case.end()
     finally:
         bed.call("node-up", "4")
+
+
+def test_a_node_that_never_came_keeps_no_other_one_away(run, case, bed, bell, tmp_path):
+    """The one srun for all waits for it; a node that was lost comes back in a step of its own."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ $(uname -n) = node4 ] && exec sleep 1000\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    flags = ("--spares=1", "--join_window=1", f"--remote_python={python}")
+    command = run(*flags, *ring(bell, in_world(1, "exit 0")))
+    assert hear_world(bell, 0, 3) == ["node1", "node2", "node3"]
+    os.kill(launcher_of(1), signal.SIGKILL)
+    assert hear_world(bell, 1, 3) == ["node1", "node2", "node3"]
+    assert command.wait() == 0, command.err
+    case.end()
 
 
 def test_scancel_ends_all_of_it(run, case, bed, bell):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -16,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
-from tests.support.processes import OURS, lead_group, marked, processes, state_of
+from tests.support.hosts import agents, ssh_to
+from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.xdist_group("ssh")
@@ -50,6 +52,11 @@ def hear_world(bell, number, size):
 
 def launcher_of(rank, world=0):
     """The agent that runs that rank, as this machine numbers it."""
+    return processes()[process_of(rank, world)][0]
+
+
+def process_of(rank, world=0):
+    """The rank itself."""
     wanted = {f"RANK={rank}", f"TORCHELASTIC_RESTART_COUNT={world}", "=".join(OURS)}
     for pid, (parent, state, _) in processes().items():
         try:
@@ -57,12 +64,39 @@ def launcher_of(rank, world=0):
         except OSError:
             continue
         if state not in "ZX" and wanted <= set(environ) and f"RANK={rank}".encode() not in environ_of(parent):
-            return parent
+            return pid
     raise AssertionError(f"no rank {rank} runs")
 
 
 def environ_of(pid):
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def writes_to(folder):
+    """What a rank does that writes its world and the time, again and again."""
+    return f"while :; do echo $TORCHELASTIC_RESTART_COUNT $(date +%s.%N) >> {folder}/written-$(uname -n); done"
+
+
+def check_written(folder, worlds):
+    """Nothing of a world was written after the first word of the next one."""
+    times = {}
+    for path in folder.glob("written-*"):
+        for line in path.read_text().splitlines():
+            if line.count(" ") == 1:
+                world, at = line.split()
+                times.setdefault(int(world), []).append(float(at))
+    assert sorted(times) == list(range(worlds))
+    for world in range(1, worlds):
+        assert max(times[world - 1]) < min(times[world])
+
+
+def agent_on(host):
+    """The agent there, as this machine numbers it."""
+    for pid in agents():
+        words = [word.split() for word in environ_of(pid) if word.startswith(b"SSH_CONNECTION=")]
+        if words and host == f"host{int(words[0][2].rpartition(b'.')[2])}":
+            return pid
+    raise AssertionError(f"no agent on {host}")
 
 
 def finish(command, code=0):
@@ -133,11 +167,8 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     cabled_bed, many, bell, tmp_path, loss
 ):
     """Its ranks end by their lease, also where the agent is stopped; the others wait for that."""
-    folder = tmp_path / "written"
-    folder.mkdir()
-    writes = f"while :; do echo $TORCHELASTIC_RESTART_COUNT $(date +%s.%N) >> {folder}/$(uname -n); done"
     flags = ("--spares=1", "--node_timeout=2", "--grace=1")
-    command = many(*flags, *ring(bell, writes), on=cabled_bed, nproc=1)
+    command = many(*flags, *ring(bell, writes_to(tmp_path)), on=cabled_bed, nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     start_s = time.monotonic()
     if loss == "cable":
@@ -155,16 +186,125 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     assert hosts[2] == "host3"
     if loss == "cable":
         assert hosts[1] == "host4"
-    times = {}
-    for host in folder.iterdir():
-        for line in host.read_text().splitlines():
-            if line.count(" ") == 1:
-                world, at = line.split()
-                times.setdefault(world, []).append(float(at))
-    assert max(times["0"]) < min(times["1"])
+    check_written(tmp_path, worlds=2)
     assert took_s < 2 + 2 + 3, "the timeout, two seconds, and a loaded machine"
     command.signal(signal.SIGTERM)
     finish(command, 143)
+
+
+UNSEEN = ("--spares=1", "--node_timeout=4", "--grace=1")  # its lease ends seconds after the loss of its link
+
+
+def test_ssh_that_was_killed_here_tells_nothing_of_the_ranks_there(many, bell, tmp_path, suspended):
+    """They live until their lease ends, since their agent does not see that its link has ended."""
+    command = many(*UNSEEN, *ring(bell, writes_to(tmp_path)), nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    suspended(launcher_of(1))
+    os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
+    hear_world(bell, 1, 3)
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    check_written(tmp_path, worlds=2)
+
+
+def test_the_end_of_a_newcomer_tells_nothing_of_the_ranks_that_were_there_before(
+    bed, infini_run, bell, tmp_path, suspended
+):
+    """It never was an agent: its Python ends with an exit status, which ssh carries."""
+    python, broken = tmp_path / "python", tmp_path / "broken"
+    python.write_text(
+        f'#!/bin/sh\n[ $(uname -n) = host2 ] && [ -e {broken} ] && exit 3\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    reach = ("--hosts=host[1-4]", f"--ssh_config={bed.config}", f"--remote_python={python}", "--nproc_per_node=1")
+    command = infini_run(*reach, *UNSEEN, *ring(bell, writes_to(tmp_path)))
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    broken.touch()
+    suspended(launcher_of(1))
+    os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
+    assert hear_world(bell, 1, 3) == ["host1", "host4", "host3"]
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    assert b"host2 could not be reached: ssh ended with 3" in command.err
+    check_written(tmp_path, worlds=2)
+
+
+def test_the_end_of_an_agent_tells_nothing_of_the_ranks_that_came_after_it(many, bell, tmp_path, suspended):
+    """It is killed by a second ssh, which may take as long as it likes: the host runs ranks of the next world by
+    then, and has lost them, too."""
+    ssh, gate = tmp_path / "bin" / "ssh", tmp_path / "gate"
+    ssh.parent.mkdir()
+    waits = f"while [ ! -e {gate} ]; do sleep 0.05; done"
+    ssh.write_text(f'#!/bin/sh\ncase "$*" in *"kill -KILL"*) {waits};; esac\nexec {shutil.which("ssh")} "$@"\n')
+    ssh.chmod(0o755)
+    env = {**os.environ, "PATH": f"{ssh.parent}:{os.environ['PATH']}"}
+    flags = ("--nnodes=1:2", "--join_window=20", "--node_timeout=4", "--grace=1")
+    command = many(*flags, *ring(bell, writes_to(tmp_path)), hosts="host[1-2]", nproc=1, env=env)
+    assert hear_world(bell, 0, 2) == ["host1", "host2"]
+    suspended(launcher_of(1))
+    assert hear_world(bell, 1, 2) == ["host1", "host2"]
+    suspended(launcher_of(1, world=1))
+    os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
+    command.read_error_until(b"node 1 (host2) was lost; all ranks are stopped")
+    gate.touch()
+    command.read_error_until(b"node 1 (host2): its agent did not answer, and was killed there with its ranks")
+    hear_world(bell, 2, 2)
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    check_written(tmp_path, worlds=3)
+
+
+def test_a_node_that_is_silent_after_its_ranks_have_ended_is_reached_again(many, bell, tmp_path, suspended):
+    """While those of another node still end. Its suspended agent is killed there, as any that is silent."""
+    gate = tmp_path / "gate"
+    slow = f"trap 'while [ ! -e {gate} ]; do sleep 0.05; done; exit 0' TERM; sleep 1000 & wait"
+    flags = ("--spares=1", "--node_timeout=1.5", "--grace=100")
+    command = many(*flags, *ring(bell, f"[ $RANK = 0 ] && {{ {slow}; }}; {STAYS}"), nproc=1)
+    assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
+    agent, rank = launcher_of(1), process_of(1)
+    os.kill(launcher_of(2), signal.SIGKILL)
+    until(lambda: not is_alive(rank))
+    suspended(agent)
+    time.sleep(3)  # two timeouts
+    gate.touch()
+    hear_world(bell, 1, 3)
+    command.read_error_until(b"host2 has joined as a spare")
+    until(lambda: not is_alive(agent))
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+
+
+def test_a_spare_that_has_run_ranks_and_is_lost_is_a_spare_no_more(many, bell, tmp_path):
+    """Its check was slow before the second attempt, which began without it."""
+    slow = tmp_path / "slow"
+    check = f'sh -c "[ $(uname -n) != host2 ] || while [ -e {slow} ]; do sleep 0.05; done"'
+    flags = ("--spares=1", f"--node_check={check}")
+    command = many(*flags, *ring(bell, in_world(2, "exit 0")), hosts="host[1-3]", nproc=1)
+    assert hear_world(bell, 0, 2) == ["host1", "host2"]
+    slow.touch()
+    os.kill(launcher_of(0), signal.SIGKILL)
+    assert sorted(hear_world(bell, 1, 2)) == ["host1", "host3"]
+    slow.unlink()
+    until(lambda: not marked(b"INFINI_RUN_ID=check-"))
+    os.kill(agent_on("host2"), signal.SIGKILL)
+    command.read_error_until(b"host2 was lost; no rank runs there")
+    os.kill(launcher_of(0, world=1), signal.SIGKILL)
+    hear_world(bell, 2, 2)
+    finish(command)
+
+
+def test_a_process_that_sigkill_did_not_end_is_the_end_of_the_job(many, bell, tmp_path, freezer):
+    """No other attempt begins beside it, though a node was lost, which costs nothing."""
+    flags = ("--spares=1", "--grace=0.2", f"--report={tmp_path}/r")
+    command = many(*flags, *ring(bell), hosts="host[1-3]", nproc=1)
+    hear_world(bell, 0, 2)
+    freezer.freeze(process_of(0))
+    os.kill(launcher_of(1), signal.SIGKILL)
+    assert command.wait() == 1
+    report = json.loads((tmp_path / "r").read_text())
+    assert (report["restarts"], report["not_restarted"]) == (0, "not all of it could be ended")
+    assert b"did not end by SIGKILL, state D; left" in command.err
+    freezer.thaw()
 
 
 def test_a_node_that_comes_back_is_a_spare_and_serves_as_one(many, bell):

@@ -72,6 +72,25 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
     until(lambda: not marked())
 
 
+def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(node, bell, tmp_path):  # noqa: F811
+    flags = ("--node_timeout=1", "--grace=4", f"--report={tmp_path}/r")
+    stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM; while :; do sleep 0.1; done"
+    head, joiner = (node(rank, *ring(bell, stays), flags=flags) for rank in range(2))
+    bell.hear(4)
+    head.signal(signal.SIGTERM)
+    bell.hear(4)
+    joiner.suspend()
+    assert head.wait() == 143
+    first, last = told(head)
+    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 4 s, or at once when told again"
+    assert "node 1 (" in last
+    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in last
+    assert [f"infini-run: {text}" for text in json.loads((tmp_path / "r").read_text())["lost"]] == [last]
+    joiner.signal(signal.SIGKILL)
+    joiner.wait()
+    until(lambda: not marked())
+
+
 def test_a_host_that_cannot_be_reached_is_the_reports_error(many, tmp_path):  # noqa: F811
     command = many(f"--report={tmp_path}/r", "true", hosts="host1,no-such-host")
     assert command.wait() == 1

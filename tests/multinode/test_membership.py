@@ -403,7 +403,11 @@ def test_by_hand_there_is_no_world_without_the_place_of_the_head():
 
 @pytest.mark.parametrize(
     ("names", "ordered"),
-    [(["node10", "node2", "node1"], ["node1", "node2", "node10"]), (["b", "a10c2", "a9"], ["a9", "a10c2", "b"])],
+    [
+        (["node10", "node2", "node1"], ["node1", "node2", "node10"]),
+        (["b", "a10c2", "a9"], ["a9", "a10c2", "b"]),
+        (["n" + 5000 * "9", "n10", "n007", "n"], ["n", "n007", "n10", "n" + 5000 * "9"]),
+    ],
 )
 def test_names_are_ordered_as_people_count(names, ordered):
     assert sorted(names, key=m.natural_key) == ordered

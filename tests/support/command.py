@@ -174,6 +174,22 @@ class Tracer:
         self.process.wait()
 
 
+class Freezer:
+    """A cgroup whose processes do not die of SIGKILL until they are thawed."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def freeze(self, *pids):
+        for pid in pids:
+            (self._folder / "cgroup.procs").write_text(str(pid))
+        (self._folder / "freezer.state").write_text("FROZEN")
+        until(lambda: (self._folder / "freezer.state").read_text() == "FROZEN\n")
+
+    def thaw(self):
+        (self._folder / "freezer.state").write_text("THAWED")
+
+
 # asan.sh has an interpreter of its own
 COMMAND = [*shlex.split(os.environ.get("TEST_PYTHON", sys.executable)), "-m", "infini_run"]
 

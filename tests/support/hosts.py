@@ -133,3 +133,13 @@ def agents() -> dict[int, str]:
         if is_ours and state not in "ZX" and "infini_run.multinode.agent" in words:
             found[pid] = words
     return found
+
+
+def ssh_to(host: str, head: int) -> int:
+    """The ssh that is the link of that process to a host."""
+    for pid, (parent, state, name) in processes().items():
+        if (parent, name) == (head, "ssh") and state not in "ZX":
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if host in words and not any("kill -KILL" in word for word in words):
+                return pid
+    raise AssertionError(f"no ssh to {host}")

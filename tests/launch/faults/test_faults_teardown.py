@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -117,33 +116,15 @@ def test_rank_that_a_tracer_holds_does_not_hold_us(launches, trace):
         assert command.wait() == 143
 
 
-@pytest.fixture
-def freezer():
-    """A cgroup whose processes do not die of SIGKILL until they are thawed: as in uninterruptible sleep."""
-    folder = Path(f"/sys/fs/cgroup/freezer/test-{os.getpid()}")
-    if os.geteuid() != 0 or not (folder.parent / "cgroup.procs").exists():
-        pytest.skip("no cgroup v1 freezer here that we may use")
-    folder.mkdir()
-    yield folder
-    (folder / "freezer.state").write_text("THAWED")
-    until(lambda: not (folder / "cgroup.procs").read_text())
-    folder.rmdir()
-
-
 def test_rank_in_uninterruptible_sleep_is_named_with_its_state_and_left_after_a_bound(launches, freezer):
-    commands = []
-    for launch in launches:
-        commands.append(launch("--grace=0.1", *play("say=ready", "wait")))
-        pids = commands[-1].pids_of(b"ready", launch.ranks)
-        (freezer / "cgroup.procs").write_text(str(pids[0]))
-    (freezer / "freezer.state").write_text("FROZEN")
-    until(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+    commands = [launch("--grace=0.1", *play("say=ready", "wait")) for launch in launches]
+    freezer.freeze(*(c.pids_of(b"ready", launch.ranks)[0] for c, launch in zip(commands, launches, strict=True)))
     for command in commands:
         command.signal(signal.SIGTERM)
     for command in commands:
         command.read_error_until(b"did not end by SIGKILL, state D; left")
         assert command.is_process_1 or command.process.wait(LIMIT_S) == 143
-    (freezer / "freezer.state").write_text("THAWED")
+    freezer.thaw()
     for command in commands:
         assert command.wait() == 143
     until(lambda: not marked())

@@ -172,6 +172,29 @@ def test_a_launch_that_did_not_fail_is_not_said_to_be_not_restarted():
     assert state.add_to(ended).not_restarted == ""
 
 
+def test_a_restart_counts_when_it_begins():
+    """Nobody may come to run it; its failure is then that of the last attempt, and no earlier one."""
+    first, last = report(failed(code=3)), report(failed(code=4))
+    state = RestartState(options(*AGAIN))
+    assert state.decide(first)
+    assert (state.add_to(first).restarts, state.add_to(first).earlier_failures) == (0, ())
+    state.begin()
+    assert (state.add_to(last).restarts, state.add_to(last).earlier_failures) == (1, (first.first_failure,))
+    assert state.go_on(last, "a node was lost")
+    assert (state.add_to(last).restarts, state.add_to(last).earlier_failures) == (1, (first.first_failure,))
+    state.begin()
+    assert (state.add_to(last).restarts, len(state.add_to(last).earlier_failures)) == (2, 2)
+
+
+def test_a_failure_whose_restart_was_cancelled_is_an_earlier_one():
+    first = report(failed())
+    state = RestartState(options(*AGAIN))
+    assert state.decide(first)
+    state.cancel(15)
+    told = state.add_to(first)
+    assert (told.restarts, told.first_failure, told.earlier_failures) == (0, None, (first.first_failure,))
+
+
 def attempts(state, *progress):
     """Whether each of these attempts, which fail, is followed by another one; the numbers are what they got to."""
     again = []
