@@ -58,14 +58,12 @@ FIRST_EXAMPLES = """\
   infini-run --nproc_per_node=gpu --standalone -m pkg.main  # one for each GPU
   infini-run --nproc_per_node=8 --hosts=a,b ./train         # on hosts, by ssh
   infini-run --nproc_per_node=8 --engine=auto ./train       # in an allocation
-  infini-run --nproc_per_node=4 --log_dir=logs train.py     # a log for each
   infini-run --nproc_per_node=4 --dry_run train.py          # show the plan
 """
 
 END_OF_HELP = """\
---helpfull, and the man page, say what each flag does, its values and default,
-and the exit codes. --name=value and --name value are the same; so are - and _.
-A flag NAME that is not given is taken from the variable INFINI_RUN_NAME.
+--helpfull and the man page explain each flag, and the exit codes. The variable
+INFINI_RUN_NAME sets --name; --name=value is --name value, and - in it is _.
 """
 
 
