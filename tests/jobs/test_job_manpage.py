@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
-import pytest
-
 from infini_run.jobs.options.table import VERBS
+from tests.support.cluster import needs
 from tests.support.paths import ROOT
 
 SHARE = ROOT / "share"
@@ -33,7 +31,7 @@ def complete(*words, **env):
     return done.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+@needs("groff")
 def test_the_page_names_every_verb_and_flag():
     done = subprocess.run(
         ["groff", "-man", "-Tascii", "-ww", "-P-c", "-P-b", "-P-u", "-rLL=2000n", PAGE],
@@ -46,7 +44,7 @@ def test_the_page_names_every_verb_and_flag():
         assert all(any(word.startswith(f"--{flag.name}") for word in words) for flag in flags)
 
 
-@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+@needs("mandoc")
 def test_no_tool_has_anything_to_say_against_the_page():
     done = subprocess.run(
         ["mandoc", "-T", "lint", "-W", "warning", PAGE], capture_output=True, text=True, check=False
@@ -54,7 +52,7 @@ def test_no_tool_has_anything_to_say_against_the_page():
     assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@needs("bash")
 def test_bash_completes_verbs_flags_values_and_jobs(tmp_path):
     (tmp_path / "ir-0123456789").mkdir()
     assert complete("st") == ["status"]
@@ -67,7 +65,7 @@ def test_bash_completes_verbs_flags_values_and_jobs(tmp_path):
     assert complete("submit", "--", "--sl") == []
 
 
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@needs("zsh")
 def test_zsh_takes_it():
     done = subprocess.run(["zsh", "-n", ZSH], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,7 +73,7 @@ def test_zsh_takes_it():
     assert all(f"--{flag.name}" in text for flags in VERBS.values() for flag in flags)
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@needs("fish")
 def test_fish_completes_verbs_flags_values_and_jobs(tmp_path):
     (tmp_path / "jobs/ir-0123456789").mkdir(parents=True)
 

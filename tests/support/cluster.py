@@ -36,6 +36,12 @@ def missing(*packages: str) -> str:
     return f"{' '.join(packages)}: {made.stderr.strip()[-300:]}" if made.returncode else ""
 
 
+def needs(program: str) -> pytest.MarkDecorator:
+    """A mark for tests that are skipped where that program is missing; under CI they fail."""
+    is_missing = shutil.which(program) is None and not os.environ.get("CI")
+    return pytest.mark.skipif(is_missing, reason=f"{program} is not installed")
+
+
 def give_up(reason: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(reason)

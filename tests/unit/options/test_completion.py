@@ -14,15 +14,16 @@ from infini_run.options.completion import SHELLS, script
 from infini_run.options.grammar import GRAMMAR, Flag
 from infini_run.options.table import FLAGS
 from infini_run.value_types import bounded_int
+from tests.support.cluster import needs
 from tests.support.paths import ROOT
 from tests.support.pty_window import Window
 
 SHARE = ROOT / "share"
 BASH = SHARE / "bash-completion/completions/infini-run"
 FISH = SHARE / "fish/vendor_completions.d/infini-run.fish"
-needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-needs_fish = pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (apt-get install fish)")
-needs_zsh = pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed (apt-get install zsh)")
+needs_bash = needs("bash")
+needs_fish = needs("fish")
+needs_zsh = needs("zsh")
 
 DRIVER = r"""
 source "$1"; shift
@@ -234,10 +235,8 @@ def test_fish_knows_every_flag_that_does_something_and_no_value_is_lost(tmp_path
             assert fish(f"infini-run --{flag.name} ", tmp_path) == sorted(flag.choices)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", [pytest.param(shell, marks=needs(shell)) for shell in SHELLS])
 def test_the_command_prints_what_a_shell_evaluates(infini_run, shell):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
     command = infini_run(f"--completion={shell}")
     assert command.wait() == 0
     assert command.out.decode() == script(shell)

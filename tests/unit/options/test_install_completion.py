@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,13 +11,10 @@ import pytest
 from infini_run.errors import UsageError
 from infini_run.options.completion import script
 from infini_run.options.install_completion import completion_path, install_completion
+from tests.support.cluster import needs
 from tests.support.command import COMMAND
 
 JOB = Path(COMMAND[0]).with_name("infini-job")
-
-
-def needs(shell):
-    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"{shell} is not installed")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 
 import pytest
@@ -14,12 +13,13 @@ from infini_run.options.grammar import GRAMMAR
 from infini_run.options.help import EXAMPLES, explain, usage
 from infini_run.options.manpage import escape, man_page
 from infini_run.options.table import FLAGS
+from tests.support.cluster import needs
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "share/man/man1/infini-run.1"
-needs_groff = pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-needs_man = pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
-needs_mandoc = pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not installed")
+needs_groff = needs("groff")
+needs_man = needs("man")
+needs_mandoc = needs("mandoc")
 
 
 def shown(text=None):
