@@ -36,6 +36,7 @@ if ! [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ]; then
     mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
     cat /usr/lib/binfmt.d/qemu-aarch64.conf >/proc/sys/fs/binfmt_misc/register
 fi
+mount --bind "$root" "$root" # a root that is a mount, as that of any machine is
 for place in /proc /sys /dev; do mount --rbind $place "$root$place"; done
 mount -t tmpfs tmp "$root/tmp"
 exec chroot "$root" env -C /work "$@"

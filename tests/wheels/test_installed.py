@@ -17,7 +17,15 @@ pytestmark = pytest.mark.wheels
 TESTS = [f"tests/launch/test_{name}.py" for name in ("exit_code", "orphan", "guard")]
 TESTS += ["tests/installation/test_installed.py", "tests/api/test_launch.py"]
 # Under emulation all takes ten times as long, and each start of an interpreter a second.
-EMULATED = [*TESTS[:3], "-k", "exit_code or daemons_are_gone or daemons_of_a_killed_launcher"]
+EMULATED = [*TESTS[:3], "-k", "exit_code or daemons_are_gone or guard"]
+NOT_BY_QEMU = (  # of qemu-user 7.2 (docs/installing.md): what it does instead, measured with QEMU_STRACE=1
+    "error_folder_of_a_killed_launcher_is_removed[flags1]",  # --isolate: clone(CLONE_NEWPID) is EINVAL
+    "an_isolated_launch_without_a_folder_needs_no_guard",  # the same
+    "a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without_us",  # qemu_thread_create: EINVAL
+    "process_1_has_no_guard",  # its own threads take numbers: the first rank is 4, not 2
+    "a_killed_outer_launcher_takes_the_inner_one_with_all_that_it_started",  # /proc/PID/exe is qemu
+)
+EMULATED += [f"--deselect=tests/launch/test_guard.py::test_{name}" for name in NOT_BY_QEMU]
 FLAGS = ["-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=0"]
 
 
