@@ -210,7 +210,7 @@ def test_a_crew_whose_host_is_gone_closes(bed, crew):
 
 def test_too_few_hosts_at_the_start_are_named(bed, crew):
     with bed.host_down(2), pytest.raises(ir.NodeLost, match=r"1 of at least 2 hosts are here .*; missing: host2"):
-        crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=1)
+        crew(2, nnodes=(2, 3), join_window=0.1, join_timeout=6)
 
 
 # ---- one process of a worker at a time

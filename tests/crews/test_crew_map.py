@@ -130,7 +130,7 @@ def test_a_task_that_raises_stopiteration_does_not_end_the_results():
 
 def test_an_iterable_that_raises_cancels_what_was_submitted(sleepers):
     def items():
-        yield 60
+        yield 1  # it may have begun
         raise ValueError("no more items")
 
     with pytest.raises(ValueError, match="no more items"):

@@ -16,7 +16,7 @@ import infini_run as ir
 from infini_run.crews.protocol import TaskStarted, encode
 from tests.support.command import CHILDREN, Command
 from tests.support.processes import is_alive, marked
-from tests.support.waiting import LIMIT_S, interrupt_main, until
+from tests.support.waiting import LIMIT_S, ended_after, interrupt_main, until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey
@@ -148,12 +148,12 @@ def test_a_second_close_that_does_not_drain_hurries_the_first(bell, shut):
 
 
 def test_a_crew_that_is_dropped_takes_its_workers_with_it(bell):
-    crews = [ir.Crew(obey)]
-    pid = crews[0].ask("pid").result()
-    with pytest.warns(ResourceWarning, match="was dropped while its workers ran: close it"):
-        crews.clear()
-    gc.collect()
-    until(lambda: not is_alive(pid))
+    with ended_after():
+        crews = [ir.Crew(obey)]
+        crews[0].ask("pid").result()
+        with pytest.warns(ResourceWarning, match="was dropped while its workers ran: close it"):
+            crews.clear()
+        gc.collect()
 
 
 def test_a_fork_of_the_caller_leaves_the_crew_to_it():

@@ -30,8 +30,8 @@ from itertools import repeat
 import pytest
 
 import infini_run as ir
-from tests.support.processes import is_alive, marked
-from tests.support.waiting import LIMIT_S, until
+from tests.support.processes import marked
+from tests.support.waiting import LIMIT_S, ended_after, until
 
 
 def serve(ctx, task):
@@ -493,16 +493,15 @@ def test_tasks_before_close_are_done_also_those_of_a_map_that_was_not_read():
 
 
 def test_a_map_is_read_though_nothing_refers_to_its_crew():
-    crew = ir.Crew(serve, nproc_per_node=2)
-    results = crew.map([(abs, n) for n in range(-5, 5)])
-    pids = [worker.pid for worker in crew.status().workers]
-    del crew
-    assert list(results) == [5, 4, 3, 2, 1, 0, 1, 2, 3, 4]
-    maps = [results]
-    del results
-    with pytest.warns(ResourceWarning, match="was dropped while its workers ran"):
-        maps.clear()
-    until(lambda: not any(map(is_alive, pids)))
+    with ended_after():
+        crew = ir.Crew(serve, nproc_per_node=2)
+        results = crew.map([(abs, n) for n in range(-5, 5)])
+        del crew
+        assert list(results) == [5, 4, 3, 2, 1, 0, 1, 2, 3, 4]
+        maps = [results]
+        del results
+        with pytest.warns(ResourceWarning, match="was dropped while its workers ran"):
+            maps.clear()
 
 
 def test_a_task_that_is_cancelled_just_before_close_does_not_keep_it():

@@ -65,10 +65,11 @@ def test_a_pool_restarts_launches(tmp_path):
         assert list(pool.run(fail_until, 1, tmp_path)) == [(1, 0)] * 2
 
 
-def test_a_launch_that_is_stopped_while_it_waits_is_not_started_again(tmp_path):
+def test_a_launch_that_is_stopped_while_it_waits_is_not_started_again(tmp_path, capfd):
     launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=3600)
     handle = launcher.start(fail_until, 5, tmp_path)
-    until(lambda: all(handle.exits))
+    said: list[str] = []
+    until(lambda: said.append(capfd.readouterr().err) or "restart 1 of 1 in 1 h" in "".join(said))
     handle.stop()
     assert handle.wait(30)
     assert handle.restarts == 0, "none has begun"

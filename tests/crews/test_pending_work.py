@@ -17,8 +17,8 @@ import pytest
 
 import infini_run as ir
 from tests.support.command import CHILDREN
-from tests.support.processes import children, is_alive, marked
-from tests.support.waiting import LIMIT_S, interrupt_main, until
+from tests.support.processes import is_alive, marked
+from tests.support.waiting import LIMIT_S, ended_after, interrupt_main, until
 
 sys.path.insert(0, str(CHILDREN))
 from crew_parts import obey
@@ -271,25 +271,25 @@ def test_ctrl_c_ends_what_is_pending_at_the_exit(bell, shut, tmp_path):
 
 
 def test_a_dropped_crew_ends_once_its_tasks_are_done(bell, gate):
-    crew = ir.Crew(obey, nproc=2)
-    pids = [worker.pid for worker in crew.status().workers]
-    slow, more = crew.worker(0).ask(("be slow", bell.path, str(gate))), crew.worker(0).ask(("square", 5))
-    bell.hear(1)
-    with pytest.warns(ResourceWarning, match="close it; the tasks that are left are finished first"):
-        del crew
-    gc.collect()
-    assert is_alive(pids[0])
-    gate.write_text("on")
-    assert (slow.result(LIMIT_S), more.result(LIMIT_S)) == ("on", 25)
-    until(lambda: not any(map(is_alive, pids)))
+    with ended_after():
+        crew = ir.Crew(obey, nproc=2)
+        pids = [worker.pid for worker in crew.status().workers]
+        slow, more = crew.worker(0).ask(("be slow", bell.path, str(gate))), crew.worker(0).ask(("square", 5))
+        bell.hear(1)
+        with pytest.warns(ResourceWarning, match="close it; the tasks that are left are finished first"):
+            del crew
+        gc.collect()
+        assert is_alive(pids[0])
+        gate.write_text("on")
+        assert (slow.result(LIMIT_S), more.result(LIMIT_S)) == ("on", 25)
 
 
 def test_an_ask_without_its_crew_is_answered():
-    with pytest.warns(ResourceWarning, match="the tasks that are left are finished first"):
-        ask = ir.Crew(obey).ask(("sleep", 0.3))
-    gc.collect()
-    assert ask.result(LIMIT_S) is None
-    until(lambda: marked() == {})
+    with ended_after():
+        with pytest.warns(ResourceWarning, match="the tasks that are left are finished first"):
+            ask = ir.Crew(obey).ask(("sleep", 0.3))
+        gc.collect()
+        assert ask.result(LIMIT_S) is None
 
 
 def test_an_ask_that_is_done_keeps_nothing_of_its_crew():
@@ -308,25 +308,23 @@ def test_an_ask_that_is_done_keeps_nothing_of_its_crew():
 
 
 def test_four_dropped_pools_leave_no_process():
-    before = children()
-    with pytest.warns(ResourceWarning, match="was dropped while it was open: close it$"):
-        found = [list(ir.Pool(nproc_per_node=1, preload=["fractions"]).run(lambda: 1)) for _ in range(4)]
-    assert found == [[1]] * 4
-    gc.collect()
-    until(lambda: children() == before)
+    with ended_after():
+        with pytest.warns(ResourceWarning, match="was dropped while it was open: close it$"):
+            found = [list(ir.Pool(nproc_per_node=1, preload=["fractions"]).run(lambda: 1)) for _ in range(4)]
+        assert found == [[1]] * 4
+        gc.collect()
 
 
 def test_a_dropped_pool_ends_with_its_last_launch(bell, gate):
-    before = children()
-    pool = ir.Pool(nproc_per_node=1, preload=["fractions"])
-    handle = pool.start(wait_at, bell.path, str(gate))
-    bell.hear(1)
-    with pytest.warns(ResourceWarning, match="close it; 1 launches go on to their end"):
-        del pool
-    gc.collect()
-    gate.write_text("on")
-    assert list(handle.result(LIMIT_S)) == ["on"]
-    until(lambda: children() == before)
+    with ended_after():
+        pool = ir.Pool(nproc_per_node=1, preload=["fractions"])
+        handle = pool.start(wait_at, bell.path, str(gate))
+        bell.hear(1)
+        with pytest.warns(ResourceWarning, match="close it; 1 launches go on to their end"):
+            del pool
+        gc.collect()
+        gate.write_text("on")
+        assert list(handle.result(LIMIT_S)) == ["on"]
 
 
 def test_a_dropped_handle_leaves_its_launch_to_end(bell, gate):

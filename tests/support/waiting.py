@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from tests.support.processes import children
 
 LIMIT_S = 60.0  # how long anything may take on a loaded machine before it counts as hung
 
@@ -16,6 +19,14 @@ def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     while not what():
         assert time.monotonic() < end, f"never came true: {what}"
         time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def ended_after() -> Iterator[None]:
+    """What the block drops ends by itself, in time: wait for its processes and threads."""
+    kids, threads = children(), threading.enumerate()
+    yield
+    until(lambda: children().keys() <= kids.keys() and all(thread in threads for thread in threading.enumerate()))
 
 
 def interrupt_main(raised: threading.Event) -> None:
