@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from types import ModuleType
 
 from infini_run.errors import UsageError
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Flags of a code object (inspect's CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR), and what to do about each
 _HINTS = {
@@ -38,32 +41,38 @@ def _function_of(thing: object) -> object:
     return getattr(thing, "__func__", thing)
 
 
-def path_of_workers(thing: object) -> tuple[str, ...]:
-    """sys.path for workers that run `thing`: absolute, because they may start in another directory.
+def path_of_workers() -> tuple[str, ...]:
+    """sys.path for workers: absolute, because they may start in another directory.
 
-    An empty entry is the current directory. The folder that the module of `thing` was found in is added if it is in
-    no entry any more, because the current directory has changed since.
+    An empty entry is the current directory. Another relative one is what it was when a module was first looked for
+    in it, as for this process's own imports. If there is one, the current directory may have changed after an import,
+    so the folders in which modules were found come last.
     """
     try:
         here = os.getcwd()
-    except OSError:  # it was removed: relative entries lead nowhere
+    except OSError:  # it was removed: an empty entry leads nowhere
         here = ""
-    given = [entry for entry in sys.path if isinstance(entry, str) and (here or os.path.isabs(entry))]
-    found = [os.path.normpath(os.path.join(here, entry)) if not os.path.isabs(entry) else entry for entry in given]
-    root = _root_of(thing)
-    if root and root not in found and "" in sys.path:
-        found.append(root)
-    return tuple(found)
+    given = [entry for entry in sys.path if isinstance(entry, str)]
+    found = [path for entry in given if (path := _absolute(entry, here))]
+    return tuple(found if found == given else dict.fromkeys([*found, *_roots()]))
 
 
-def _root_of(thing: object) -> str:
-    """The folder from which the module of a callable was imported; empty: it has none, or no file."""
-    function = thing if isinstance(thing, type) else _function_of(thing)
-    name = getattr(function, "__module__", None) or ""
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name == "__main__" or not isinstance(file, str) or not os.path.isabs(file):
-        return ""
-    is_package = os.path.basename(file).startswith("__init__.")
-    for _ in range(name.count(".") + 1 + is_package):
-        file = os.path.dirname(file)
-    return file
+def _absolute(entry: str, here: str) -> str:
+    """Empty: it leads nowhere."""
+    if os.path.isabs(entry):
+        return entry
+    first = getattr(sys.path_importer_cache.get(entry), "path", "") if entry else ""
+    here = first if isinstance(first, str) and os.path.isabs(first) else here and os.path.join(here, entry)
+    return here and os.path.normpath(here)
+
+
+def _roots() -> Iterator[str]:
+    """The folders in which modules were found that have been imported."""
+    for name, module in list(sys.modules.items()):
+        if "." in name or not isinstance(module, ModuleType):
+            continue
+        place = next(iter(vars(module).get("__path__") or ()), None) or vars(module).get("__file__")
+        if isinstance(place, str) and os.path.isabs(place):
+            folder, file = os.path.split(place)
+            if file.partition(".")[0] == name:  # else some other part of Python has found it
+                yield folder

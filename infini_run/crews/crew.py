@@ -144,7 +144,7 @@ class Crew(Generic[T, R]):
         failure_options = read_failure_options(flags)
         may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
         hello = Hello(
-            path=path_of_workers(target),
+            path=path_of_workers(),
             argv=tuple(sys.argv),
             log_level=read_log_level(log_level),
             watchdog_s=limits.watchdog_s,

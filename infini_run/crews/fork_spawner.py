@@ -80,7 +80,7 @@ class ForkSpawner(ExecSpawner):
             if self._zygote is None and not self.refusal:
                 zygote = ZygoteProcess(self._zygote_environ(), self._cwd)
                 try:
-                    path = list(path_of_workers(None) if self._path is None else self._path)
+                    path = list(path_of_workers() if self._path is None else self._path)
                     argv = list(sys.argv if self._argv is None else self._argv)
                     zygote.prepare((self._preload, path, argv, self._stays), self._start_timeout_s)
                 except BaseException:

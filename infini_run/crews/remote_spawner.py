@@ -85,7 +85,7 @@ class RemoteSpawner:
             check_elastic(self._nprocs, given)
         self._cwd = None if cwd is None else os.fspath(cwd)
         self._setup: dict[str, object] = {
-            "path": list(path_of_workers(None)),
+            "path": list(path_of_workers()),
             "argv": list(sys.argv),
             "env": dict(env or {}),
             "nproc": self._nprocs,

@@ -234,21 +234,29 @@ def test_frames_of_a_notebooks_cells_have_their_source_lines(preload):
 # ---- sys.path
 
 
-def test_a_module_of_a_relative_entry_of_sys_path_is_found_by_workers_elsewhere(tmp_path, preload):
-    """In a process of its own, as in a console: sys.path begins with an empty entry, and the directory changes."""
-    (tmp_path / "local_part.py").write_text("def place():\n    return __name__\n")
-    (tmp_path / "elsewhere").mkdir()
+@pytest.mark.parametrize("entry", ["", "part/.."])
+@pytest.mark.parametrize("module", ["local_part", "local_package", "local_folder.part"])
+def test_a_module_of_a_relative_entry_of_sys_path_is_found_by_workers_elsewhere(tmp_path, preload, entry, module):
+    """In a process of its own, as in a console: sys.path has a relative entry, and the directory changes."""
+    for file in ("local_part.py", "local_package/__init__.py", "local_folder/part.py", "part/x", "elsewhere/x"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("def place():\n    return __name__\n")
     program = textwrap.dedent(f"""
-        import os, sys
-        sys.path.insert(0, "")
-        import infini_run as ir, local_part
-        print(ir.Launcher(cwd="elsewhere", preload={preload!r}).run(local_part.place)[0])
+        import importlib, os, sys
+        sys.path.insert(0, {entry!r})
+        import infini_run as ir
+        part = importlib.import_module({module!r})
+        given = {{"preload": {preload!r}}}
+        print(ir.Launcher(cwd="elsewhere", **given).run(part.place)[0])
         os.chdir("elsewhere")
-        print(ir.Launcher(preload={preload!r}).run(local_part.place)[0])
-        with ir.Crew(lambda ctx, task: task(), preload={preload!r}) as crew:
-            pass
+        print(ir.Launcher(**given).run(part.place)[0])
+        print(ir.Launcher(**given).run(lambda: part.place())[0])
+        with ir.Crew(lambda ctx, task: task(), **given) as crew:
+            print(crew.ask(part.place).result())
+        with ir.Pool(preload=[{module!r}]) as pool:
+            print(pool.run(lambda: {module!r} in sys.modules)[0])
     """)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
     )
-    assert (done.stdout.split(), done.stderr) == (["local_part", "local_part"], "")
+    assert (done.stdout.split(), done.stderr) == ([module] * 4 + ["True"], "")
