@@ -34,9 +34,15 @@ TYPES = {  # by the metavar of a flag
     **dict.fromkeys(("HOST:PORT", "HOST", "ID", "NAME", "ADDR|INTERFACE", "K=V,..."), "str"),
 }
 COMMAND_ONLY = {"dry_run", "isolate", "report", "verbose", "plot", "completion", "doctor"}
-# A worker that runs Python has this Python as its program, and no input.
-PROGRAMS_ONLY = {"module", "no_python", "distributed_args", "stdin", "live", "trace"}
-RESTARTS = {"max_restarts", "restart_delay", "restart_window", "keep_going"}
+# A worker that runs Python has this Python as its program, and no input (crews/targets.py).
+PROGRAMS_ONLY = {
+    *("module", "no_python", "distributed_args", "stdin", "live", "trace"),
+    *("token_file", "node_rank", "ready_timeout"),
+}
+RESTARTS = {
+    *("max_restarts", "restart_delay", "restart_window", "keep_going"),
+    *("on_join", "max_node_failures", "max_no_progress"),
+}
 
 SUBMIT_COMMAND_ONLY = {"env", "cwd", "wait", "print", "check", "json"}
 SHAPE = {"nproc_per_node", "hosts", "log_dir"}

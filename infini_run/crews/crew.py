@@ -25,7 +25,7 @@ from infini_run.crews.pending_task import PendingTask
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.restart_policy import NEVER, check
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_membership_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc
 from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
@@ -152,8 +152,8 @@ class Crew(Generic[T, R]):
             target=pack_target(target, args, kwargs or {}),
         )
         self._tasks = count()
-        names = read_hosts(hosts) if spawner is None else ()
-        check_membership_flags(flags, names)
+        names = read_hosts(hosts, flags.pop("hostfile", None)) if spawner is None else ()
+        check_node_flags(flags, names)
         with as_start_errors():
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))

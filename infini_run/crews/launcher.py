@@ -22,7 +22,7 @@ from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_membership_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
@@ -115,8 +115,8 @@ class Launcher:
         check_names(type(self).__name__, flags, TABLE)
         check_flags(flags, is_crew=False)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
-        self.hosts = read_hosts(hosts)
-        check_membership_flags(flags, self.hosts)
+        self.hosts = read_hosts(hosts, flags.pop("hostfile", None))
+        check_node_flags(flags, self.hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
         if backend is not None and not isinstance(backend, str):

@@ -19,26 +19,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from infini_run.environments.hostlist import Host
     from infini_run.options.nodes import NodeList
     from infini_run.options.options import Options
 
 # What says how a job goes on when it loses a node; `nnodes` does, too, if it is a range.
 _MEMBERSHIP = ("spares", "join_window", "on_join", "node_check", "node_check_timeout", "max_node_failures")
-# What is said to the head; all other flags are the workers'.
-_REACH = (
+# What is about hosts that have to be reached.
+_NODES = (
     *_MEMBERSHIP,
-    *("engine", "hosts", "hostfile", "nnodes", "ssh_config", "remote_python", "export"),
-    *("join_timeout", "node_timeout", "link_port", "link_address", *RENDEZVOUS_FLAGS),
+    *("nnodes", "engine", "ssh_config", "remote_python", "export"),
+    *("join_timeout", "node_timeout", "link_port", "link_address"),
 )
+_THIS_MACHINE = {"nnodes": (1, "1"), "engine": ("local", "auto")}
+# What is said to the head; all other flags are the workers'.
+_REACH = (*_NODES, "hosts", *RENDEZVOUS_FLAGS)
 # Flags of the command that have no effect on workers that run Python functions, and why.
 _NO_EFFECT = {
     **dict.fromkeys(("live", "trace", "plot"), "only launches of programs are drawn"),
     **dict.fromkeys(("module", "no_python", "distributed_args"), "the program is this Python"),
     "stdin": "a worker has no input",
-    **dict.fromkeys(("token_file",), "no launcher joins by hand"),
+    "token_file": "no launcher joins by hand",
+    "node_rank": "the hosts have the ranks of their order",
+    "ready_timeout": "agent_timeout_s= limits the start",
 }
 _NO_EFFECT_ON_CREWS = {
-    **dict.fromkeys(("max_restarts", "restart_delay", "restart_window"), "restart=ir.Restart(...) says it"),
+    "ready_timeout": "ready_timeout_s= limits the start",
+    **dict.fromkeys(
+        ("max_restarts", "restart_delay", "restart_window", "max_no_progress"), "restart=ir.Restart(...) says it"
+    ),
     "keep_going": "restart=ir.Restart(...) says what a failure means",
     "on_join": "a host that joins is a spare",
     "max_node_failures": "restart=ir.Restart(...) says how many failures are too many",
@@ -55,11 +64,9 @@ def check_flags(flags: Mapping[str, object], *, is_crew: bool) -> None:
         raise UsageError(f"no effect on {place}: {', '.join(found)}")
 
 
-def check_membership_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
-    """Raises UsageError: a flag is about the loss of a node, and there are no nodes."""
-    found = [name for name in _MEMBERSHIP if flags.get(name) is not None]
-    if _is_range(flags.get("nnodes")):
-        found.insert(0, "nnodes")
+def check_node_flags(flags: Mapping[str, object], hosts: Sequence[str]) -> None:
+    """Raises UsageError: a flag is about other hosts, and there are none."""
+    found = [name for name in _NODES if flags.get(name) not in (None, *_THIS_MACHINE.get(name, ()))]
     if found and not hosts:
         asked = ", ".join(f"{name}={flags[name]!r}" for name in found)
         raise UsageError(f"{asked}: it is about the nodes of a launch; give hosts=[...]")
@@ -90,8 +97,12 @@ def check_elastic(counts: Sequence[int | str], flags: Mapping[str, object]) -> N
         raise UsageError(f"{asked} with keep_going: a failure ends all ranks, or none; drop one of them")
 
 
-def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
-    """Their names; none: this machine. Raises UsageError."""
+def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
+    """Their names; none: this machine. hostfile: of a file that has them. Raises UsageError."""
+    if hostfile is not None:
+        if hosts:
+            raise UsageError(f"hosts={hosts!r} and hostfile={hostfile!r}: give one of them")
+        return _read_hostfile(os.fspath(hostfile))
     if hosts is None or hosts == "":
         return ()
     if hosts == "auto":
@@ -106,6 +117,19 @@ def read_hosts(hosts: Sequence[str] | str | None) -> tuple[str, ...]:
     if not found or not all(isinstance(host, str) and host for host in found):
         raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
     return found
+
+
+def _read_hostfile(path: str) -> tuple[str, ...]:
+    from infini_run.environments.hostlist import read_hostfile
+
+    return tuple(map(_host_text, read_hostfile(path, f"hostfile={path!r}")))
+
+
+def _host_text(host: Host) -> str:
+    """As it stands in a list of hosts."""
+    user = f"{host.user}@" if host.user else ""
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return f"{user}{name}" + (f":{host.slots}" if host.slots else "")
 
 
 def read_nproc(

@@ -14,7 +14,6 @@ class CrewOptions(TypedDict, total=False):
     """Flags of the command as keywords of `Crew`."""
 
     nnodes: int | str | tuple[int, int] | None
-    node_rank: int | None
     rdzv_endpoint: str | None
     master_addr: str | None
     master_port: int | None
@@ -26,16 +25,13 @@ class CrewOptions(TypedDict, total=False):
     remote_python: str | PathLike[str] | None
     link_port: int | None
     link_address: str | None
-    token_file: str | PathLike[str] | None
     join_timeout: float | str | None
     node_timeout: float | str | None
     export: str | Sequence[str] | None
     spares: int | None
     join_window: float | str | None
-    on_join: Literal["wait", "restart"] | None
     node_check: str | None
     node_check_timeout: float | str | None
-    max_node_failures: int | None
     gpus_per_proc: int | None
     bind: Literal["none", "numa", "socket", "cores"] | None
     check_gpus: bool | Literal["off", "warn", "refuse"] | None
@@ -48,8 +44,6 @@ class CrewOptions(TypedDict, total=False):
     local_ranks_filter: str | Sequence[int] | None
     stop_signal: int | str | None
     stop_scope: Literal["group", "leader", "mixed"] | None
-    max_no_progress: int | None
-    ready_timeout: float | str | None
     hang_timeout: float | str | None
     on_hang: Literal["report", "stop"] | None
     rdzv_backend: Literal["static", "c10d"] | None
@@ -62,20 +56,26 @@ class CrewOptions(TypedDict, total=False):
 class FunctionOptions(CrewOptions, total=False):
     """Flags of the command as keywords of `Launcher` and `Pool`."""
 
+    on_join: Literal["wait", "restart"] | None
+    max_node_failures: int | None
     grace: float | str | None
     max_restarts: int | None
     restart_delay: float | str | None
     restart_window: float | str | None
+    max_no_progress: int | None
     keep_going: bool | None
 
 
 class ProgramOptions(FunctionOptions, total=False):
     """Flags of the command as keywords of `launch_local` and `launch_multi_node`."""
 
+    node_rank: int | None
     module: bool | None
     no_python: bool | None
     distributed_args: bool | None
+    token_file: str | PathLike[str] | None
     stdin: int | Literal["rank0", "all", "none"] | None
+    ready_timeout: float | str | None
     live: bool | Literal["on", "off", "auto"] | None
     trace: str | PathLike[str] | None
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 
 import pytest
 
 import infini_run as ir
+from infini_run.crews import targets
+from infini_run.options.keywords import CrewOptions, FunctionOptions
 
 
 class Line:
@@ -102,7 +105,17 @@ def test_objects_show_what_they_are_and_how():
 # ---- flags of the command
 
 
-@pytest.mark.parametrize("flag", [{"trace": "t.json"}, {"live": True}, {"plot": "p.png"}, {"stdin": "rank0"}])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"trace": "t.json"},
+        {"live": True},
+        {"plot": "p.png"},
+        {"stdin": "rank0"},
+        {"node_rank": 1},
+        {"ready_timeout": 5},
+    ],
+)
 def test_flags_without_effect_on_functions_and_crews_are_refused(flag):
     (name,) = flag
     with pytest.raises(ir.UsageError, match=f"no effect on functions: {name}="):
@@ -111,6 +124,40 @@ def test_flags_without_effect_on_functions_and_crews_are_refused(flag):
         ir.Crew(line, **flag)
 
 
+@pytest.mark.parametrize(
+    "flag", [{"nnodes": 2}, {"engine": "ssh"}, {"ssh_config": "f"}, {"node_timeout": 5}, {"export": ["A"]}]
+)
+def test_flags_about_hosts_are_refused_without_hosts(flag):
+    (name,) = flag
+    for make in (ir.Launcher, lambda **given: ir.Crew(line, **given)):
+        with pytest.raises(ir.UsageError, match=rf"{name}=.*: it is about the nodes of a launch; give hosts="):
+            make(**flag)
+    assert ir.Launcher(nnodes=1, engine="local").run(os.getpid)
+
+
+def test_typed_keywords_are_those_that_are_not_refused():
+    assert CrewOptions.__annotations__.keys().isdisjoint({**targets._NO_EFFECT, **targets._NO_EFFECT_ON_CREWS})
+    assert FunctionOptions.__annotations__.keys().isdisjoint(targets._NO_EFFECT)
+
+
+def test_a_file_names_the_hosts(tmp_path, monkeypatch):
+    """The hosts have no addresses, and are this machine."""
+    (tmp_path / "ssh").write_text('#!/bin/sh\nfor word; do :; done\nexec sh -c "$word"\n')
+    (tmp_path / "ssh").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a\nme@b slots=2  # the large one\n[::1]:1\n")
+    launcher = ir.Launcher(hostfile=hostfile, console="none")
+    assert launcher.hosts == ("a", "me@b:2", "[::1]:1")
+    assert launcher.run(os.getpid).hosts == ("a", "b", "::1")
+    with ir.Crew(line, hostfile=str(hostfile), console="none") as crew:
+        assert crew.nproc == 4
+    with pytest.raises(ir.UsageError, match=r"hosts=\['a'\] and hostfile='f': give one of them"):
+        ir.Launcher(["a"], hostfile="f")
+    with pytest.raises(ir.UsageError, match=r"hostfile='/no/such' cannot be read"):
+        ir.Launcher(hostfile="/no/such")
+
+
 def test_all_flags_without_effect_are_named_at_once():
-    with pytest.raises(ir.UsageError, match=r"max_restarts= .*ir\.Restart.*, keep_going= .*, trace= "):
-        ir.Crew(line, max_restarts=3, keep_going=True, trace="t.json")
+    with pytest.raises(ir.UsageError, match=r"max_restarts= .*ir\.Restart.*, keep_going= .*, trace= .*max_no"):
+        ir.Crew(line, max_restarts=3, keep_going=True, trace="t.json", max_no_progress=2)
