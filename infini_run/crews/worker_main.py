@@ -125,6 +125,8 @@ class Worker:
             self._do(part, task)
             del task  # its bytes are not kept until the next one comes
             self._inbox.finish_task()
+            if not self._hello.target:  # a function: that was the only one, and the end need not be told first
+                return
 
     def _do(self, part: TaskHandler, task: Task) -> None:
         """One task, from TaskStarted to its end."""

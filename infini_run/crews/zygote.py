@@ -31,7 +31,7 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
     from infini_run.core.group import Event
@@ -332,8 +332,7 @@ def become(child_setup: ChildSetup, mark: int) -> int:
     os.dup2(child_setup.stderr, 2)
     os.close(child_setup.stdout)
     os.close(child_setup.stderr)
-    os.environ.clear()
-    os.environ.update(child_setup.env)
+    _set_environ(child_setup.env)
     if child_setup.cwd:
         os.chdir(child_setup.cwd)
     _disown()
@@ -346,12 +345,25 @@ def become(child_setup: ChildSetup, mark: int) -> int:
     return child_setup.channel
 
 
+def _set_environ(env: Mapping[str, str]) -> None:
+    """As os.environ.clear and update, but for those that stay as they are."""
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+_not_ours: list[object] = []  # to free it would take longer than all else here
+
+
 def _disown() -> None:
     """What the imports have left to be done at the end is the zygote's to do: it would be done once for each worker,
     to what all of them share (a temporary folder, say). But what ends a worker's own children and writes out its own
     logs is done as ever."""
     atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    _not_ours.append(weakref.finalize._registry)  # type: ignore[attr-defined]
+    weakref.finalize._registry = {}  # type: ignore[attr-defined]
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for module, name in (("multiprocessing.util", "_exit_function"), ("logging", "shutdown")):
         if module in sys.modules:
