@@ -98,9 +98,6 @@ def test_several_workers_that_need_torch_are_forks_of_one_that_has_it():
 
 @pytest.mark.parametrize("name", ["function_ddp.py", "function_accelerate.py", "function_lightning.py"])
 def test_the_examples_train(name, capfd):
-    needs = {"function_accelerate.py": "accelerate", "function_lightning.py": "lightning"}
-    if name in needs and importlib.util.find_spec(needs[name]) is None:
-        pytest.skip(f"{needs[name]} is not installed: make torch")
     done = subprocess.run([sys.executable, str(EXAMPLES / name)], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("loss "), done.stdout
