@@ -27,6 +27,13 @@ def guards_of(launcher):
     return [pid for pid, (parent, _, name) in processes().items() if parent == launcher and name == GUARD]
 
 
+def guard_of(launcher):
+    """It has its name once it is executed, which ranks do not wait for."""
+    until(lambda: guards_of(launcher))
+    (guard,) = guards_of(launcher)
+    return guard
+
+
 def pids_told(command, word, n):
     return [int(words[-1]) for words in command.read_lines(word, n)]
 
@@ -58,7 +65,7 @@ def kill(command):
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_daemons_of_a_killed_launcher_are_ended(infini_run, ranks, every_path):
     command = infini_run(f"--nproc_per_node={ranks}", *play(*STUBBORN, "say=ready", "wait"))
-    pids = pids_told(command, b"stray", ranks) + pids_told(command, b"ready", ranks) + guards_of(command.pid)
+    pids = pids_told(command, b"stray", ranks) + pids_told(command, b"ready", ranks) + [guard_of(command.pid)]
     assert len(pids) == 2 * ranks + 1
     kill(command)
     all_end(pids)
@@ -139,7 +146,7 @@ def test_error_folder_that_nobody_was_left_to_remove_goes_with_the_next_launch(i
     commands = [infini_run("sh", "-c", script, env=env) for _ in range(2)]
     dead, living = (Path(command.read_lines(b"folder")[0][1]) for command in commands)
     assert dead.parent == Path("/dev/shm")
-    (guard,) = guards_of(commands[0].pid)
+    guard = guard_of(commands[0].pid)
     os.kill(guard, signal.SIGKILL)
     kill(commands[0])
     (dead / "rank_0.error.json").write_text("{}")
@@ -229,10 +236,10 @@ def test_somebody_who_looks_at_the_launch_with_its_variables_is_not_touched(infi
     rank = pids_told(command, b"ready", 1)
     mark = command.read_lines(b"id")[0][-1]
     onlooker = subprocess.Popen(["sleep", "1000"], env={**os.environ, "INFINI_RUN_ID": mark})
-    guard = guards_of(command.pid)
+    guard = guard_of(command.pid)
     try:
         kill(command)
-        all_end([*rank, *guard])
+        all_end([*rank, guard])
         assert onlooker.poll() is None
     finally:
         onlooker.kill()
@@ -279,7 +286,7 @@ def test_guard_holds_nothing_and_sleeps_in_one_call(infini_run, tmp_path, gate):
     shared = gate()
     command = infini_run(*play("say=ready", "wait"), gates=(shared,), cwd=tmp_path)
     command.read_lines(b"ready")
-    (guard,) = guards_of(command.pid)
+    guard = guard_of(command.pid)
     until(lambda: len(os.listdir(f"/proc/{guard}/fd")) == 3)
     held = [os.readlink(f"/proc/{guard}/fd/{fd}") for fd in range(3)]
     assert held[0].startswith("pipe:")
@@ -307,7 +314,7 @@ def test_guard_that_is_killed_is_missed_and_the_job_goes_on(infini_run, gate, ev
     done = gate()
     command = infini_run(*play("say=ready", f"hold={done}", "exit=3"), gates=(done,))
     command.read_lines(b"ready")
-    (guard,) = guards_of(command.pid)
+    guard = guard_of(command.pid)
     os.kill(guard, signal.SIGKILL)
     command.read_error_until(b"no guard (it was killed): should infini-run be killed by SIGKILL")
     done.open()
