@@ -125,7 +125,7 @@ def test_the_compose_file_gives_the_time_that_a_stop_takes():
     [service] = compose["services"].values()
     assert set(service) <= {"image", "init", "stop_grace_period", "environment", "command", "shm_size"}
     grace_s = int(service["environment"]["INFINI_RUN_GRACE"].rstrip("s"))
-    assert int(service["stop_grace_period"].rstrip("s")) > 2 * grace_s
+    assert int(service["stop_grace_period"].rstrip("s")) >= grace_s + 5  # up to 2 s of it for what ranks left behind
     assert service["init"] is False
 
 
