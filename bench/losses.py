@@ -258,7 +258,7 @@ def in_a_row(what: Callable[[], None], losses: Losses) -> None:
 
 
 def simulated(bed: Bed, seed: int) -> tuple[list[Row], list[str]]:
-    """Pairs of faults without processes: what membership.py decides, in time that is counted."""
+    """Pairs of faults without processes: what membership decides, in time that is counted."""
     words = [bed.python, str(Path(__file__).parent / "simulated.py"), str(seed), str(SIMULATED)]
     done = subprocess.run(words, env=bed.env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,9 +1,9 @@
-"""Two faults close together, 10,000 times, in time that is counted, not waited for: membership.py itself, beside a
-simulation of what it decides about.
+"""Two faults close together, 10,000 times, in time that is counted, not waited for: the decisions of
+membership_transitions.py, beside a simulation of what they are about.
 
 A node's ranks end with the world, with their agent (0.1 s later: the guard), or with their lease: 0.9 of the timeout
 after the last question of theirs that the head has heard. The head learns of a killed agent at once, and of silence
-after the timeout. The simulation knows what lives; membership.py only what the head is told.
+after the timeout. The simulation knows what lives; the decisions know only what the head is told.
 
     python bench/simulated.py SEED COUNT        run by losses.py in the venv that is measured; says a JSON object
 """
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 from infini_run.multinode import membership as m
+from infini_run.multinode import membership_transitions as t
 
 TIMEOUT_S, GRACE_S, WINDOW_S, JOIN_S, CHECK_S = 2.0, 1.0, 0.5, 60.0, 0.5
 GUARD_S, BACK_S, FENCE_S = 0.1, 0.7, 1.0  # ranks of a killed agent; until another one is there; beyond the timeout
@@ -62,7 +63,7 @@ class Job:
     # ---- what the head does
 
     def handle(self, event: object) -> None:
-        self.state, actions = m.advance(self.state, event, self.now_s, self.rules)
+        self.state, actions = t.advance(self.state, event, self.now_s, self.rules)
         for action in actions:
             if isinstance(action, m.Start):
                 self.start(action)
@@ -172,7 +173,7 @@ class Job:
         self.after(first_s + self.chance.uniform(0.0, 2 * TIMEOUT_S), self.strike)
         waited = False
         while not self.ended:
-            due_s = m.next_due_s(self.state, self.now_s, self.rules)
+            due_s = t.next_due_s(self.state, self.now_s, self.rules)
             next_s = self.queue[0][0] if self.queue else NEVER
             if min(due_s, next_s) > END_S:
                 break

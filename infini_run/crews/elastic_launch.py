@@ -1,8 +1,8 @@
 """A launch of a function that goes on when it loses a node: its ranks end, and start again in the next world.
 
-The head decides which nodes a world has and when it may begin (multinode/membership.py); the spawner tells when one
-is up. An attempt that ends because a node came or went costs nothing of `max_restarts`. The number of ranks may be
-another one in each world, and results are those of the last.
+The head decides which nodes a world has and when it may begin (multinode/membership_transitions.py); the spawner
+tells when one is up. An attempt that ends because a node came or went costs nothing of `max_restarts`. The number of
+ranks may be another one in each world, and results are those of the last.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class NodeLink:
     """The nodes, their head, and the thread that polls it.
 
     A job that goes on when it loses a node (Options.is_elastic) has one world after the other: each begins with a new
-    spawn server on each of its nodes, once no process of the one before can live (multinode/membership.py). Others
+    spawn server on each of its nodes, once no process of the one before can live (membership_transitions.py). Others
     have one. If the nodes are independent, that one loses nodes and gets others.
 
     Args:

@@ -11,7 +11,7 @@ import time
 
 from infini_run.multinode import protocol
 from infini_run.multinode.head_report import attempt_report
-from infini_run.multinode.membership import CHECK_OUT_S
+from infini_run.multinode.membership_transitions import CHECK_OUT_S
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.world_changes import AT_ONCE_S, FENCE_S, GUARD_S, REDIAL_S, proves_clear
 from infini_run.report.text import signal_name

@@ -11,6 +11,7 @@ import time
 from infini_run.errors import NodeLost
 from infini_run.multinode import membership, protocol
 from infini_run.multinode.head_report import attempt_report
+from infini_run.multinode.membership_transitions import advance, awaits_checks, describe_missing, next_due_s
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.rendezvous import join_names
 from infini_run.options.nodes import MANUAL
@@ -144,8 +145,8 @@ class WorldChanges:
         if state.is_unwanted or (state.is_stopping and not self.is_running):
             return  # no world starts any more
         now_s = time.monotonic()
-        self._membership, actions = membership.advance(self._membership, event, now_s, self._rules)
-        self._due_s = membership.next_due_s(self._membership, now_s, self._rules)
+        self._membership, actions = advance(self._membership, event, now_s, self._rules)
+        self._due_s = next_due_s(self._membership, now_s, self._rules)
         for action in actions:
             _ACTIONS[type(action)](self, action)
 
@@ -156,11 +157,11 @@ class WorldChanges:
             self._state.print(f"waiting up to {fenced - now_s:.1f} s until no rank of a lost node can live")
             return
         checking = [place.name for place in m.places if place.state == "checking"]
-        if checking and (membership.awaits_checks(m, self._rules) or not m.having("absent")):
+        if checking and (awaits_checks(m, self._rules) or not m.having("absent")):
             self._state.print(f"waiting for the check of {', '.join(checking[:8])}")
         elif m.wait_end_s != _NEVER:
             left_s = max(0.0, m.wait_end_s - now_s)
-            self._state.print(f"{membership.describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
+            self._state.print(f"{describe_missing(m, self._rules)}; waiting for {left_s:.0f} s more")
         elif now_s < m.window_end_s < _NEVER:
             here = len(m.having("spare", "joined", "checking"))
             left_s = m.window_end_s - now_s

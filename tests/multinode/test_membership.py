@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infini_run.multinode import membership as m
+from infini_run.multinode import membership_transitions as t
 from infini_run.multinode.membership import Rules
 
 NEVER = float("inf")
@@ -31,7 +32,7 @@ class Job:
 
     def handle(self, event):
         before = self.state
-        self.state, actions = m.advance(before, event, self.now_s, self.rules)
+        self.state, actions = t.advance(before, event, self.now_s, self.rules)
         for action in actions:
             if isinstance(action, m.Start):
                 self.check_start(action)
@@ -75,7 +76,7 @@ class Job:
 
     def wait(self, seconds=None):
         """Until the next bound, or for so long."""
-        due_s = m.next_due_s(self.state, self.now_s, self.rules)
+        due_s = t.next_due_s(self.state, self.now_s, self.rules)
         assert due_s > self.now_s
         if seconds is not None:
             due_s = min(due_s, self.now_s + seconds)
@@ -344,7 +345,7 @@ def test_a_world_below_its_size_grows_only_when_that_was_asked_for_and_not_often
         job.wait()
         job.join(2)
         if not grows:
-            assert m.next_due_s(job.state, job.now_s, job.rules) == NEVER
+            assert t.next_due_s(job.state, job.now_s, job.rules) == NEVER
             continue
         job.wait()
         assert job.is_stopped
@@ -361,7 +362,7 @@ def test_nodes_are_checked_when_they_join_before_each_world_and_while_they_wait(
     assert job.worlds == [(0, 1, 2)]
     job.checking.clear()
     job.wait()
-    assert job.now_s == 100 + m.CHECK_AGAIN_S
+    assert job.now_s == 100 + t.CHECK_AGAIN_S
     assert job.checking == {3}
     job.handle(m.Checked(place=3, reason="check ended with 3: no GPU"))
     assert job.said[-1] == "host3 is left out: check ended with 3: no GPU"
@@ -480,7 +481,7 @@ def happen(job, kind, at, seconds):
 
 def settle(job):
     """Nothing more happens but what the head does, and time: a world runs, or the job ends, within the bounds."""
-    end_s = job.now_s + 30 + 60 + 60 + 2 * m.CHECK_OUT_S
+    end_s = job.now_s + 30 + 60 + 60 + 2 * t.CHECK_OUT_S
     while not job.ended and job.now_s <= end_s:
         for at in sorted(job.checking):
             job.checking.discard(at)
