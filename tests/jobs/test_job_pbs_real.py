@@ -12,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,14 +47,22 @@ pytestmark = [
 class RealPbs:
     """A server and three nodes. Its user's home is `home`."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, environ: dict[str, str]) -> None:
         self.folder = folder
+        self._environ = environ
         self.home = Path(folder, "user")
         self.save = self.home / "save"
         self.save.mkdir()
         os.chown(self.save, 2001, 2001)
         self.jobs = self.home / "jobs"
         (self.home / "rank.sh").write_text(SAVE.format(save=self.save))
+
+    def tell(self, word: str, *words: object) -> None:
+        """Let the bed's script do something."""
+        done = subprocess.run(
+            [BED, word, self.folder, *map(str, words)], env=self._environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def user(self, *words: object, shell: str = AS_USER) -> subprocess.CompletedProcess[str]:
         argv = ["bash", "-c", shell, self.folder, *map(str, words)]
@@ -103,17 +113,23 @@ class RealPbs:
 
 @pytest.fixture(scope="module")
 def bed():
-    """Without a history, which is PBS's default."""
+    with started() as bed:
+        yield bed
+
+
+@contextmanager
+def started() -> Iterator[RealPbs]:
+    """Without a history, which is PBS's default. One at a time: jobs of two have the same ids, and folders."""
     folder = tempfile.mkdtemp(prefix="pbs-", dir="/tmp")
     os.chmod(folder, 0o755)
     shown = f"{sys.base_prefix} {ROOT} {sys.prefix}"
     env = {**os.environ, "PBS_TB_HISTORY": "False", "PBS_TB_SHOW": shown, "PBS_TB_NSPREFIX": f"p{os.getpid()}"}
-    started = subprocess.run(
+    start = subprocess.run(
         [BED, "start", folder, "3", "8", "2"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
     try:
-        assert started.returncode == 0, started.stdout.decode()
-        yield RealPbs(folder)
+        assert start.returncode == 0, start.stdout.decode()
+        yield RealPbs(folder, env)
     finally:
         subprocess.run([BED, "stop", folder], env=env, capture_output=True, check=False)
         shutil.rmtree(folder, ignore_errors=True)

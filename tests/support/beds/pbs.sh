@@ -14,7 +14,8 @@
 # nothing but these. PBS_TB_NSPREFIX: of the names of network namespaces, for two beds at a time.
 # Needs Debian's postgresql (user postgres), iproute2, and OpenPBS, which is built in about 4 minutes (2 cores):
 #   git clone https://github.com/openpbs/openpbs && cd openpbs    # INSTALL lists the packages that it needs
-#   ./autogen.sh && ./configure --prefix=/opt/pbs && make && make install && chmod 4755 /opt/pbs/sbin/pbs_{iff,rcp}
+#   ./autogen.sh && ./configure --prefix=/opt/pbs --with-python=/usr    # a Python that no user's folder has
+#   make && make install && chmod 4755 /opt/pbs/sbin/pbs_{iff,rcp}
 set -u
 cmd=${1:-}; D=${2:-/tmp/pbs-testbed}; P=${PBS_TB_NSPREFIX:-ptb}; X=${PBS_EXEC:-/opt/pbs}
 
@@ -110,5 +111,5 @@ case $cmd in
     node-down) ip -n ${P}head link set v$3 down; kill -9 $(host_pid node$3) ;;
     cable) ip -n ${P}head link set v$3 $4 ;;
     on) h=$3; shift 3; on $h "$@" ;;
-    *) sed -n 2,17p "$0"; exit 2 ;;
+    *) sed -n "2,/^[^#]/{/^#/p}" "$0"; exit 2 ;;
 esac
