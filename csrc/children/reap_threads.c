@@ -99,7 +99,7 @@ int waiter_start(struct ir_group *g, uint32_t index) {
     return r;
 }
 
-static bool queue_take(struct waiter_queue *queue, uint32_t *ret_index) {
+static bool queue_pop(struct waiter_queue *queue, uint32_t *ret_index) {
     (void)pthread_mutex_lock(&queue->mutex);
     bool is_one = queue->taken < queue->count;
     if (is_one) *ret_index = queue->ended[queue->taken++];
@@ -110,5 +110,5 @@ static bool queue_take(struct waiter_queue *queue, uint32_t *ret_index) {
 void waiter_ready(struct ir_group *g) {
     eventfd_t times;
     (void)eventfd_read(g->waiters->fd, &times);
-    for (uint32_t index; queue_take(g->waiters, &index);) worker_reap(g, index, WNOHANG);
+    for (uint32_t index; queue_pop(g->waiters, &index);) worker_reap(g, index, WNOHANG);
 }
