@@ -108,9 +108,10 @@ def every_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(autouse=True)
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    before, threads, kids, strays = descriptors(), threading.enumerate(), children(), marked()
+    # what a fixture of the module has started may carry the mark only later, once it is executed: so, every number
+    before, threads, kids, pids = descriptors(), threading.enumerate(), children(), set(os.listdir("/proc"))
     yield
-    left = {pid: name for pid, name in marked().items() if pid not in strays}
+    left = {pid: name for pid, name in marked().items() if str(pid) not in pids}
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes that outlived their launch: {left}"

@@ -16,6 +16,7 @@ WRONG = ["5s", b"5", True, float("nan"), [1], 1j]
 @pytest.fixture(scope="module")
 def crew():
     with ir.Crew(lambda ctx, n: n, nproc_per_node=1) as crew:
+        crew.ask(0).result()  # it is up: what starts during a test has to end with it
         yield crew
 
 
