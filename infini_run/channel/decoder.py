@@ -18,14 +18,12 @@ from infini_run.channel.errors import ChannelBroken, MessageTooLong
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Payload = bytes | list[bytes | bytearray]
     Message = tuple[int, Payload]
     _State = tuple[int, int, "_LargeFrame | None", int, list[int]]
-    _Recv = Callable[[int, int], bytes]
     _RecvInto = Callable[[memoryview, int, int], int]
-    _Flags = tuple[tuple[int], tuple[int]]
 
 HEAD = Struct(">BIQ")
 SIZE = Struct(">Q")
@@ -34,7 +32,7 @@ VOID, VALID = b"\0", b"\1"
 WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came from
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
 _HEAD_SIZE, _OVERHEAD, _unpack_head = HEAD.size, HEAD.size + 1, HEAD.unpack_from
-_ROOMS, _NO_LENGTH = (ROOM,), (0,)
+_NO_LENGTH = (0,)
 _NOT_OURS = "what came over the channel is not what infini-run sends"
 _DATA = frozenset((PICKLE, BYTES))
 _SMALL = frozenset((*_DATA, END))  # kinds of one piece
@@ -42,12 +40,29 @@ _KINDS = frozenset((*_SMALL, PARTS))
 _DIRECT = 1 << 14  # bytes of a payload from which on it is read into its own memory
 
 
+class Source:
+    """How to read.
+
+    Args:
+        reads: reads, ROOM bytes at most, whenever it is asked for its next item.
+        recv_into: that of a socket.
+        flags: for it, and for a read into the memory of a large frame.
+    """
+
+    __slots__ = ("flags", "reads", "recv_into")
+
+    def __init__(self, reads: Iterator[bytes], recv_into: _RecvInto, *flags: int) -> None:
+        self.reads = reads
+        self.recv_into = recv_into
+        self.flags = [(flag,) for flag in flags]
+
+
 class FrameDecoder:
     """Messages of a stream: `next_message()` as long as there are any, then `read()`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._memory = bytearray(ROOM)
+        self._memory = bytearray()  # of ROOM bytes, once it is needed
         self._view = memoryview(self._memory)
         # None: nothing is here. bytes: what one read has brought since. tuple: what is in memory, start and stop; the
         # large frame and how much of it is there; what came since
@@ -61,12 +76,9 @@ class FrameDecoder:
         start, stop, large, _, _ = self._apply_counts()
         return start == stop and large is None
 
-    def read(self, recv: _Recv, recv_into: _RecvInto, flags: _Flags) -> Message | None:
-        """The next message, after one read unless it is here; None: it has not come whole.
-
-        Args:
-            recv, recv_into: those of a socket. What they raise is raised, and nothing came then.
-            flags: for a read, and for one into the memory of a large frame.
+    def read(self, source: Source) -> Message | None:
+        """The next message, after one read unless it is here; None: it has not come whole. What the read raises is
+        raised, and nothing came then.
 
         Raises:
             EOFError: nothing more comes.
@@ -77,10 +89,10 @@ class FrameDecoder:
             if message is not None:
                 return message
             if self._state:
-                self._read_on(recv_into, flags)
+                self._read_on(source)
                 return self.next_message()
-        for self._state in map(recv, _ROOMS, flags[0]):  # a store, which no interrupt keeps apart from the call in C
-            pass
+        for self._state in source.reads:  # a store, which no interrupt keeps apart from the call in C
+            break
         data = self._state
         assert data is not None
         if len(data) >= _OVERHEAD:  # most often just one small message
@@ -93,12 +105,12 @@ class FrameDecoder:
             raise EOFError
         return self.next_message()
 
-    def _read_on(self, recv_into: _RecvInto, flags: _Flags) -> None:
+    def _read_on(self, source: Source) -> None:
         """One read, to where its bytes belong."""
         room, is_of_large = self._room()
         counts = self._apply_counts()[4]
         try:  # one call in C: no interrupt comes between what is received and its count
-            counts.extend(map(recv_into, (room,), _NO_LENGTH, flags[is_of_large]))
+            counts.extend(map(source.recv_into, (room,), _NO_LENGTH, source.flags[is_of_large]))
         finally:
             del room  # a traceback would keep it, and with it the memory of a large frame from being let go of
         if not counts[-1]:
@@ -158,6 +170,10 @@ class FrameDecoder:
 
     def _keep(self, data: bytes) -> _State:
         """What one read has brought, in memory."""
+        if not self._memory:
+            memory = bytearray(ROOM)
+            self._view = memoryview(memory)
+            self._memory = memory
         self._view[: len(data)] = data
         state: _State = (0, len(data), None, 0, [])
         self._state = state

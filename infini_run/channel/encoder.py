@@ -94,35 +94,28 @@ def in_pieces(frame: Frame, written: int = 0) -> OutgoingFrame:
 
 def end_frame() -> OutgoingFrame:
     """The last one."""
-    return in_pieces(_frame(END, (), 0))
+    return in_pieces(_one_piece(END, b"", 0))
 
 
 def bytes_frame(data: Buffer | list[Buffer], limit: int) -> Frame:
     """Of bytes, or of a list of several that become one message. Raises MessageTooLong."""
-    pieces: tuple[Buffer, ...]
     if type(data) is bytes:
-        size = len(data)
-        if size <= _JOINED and size <= limit:
-            return _pack_head(BYTES, 0, size) + data + VALID
-        pieces = (data,)
-    elif type(data) is list:
-        size = sum(map(_size_of, data))
-        pieces = tuple(data)
-    else:
-        size = _size_of(data)  # type: ignore[arg-type]
-        pieces = (data,)  # type: ignore[assignment]
+        return _one_piece(BYTES, data, limit)
+    parts = data if isinstance(data, list) else [data]
+    size = sum(map(_size_of, parts))
     if size > limit:
         raise MessageTooLong(size, limit)
-    return _frame(BYTES, pieces, size)
+    pieces = (_pack_head(BYTES, 0, size), *parts, VALID)
+    return b"".join(pieces) if size <= _JOINED else OutgoingFrame(pieces, size + _OVERHEAD)
 
 
 def parcel_frame(parcel: Parcel, limit: int) -> Frame:
     """Raises MessageTooLong."""
+    if not parcel.buffers:
+        return _one_piece(PICKLE, parcel.head, limit)
     size = parcel.size
     if size > limit:
         raise MessageTooLong(size, limit)
-    if not parcel.buffers:
-        return _frame(PICKLE, (parcel.head,), size)
     views = [memoryview(buffer).cast("B") for buffer in parcel.buffers]
     sizes = [len(parcel.head), *(view.nbytes | (0 if view.readonly else WRITABLE) for view in views)]
     table = b"".join(map(SIZE.pack, sizes))
@@ -130,6 +123,9 @@ def parcel_frame(parcel: Parcel, limit: int) -> Frame:
     return OutgoingFrame([head, parcel.head, *views, VALID], len(head) + size + 1)
 
 
-def _frame(kind: int, data: tuple[Buffer, ...], size: int) -> Frame:
-    pieces = (_pack_head(kind, 0, size), *data, VALID)
-    return b"".join(pieces) if size <= _JOINED else OutgoingFrame(pieces, size + _OVERHEAD)
+def _one_piece(kind: int, data: bytes, limit: int) -> Frame:
+    size = len(data)
+    if size > limit:
+        raise MessageTooLong(size, limit)
+    head = _pack_head(kind, 0, size)
+    return head + data + VALID if size <= _JOINED else OutgoingFrame((head, data, VALID), size + _OVERHEAD)

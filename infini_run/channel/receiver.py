@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import select
 import socket
+from itertools import repeat
 
-from infini_run.channel.decoder import BYTES, END, PICKLE, FrameDecoder
+from infini_run.channel.decoder import BYTES, END, PICKLE, ROOM, FrameDecoder, Source
 from infini_run.channel.endpoint import LIMIT, Endpoint
 from infini_run.channel.errors import ChannelBroken, ChannelEnd, ChannelError
 from infini_run.channel.serializer import deserialize
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
     from infini_run.channel.decoder import Message
     from infini_run.channel.endpoint import SharedSocket
 
-# flags of a read, and of one of a large message
-_WAIT = (0,), (int(socket.MSG_WAITALL),)
-_NOW = (int(socket.MSG_DONTWAIT),), (int(socket.MSG_DONTWAIT),)
+_ALL, _NOW = int(socket.MSG_WAITALL), int(socket.MSG_DONTWAIT)
 
 
 class Receiver(Endpoint):
@@ -29,7 +28,9 @@ class Receiver(Endpoint):
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
-        self._recv, self._recv_into = line.sock.recv, line.sock.recv_into
+        recv, recv_into = line.sock.recv, line.sock.recv_into
+        self._waiting = Source(map(recv, repeat(ROOM), repeat(0)), recv_into, 0, _ALL)
+        self._instant = Source(map(recv, repeat(ROOM), repeat(_NOW)), recv_into, _NOW, _NOW)
         self._decoder = FrameDecoder(limit)
         self._kept: Message | None = None  # a message that was seen and not taken
         self._over: tuple[type[ChannelError], str] | None = None
@@ -94,7 +95,7 @@ class Receiver(Endpoint):
                 if self._over is not None:
                     raise self._over[0](self._over[1])
                 try:
-                    message = self._decoder.read(self._recv, self._recv_into, _WAIT if end_s is None else _NOW)
+                    message = self._decoder.read(self._waiting if end_s is None else self._instant)
                 except BlockingIOError:
                     self._wait(select.POLLIN, end_s)
                 except ChannelBroken as error:

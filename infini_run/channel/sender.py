@@ -10,6 +10,8 @@ import select
 import socket
 import time
 from collections import deque
+from itertools import repeat
+from operator import itemgetter
 from threading import get_ident
 
 from infini_run.channel.encoder import OutgoingFrame, bytes_frame, end_frame, in_pieces, parcel_frame
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
 
 LINGER_S = 5.0  # how long close() waits for room to say END, behind what nobody reads
 _QUIET = int(socket.MSG_NOSIGNAL)
-_QUIET_ONCE = (_QUIET,)
 _QUIET_NOW = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
 
@@ -40,6 +41,8 @@ class Sender(Endpoint):
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
         self._sock_send, self._sock_sendmsg = line.sock.send, line.sock.sendmsg
+        self._next_frame = [b""]  # what `_sends` sends whenever it is asked for its next item
+        self._sends = map(line.sock.send, map(itemgetter(0), repeat(self._next_frame)), repeat(_QUIET))
         self._out: Frame | None = None  # what is being sent, or was given up in its middle; of bytes, as far as:
         self._written = 0
         self._posted: deque[OutgoingFrame] = deque()  # what is to be sent when there is room
@@ -162,10 +165,11 @@ class Sender(Endpoint):
             self._finish_pending(end_s)
         if type(frame) is bytes and end_s is None:
             self._written, self._out = 0, frame
-            counts = map(self._sock_send, (frame,), _QUIET_ONCE)
+            self._next_frame[0] = frame
+            sends = self._sends
             try:
-                for self._written in counts:  # a store, which no interrupt keeps apart from the call in C
-                    pass
+                for self._written in sends:  # a store, which no interrupt keeps apart from the call in C
+                    break
             except (BrokenPipeError, ConnectionResetError):
                 raise self._peer_closed_error() from None
             if self._written == len(frame):

@@ -6,8 +6,8 @@ thread still runs (threading.py, `_wait_for_tstate_lock`, bpo-45274). An event o
 
 from __future__ import annotations
 
+import _signal  # signal makes an enum member of each number that these return
 import os
-import signal
 from threading import Event, Thread, current_thread
 
 TYPE_CHECKING = False
@@ -27,15 +27,15 @@ class JoinableThread(Thread):
     def start(self) -> None:
         """Start it. A signal that comes meanwhile is handled once the thread runs: an exception of a handler (Ctrl-C)
         that came out of Thread.start would leave open whether it does."""
-        before = self._signals = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        before = self._signals = _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
             super().start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
 
     def run(self) -> None:
         """The target, then the event."""
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._signals)
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, self._signals)
         try:
             super().run()
         finally:
