@@ -80,7 +80,8 @@ class Crew(Generic[T, R]):
         nproc_per_node: the number of workers on each host, "auto", "gpu" or "cpu", or a list with one number for each
             host; None: what the hosts have room for (`a:4`), else one.
         nproc: another name of nproc_per_node.
-        hosts: the names of the hosts; "auto": the nodes of the current allocation; None: this machine.
+        hosts: the names of the hosts; "auto": the nodes of the current allocation; None: those of hostfile=, a file
+            that names them, or this machine.
         restart: what happens when a worker fails; None: the crew fails. A lost host fails the crew, too, unless there
             are `spares=` or fewer hosts will do, `nnodes=(MIN, MAX)`: then its workers start again on another one.
         ready_timeout_s: how long a worker's `start` may take, in seconds; 0: no limit.

@@ -61,7 +61,8 @@ class Launcher:
 
     Args:
         hosts: names of hosts ("a", "b:4") that are reached by ssh or the allocation's own way; "auto": the nodes of
-            the current allocation, or this machine; None: this machine.
+            the current allocation, or this machine; None: those of hostfile=, a file that names them, or this
+            machine.
         nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one for each), or a list with one number
             for each host; None: what each has room for ("b:4"), else one.
         nproc: another name of nproc_per_node.
