@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from threading import Event
 
-from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout
+from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
 from infini_run.crews.event_queue import CrewEvent, EventQueue
 from infini_run.crews.protocol import Cancelled, Done, Failed
 from infini_run.crews.restart_policy import Budget, ranks_to_restart
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _AHEAD = 8  # shared tasks that a worker has at most, so that it need not wait for the next one
 _OWN_AHEAD = 64  # tasks that only it may do
 _CAUSES = 100  # of failures are kept, the last ones
-_NAMED = 8  # workers that an error names
 
 
 class PendingRestart:
@@ -68,6 +67,8 @@ class CrewSupervisor(Supervisor):
         self._restarts: list[PendingRestart] = []
         self._drain_end_s = float("inf")
         self._is_halted = False  # nothing is started again, and tasks fail
+        self._is_late = False  # the time for the tasks is over
+        self._undone: Counter[int | None] = Counter()  # tasks that were not done in time, by rank
         self._idle: list[Event] = []  # to set when there is no work
         self.drain_error: DrainTimeout | None = None
 
@@ -103,12 +104,23 @@ class CrewSupervisor(Supervisor):
                 if not worker.handed:
                     self._replace(worker)
                 return
-            if worker.held and len(worker.handed) < _OWN_AHEAD:
-                worker.hand(worker.held.popleft())
-            elif not worker.held and self._shared and len(worker.handed) < self._ahead():
-                worker.hand(self._shared.popleft())
-            else:
+            job = self._next_task(worker)
+            if job is None:
                 return
+            worker.hand(job)
+
+    def _next_task(self, worker: SupervisedWorker) -> PendingTask | None:
+        """Take the next task that this worker has room for. One whose caller has cancelled it is passed over, though
+        the call that removes it may be waiting still."""
+        while True:
+            if worker.held and len(worker.handed) < _OWN_AHEAD:
+                job = worker.held.popleft()
+            elif not worker.held and self._shared and len(worker.handed) < self._ahead():
+                job = self._shared.popleft()
+            else:
+                return None
+            if not job.is_cancelled:
+                return job
 
     def _replace(self, worker: SupervisedWorker) -> None:
         """It has done as many tasks as one process may: end it in order, then start it again. No failure."""
@@ -143,6 +155,8 @@ class CrewSupervisor(Supervisor):
         any(worker.cancel(task) for worker in self.workers)
 
     def _fail_task(self, job: PendingTask, worker: SupervisedWorker | None, error: BaseException) -> None:
+        if self._is_late and not job.is_cancelled:
+            self._undone[None if worker is None else worker.rank] += 1
         if job.ask is not None:
             job.ask.set_answer(error)
         elif worker is not None and isinstance(error, WorkerDied):
@@ -253,18 +267,19 @@ class CrewSupervisor(Supervisor):
     def _fail(self, causes: Sequence[BaseException]) -> None:
         """Fail the crew: all workers are stopped, and every task that waits fails."""
         if self.failure is None:
-            self.failure = _crew_failed(causes, self._restart)
+            self.failure = crew_failed(causes, self._restart.max_restarts, self._restart.within_s)
             self.failure.__cause__ = causes[0] if causes else None
         self._halt(str(self.failure).partition("\n")[0])
 
     def _refuse_all(self) -> None:
         """Fail the tasks that no worker has."""
-        waiting = [*self._shared, *(job for worker in self.workers for job in worker.held)]
+        waiting: list[tuple[PendingTask, SupervisedWorker | None]] = [(job, None) for job in self._shared]
+        waiting += [(job, worker) for worker in self.workers for job in worker.held]
         self._shared.clear()
         for worker in self.workers:
             worker.held.clear()
-        for job in waiting:
-            self._fail_task(job, None, self.over_error())
+        for job, owner in waiting:
+            self._fail_task(job, owner, self.over_error())
 
     # ---- the end
 
@@ -299,7 +314,7 @@ class CrewSupervisor(Supervisor):
 
     @property
     def has_work(self) -> bool:
-        """Whether tasks, or calls that may bring some, are left. For other threads."""
+        """Whether tasks, or calls that may bring some, are left. For any thread."""
         return bool(self._calls or self.tasks_left)
 
     def wait_idle(self, limit_s: float) -> bool:
@@ -347,7 +362,7 @@ class CrewSupervisor(Supervisor):
 
     def _advance(self) -> None:
         self._restart_due()
-        if self._idle and not self.tasks_left:
+        if self._idle and not self.has_work:
             self._wake_idle_waiters()
         if self.phase == "DRAINING":
             self._drain_workers()
@@ -362,7 +377,7 @@ class CrewSupervisor(Supervisor):
         get its tasks. When the time is over they are told at once."""
         is_late = time.monotonic() >= self._drain_end_s
         if is_late:
-            self._note_tasks_left()
+            self._is_late = self._is_late or not self._is_halted
             self._is_halted = True
             self._restarts.clear()
             self._refuse_all()
@@ -374,39 +389,12 @@ class CrewSupervisor(Supervisor):
             if worker.is_live and (is_late or not (worker.held or worker.handed)):
                 worker.handle("drain")
 
-    def _note_tasks_left(self) -> None:
-        """Note in `drain_error` which tasks are not done, once."""
-        if not self.tasks_left or self._is_halted:
-            return
-        having = [worker for worker in self.workers if worker.handed or worker.held]
-        parts = [f"{len(worker.handed) + len(worker.held)} of rank {worker.rank}" for worker in having[:_NAMED]]
-        if len(having) > _NAMED:
-            parts.append(f"others of {len(having) - _NAMED} more ranks")
-        if self._shared:
-            parts.append(f"{len(self._shared)} that no worker had yet")
-        text = (
-            f"the crew was closed, and {self.tasks_left} accepted tasks were not done within "
-            f"drain_s={self.limits.drain_s:g}: {', '.join(parts)}"
-        )
-        self.drain_error = DrainTimeout(text, self.tasks_left, tuple(worker.rank for worker in having))
-
     def _on_workers_ended(self) -> None:
         self._refuse_all()
+        if self._undone:
+            self.drain_error = drain_timeout(self._undone, self.limits.drain_s)
 
     def _on_closed(self) -> None:
         closed(self._exit_number)
         self._wake_idle_waiters()
         self.events.end()
-
-
-def _crew_failed(causes: Sequence[BaseException], restart: Restart) -> CrewFailed:
-    count = sum(isinstance(cause, WorkerDied) for cause in causes)
-    if count and restart.max_restarts:
-        head = (
-            f"the crew failed: {count} failures, and {restart.max_restarts} restarts within {restart.within_s:g} s "
-            "are allowed"
-        )
-    else:
-        head = "the crew failed"
-    lines = [line for cause in causes[-3:] for line in (str(cause) or repr(cause)).split("\n")]
-    return CrewFailed("\n".join([head, *(f"  {line}" for line in lines[:9])]), tuple(causes))

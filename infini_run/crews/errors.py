@@ -5,10 +5,18 @@ Where the standard library's executors raise one of their own for the same, thes
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import BrokenExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 
 from infini_run.errors import InfiniRunError
 from infini_run.report.failures import WorkerDied, WorkerError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_NAMED = 8  # workers that an error names
 
 
 class CrewFailed(WorkerError, BrokenExecutor):
@@ -41,3 +49,36 @@ class DrainTimeout(InfiniRunError, TimeoutError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.tasks, self.ranks)
+
+
+if sys.version_info >= (3, 11):  # they are one
+    AskTimeout = TimeoutError
+else:
+
+    class AskTimeout(FutureTimeout, TimeoutError):
+        """A result has not come in time."""
+
+
+def crew_failed(causes: Sequence[BaseException], max_restarts: int, within_s: float) -> CrewFailed:
+    """Return the error of a crew that these failures have ended; its policy allows so many restarts within a time."""
+    count = sum(isinstance(cause, WorkerDied) for cause in causes)
+    if count and max_restarts:
+        head = f"the crew failed: {count} failures, and {max_restarts} restarts within {within_s:g} s are allowed"
+    else:
+        head = "the crew failed"
+    lines = [line for cause in causes[-3:] for line in (str(cause) or repr(cause)).split("\n")]
+    return CrewFailed("\n".join([head, *(f"  {line}" for line in lines[:9])]), tuple(causes))
+
+
+def drain_timeout(undone: Mapping[int | None, int], drain_s: float) -> DrainTimeout:
+    """Return the error of a crew whose tasks were not done in time. undone: how many, by the rank of the worker that
+    had them; None: no worker had begun."""
+    ranks = sorted(rank for rank in undone if rank is not None)
+    parts = [f"{undone[rank]} of rank {rank}" for rank in ranks[:_NAMED]]
+    if len(ranks) > _NAMED:
+        parts.append(f"others of {len(ranks) - _NAMED} more ranks")
+    if None in undone:
+        parts.append(f"{undone[None]} that no worker had begun")
+    count, where = sum(undone.values()), ", ".join(parts)
+    text = f"the crew was closed, and {count} accepted tasks were not done within drain_s={drain_s:g}: {where}"
+    return DrainTimeout(text, count, tuple(ranks))

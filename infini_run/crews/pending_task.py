@@ -37,6 +37,11 @@ class PendingTask:
         self.shared = shared
         self.started = False
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Its caller does not want it any more."""
+        return self.ask is not None and self.ask.cancelled()
+
     def begin(self) -> None:
         """A worker has begun with it."""
         self.started = True

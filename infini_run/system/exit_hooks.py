@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         def close_at_exit(self) -> None:
             """End the processes, and wait until none is left. Called once, in the main thread. An owner that accepts
             work may have a method `finish_at_exit` too, which is called before: it waits until that work is done, and
-            raises InfiniRunError if it will not be; the text is shown."""
+            raises InfiniRunError if it will not be; the text is shown. Its attribute `has_work` says whether more has
+            come meanwhile."""
 
 
 _numbers = count()
@@ -60,14 +61,21 @@ def closed(number: int) -> None:
 
 
 def _finish_all() -> None:
+    """Again while there is work: what one owner has done may bring work to another."""
     try:
-        for number in sorted(_open.keys(), reverse=True):
-            owner = _open.get(number)
-            if owner is not None:
+        owners = _latest_first()
+        while owners:
+            for owner in owners:
                 _finish(owner)
+            owners = [owner for owner in _latest_first() if getattr(owner, "has_work", False)]
     except BaseException:  # Ctrl-C
         _close_all()
         raise
+
+
+def _latest_first() -> list[Closable]:
+    """What is open now. Another thread may close some of it meanwhile."""
+    return [owner for ref in reversed(_open.valuerefs()) if (owner := ref()) is not None]
 
 
 def _finish(owner: Closable) -> None:

@@ -185,6 +185,29 @@ def test_a_task_that_waits_is_cancelled_before_it_begins(crew, bell, tmp_path):
     assert second.cancelled()
 
 
+def test_a_task_that_was_cancelled_is_handed_to_nobody_though_its_removal_is_late(bell, tmp_path):
+    """Its worker has room again, and the supervisor learns that before it comes to the call that removes the task."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    blocked, go_on = threading.Event(), threading.Event()
+    with ir.Crew(obey, nproc=1) as crew:
+        worker = crew.worker(0)
+        worker.ask("pid").result()
+        first = worker.ask(("sleep", 0.2))
+        short = [worker.ask("pid") for _ in range(10)]
+        last = worker.ask(("be slow", bell.path, str(gate)))
+        waiting = [crew.ask("pid") for _ in range(8)]
+        first.add_done_callback(lambda _: (blocked.set(), go_on.wait(LIMIT_S)))  # in the supervisor's thread
+        assert blocked.wait(LIMIT_S)
+        bell.hear(1)  # so the ends of the short ones are there to be read
+        assert all(ask.cancel() for ask in waiting)
+        go_on.set()
+        until(lambda: short[-1].done() and crew.status().waiting == 0)
+        assert crew.status().workers[0].tasks == 1
+        gate.write_text("on")
+        assert last.result(LIMIT_S) == "on"
+
+
 def test_what_was_sent_is_cancelled_by_its_number(crew, bell):
     task = crew.worker(0).send(("wait for cancel", bell.path))
     bell.hear(1)

@@ -100,6 +100,35 @@ def test_a_limit_that_passes_in_a_coroutine_is_the_same_error(bell, shut):
         asyncio.run(main())
 
 
+def test_a_task_that_has_asked_for_more_time_is_no_error_if_it_is_done(bell, gate):
+    """ctx.extend goes beyond drain_s; what has not begun is refused all the same."""
+    bell_path, gate_path = bell.path, str(gate)
+
+    def serve(ctx, task):
+        ctx.extend(LIMIT_S)
+        return wait_at(bell_path, gate_path)
+
+    crew = ir.Crew(serve, nproc=1, drain_s=0.3, grace=1)
+    extended, waiting = crew.worker(0).ask(0), [crew.ask(n) for n in range(3)]
+    bell.hear(1)
+    waiting[0].cancel()
+
+    def open_when_late():
+        until(waiting[1].done)
+        gate.write_text("done")
+
+    thread = threading.Thread(target=open_when_late)
+    thread.start()
+    with pytest.raises(
+        ir.DrainTimeout, match=r" 2 accepted tasks .* drain_s=0\.3: 2 that no worker had begun$"
+    ) as caught:
+        leave(crew)
+    thread.join()
+    assert (caught.value.tasks, caught.value.ranks) == (2, ())
+    assert extended.result(0) == "done"
+    assert [type(ask.exception(0)) for ask in waiting[1:]] == [ir.CrewClosed] * 2
+
+
 def test_a_worker_that_fails_at_the_end_is_started_again_for_the_tasks_that_are_left():
     with ir.Crew(obey, nproc=1, restart=ir.Restart()) as crew:
         died = crew.worker(0).ask("killed")
@@ -221,6 +250,25 @@ def test_a_thread_that_outlives_the_main_one_goes_on_with_its_crew():
         """
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 4]\n", "")
+
+
+@pytest.mark.parametrize("crews", [1, 3])
+def test_what_callbacks_submit_when_the_interpreter_exits_is_done_too(crews):
+    """An end that comes with many events is read beside the calls of other threads; what comes by it is no less
+    there."""
+    done = run_program(
+        f"""
+        crews = [ir.Crew(obey, nproc=1) for _ in range({crews})]
+        def go_on(count):
+            if count == 30:
+                return print("done")
+            ask = crews[count % len(crews)].ask(("emit", 100))
+            ask.add_done_callback(lambda ask: (ask.result(), go_on(count + 1)))
+        go_on(0)
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+    assert marked() == {}
 
 
 def test_a_launch_that_runs_when_the_interpreter_exits_is_finished(tmp_path):
