@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
 
 from infini_run.crews.capture import capture_foreign
+from infini_run.crews.errors import AskTimeout
 from infini_run.crews.loop_waiters import resolve
 from infini_run.crews.protocol import Done, Failed
 from infini_run.crews.remote_exception import to_exception
@@ -95,14 +97,15 @@ class Ask(Future[R]):
             CancelledError: it was cancelled.
             TimeoutError: the time is up.
         """
-        error = self.exception(timeout)
-        if error is not None:
-            try:
+        error = None
+        try:
+            error = self.exception(timeout)
+            if error is not None:
                 raise error
-            finally:
-                del error  # its traceback has this frame: as a cycle, it would stay until the next collection
-        value: R = self._open_result()[0]
-        return value
+            value: R = self._open_result()[0]
+            return value
+        finally:
+            del self, error  # the traceback has this frame: as a cycle, it would stay until the next collection
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what `result` raises, or None. timeout: as for `result`. Raises CancelledError, TimeoutError."""
@@ -110,10 +113,22 @@ class Ask(Future[R]):
         owner = self._owner
         if owner is not None and limit_s != 0 and not self.done():
             owner.on_thread_waits()
-        error = super().exception(limit_s)
+        try:
+            error = super().exception(limit_s)
+        except FutureTimeout:
+            raise AskTimeout from None
         if error is None:
             return self._open_result()[1]
         return self._open(error.answer)[1] if isinstance(error, _PickledError) else error
+
+    def _get_snapshot(self) -> tuple[bool, bool, R | None, BaseException | None]:
+        """Return (done, cancelled, result, exception), which asyncio.wrap_future reads from Python 3.14 on."""
+        if not self.done():
+            return False, False, None, None
+        if self.cancelled():
+            return True, True, None, None
+        error = self.exception()
+        return True, False, None if error is not None else self.result(), error
 
     @property
     def has_failed(self) -> bool:

@@ -101,12 +101,15 @@ class LaunchHandle(Generic[R]):
             raise TimeoutError(f"the launch has not ended within {timeout_s:g} s; it goes on")
         with self._lock:
             if self._outcome is None:
-                self._outcome = capture_exception(_outcome, self._launch)
+                self._outcome = _outcome(self._launch)
             result, error = self._outcome
-        if error is not None:
-            raise error
-        assert result is not None
-        return result
+        try:
+            if error is not None:
+                raise error
+            assert result is not None
+            return result
+        finally:
+            del self, error  # the traceback has this frame: as a cycle, it would stay until the next collection
 
     def result_or_stop(self) -> LaunchResult[R]:
         """As `result`; an exception that interrupts the wait stops the launch (a second one: at once), and is raised
@@ -120,7 +123,10 @@ class LaunchHandle(Generic[R]):
             finally:
                 self._launch.close()
             raise
-        return self.result()
+        try:
+            return self.result()
+        finally:
+            del self  # as in result
 
     def __await__(self) -> Generator[Any, None, LaunchResult[R]]:
         return self._result_async().__await__()
@@ -218,15 +224,15 @@ class LaunchHandle(Generic[R]):
             )
 
 
-def _outcome(launch: LaunchSupervisor) -> LaunchResult[Any]:
-    """The results of a launch that is over. Raises the first failure in time."""
+def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseException | None]:
+    """The results of a launch that is over, or its first failure in time."""
     if launch.failures:
         failures = sorted(launch.failures, key=lambda failure: failure.time_s)
-        raise _with_notes(failures, launch.restarts)
+        return None, _with_notes(failures, launch.restarts)
     if not launch.asks or not all(ask.done() for ask in launch.asks):
-        raise InfiniRunError("the launch was stopped before every rank had returned")
+        return None, InfiniRunError("the launch was stopped before every rank had returned")
     places = [(worker.process.host, worker.process.local_rank) for worker in launch.workers if worker.process]
-    return LaunchResult([ask.result() for ask in launch.asks], places)
+    return capture_exception(lambda: LaunchResult([ask.result() for ask in launch.asks], places))
 
 
 def _error_of(failure: Failure) -> BaseException:

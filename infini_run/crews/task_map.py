@@ -9,6 +9,7 @@ from itertools import islice
 from warnings import warn
 
 from infini_run.crews.crew_target import Chunk
+from infini_run.crews.errors import AskTimeout
 from infini_run.number_arguments import read_count, read_seconds
 
 TYPE_CHECKING = False
@@ -162,7 +163,7 @@ class TaskMap:
                     return found
                 left_s = None if due_s is None else due_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise TimeoutError(f"not every result has come within {self._options.timeout_s:g} s")
+                    raise AskTimeout(f"not every result has come within {self._options.timeout_s:g} s")
                 endings.changed.wait(None if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
     def _next_ended(self) -> Ask[Any] | None:

@@ -6,9 +6,12 @@ executor_cases.md has the cases of CPython's and loky's test suites, and the tes
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import sys
 import threading
+import weakref
 from concurrent.futures import (
     ALL_COMPLETED,
     FIRST_COMPLETED,
@@ -18,6 +21,7 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
+from concurrent.futures import TimeoutError as FutureTimeout  # Python 3.10 has two
 
 import pytest
 
@@ -87,7 +91,7 @@ def test_as_completed_yields_each_once_and_the_quick_ones_first(crew, slow):
     asks = [crew.worker(1).ask(("square", n)) for n in range(3)]
     found = as_completed([slow, *asks, asks[0]], LIMIT_S)
     assert {next(found) for _ in range(3)} == set(asks)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(FutureTimeout):
         list(as_completed([slow], 0.01))
 
 
@@ -112,10 +116,12 @@ def test_an_exception_is_the_same_object_each_time_and_is_raised(crew):
     assert caught.value is error is ask.exception()
 
 
-def test_a_wait_that_is_too_short_is_a_timeout(slow):
-    for ask in (slow.result, slow.exception):
-        with pytest.raises(TimeoutError):
-            ask(timeout=0.01)
+def test_a_wait_that_is_too_short_is_a_timeout_of_python_and_of_its_futures(crew, slow):
+    results = crew.map([("sleep", 0.1)], timeout_s=0)
+    for get in (lambda: slow.result(0.01), lambda: slow.exception(0.01), lambda: next(results)):
+        with pytest.raises(TimeoutError) as caught:
+            get()
+        assert isinstance(caught.value, FutureTimeout)
 
 
 def test_a_cancelled_ask_raises_that(crew, slow):
@@ -200,6 +206,63 @@ def test_every_event_loop_may_await_an_ask(crew):
         return await asyncio.gather(*(crew.ask(("square", n)) for n in range(5)))
 
     assert [asyncio.run(main()) for _ in range(2)] == [[0, 1, 4, 9, 16]] * 2
+
+
+def test_asyncio_wraps_an_ask(crew, slow):
+    async def main():
+        found, failing, waiting = (
+            asyncio.wrap_future(crew.worker(rank).ask(task))
+            for rank, task in ((1, ("square", 3)), (1, FAIL), (0, "pid"))
+        )
+        assert await found == 9
+        with pytest.raises(ValueError, match="the last word"):
+            await failing
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+
+
+def test_what_asyncio_of_python_3_14_reads_of_a_future_is_there(crew, slow):
+    """Future._get_snapshot: done, cancelled, result, exception."""
+    found, failing, waiting = crew.worker(1).ask(("square", 3)), crew.worker(1).ask(FAIL), crew.worker(0).ask("pid")
+    waiting.cancel()
+    assert not wait([found, failing], LIMIT_S).not_done
+    assert [ask._get_snapshot() for ask in (slow, waiting)] == [(False, False, None, None), (True, True, None, None)]
+    assert found._get_snapshot() == (True, False, 9, None)
+    assert failing._get_snapshot() == (True, False, None, failing.exception())
+
+
+class Local:
+    """A variable of who asks."""
+
+
+def local_of(get):
+    local = Local()
+    with contextlib.suppress(ValueError):
+        get()
+    return weakref.ref(local)
+
+
+def test_a_failure_that_was_raised_keeps_no_variable_of_its_callers(crew):
+    """Its traceback has their frames: who refers to it must not stand there, or all wait for the collector."""
+
+    def fail():
+        raise ValueError
+
+    launcher = ir.Launcher(nproc_per_node=1)
+    calls = [
+        lambda: crew.ask(FAIL).result(),
+        lambda: launcher.run(fail),
+        lambda: launcher.start(fail).result(),
+    ]
+    gc.disable()
+    try:
+        kept = [local_of(call) for call in calls]
+        until(lambda: [local() for local in kept] == [None] * len(kept))
+    finally:
+        gc.enable()
 
 
 def test_a_stopiteration_of_a_task_does_not_keep_its_awaiter_waiting():
