@@ -74,10 +74,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What needs PyTorch is skipped where there is none; TEST_TORCH=required (make torch): then it fails."""
+    """What needs PyTorch is skipped where there is none; TEST_TORCH=required (make torch): then it fails.
+
+    A test whose group pytest-xdist does not know of fails: without groups every worker makes every bed, again and
+    again.
+    """
     is_asked = item.get_closest_marker("torch") is not None and os.environ.get("TEST_TORCH") != "required"
     if is_asked and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed: make torch")
+    is_grouped = "@" in item.nodeid or item.get_closest_marker("xdist_group") is None
+    if item.config.getoption("loadgroup", False) and not is_grouped:
+        pytest.fail("this pytest-xdist does not group with this pytest")
 
 
 @pytest.fixture(autouse=True)
