@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from warnings import warn
 
 from infini_run.crews.callables import path_of_workers
-from infini_run.crews.crew_options import make_limits, make_spawner, make_supervisor
+from infini_run.crews.crew_options import check_spawner_alone, make_limits, make_spawner, make_supervisor
 from infini_run.crews.crew_status import CrewStatus, crew_status
 from infini_run.crews.crew_target import pack_target
 from infini_run.crews.errors import CrewClosed
@@ -103,7 +103,8 @@ class Crew(Generic[T, R]):
             `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
             with the workers.
         preload: modules that one process imports once; workers are forked from it in milliseconds, restarts too.
-        spawner: starts the workers in place of one made from these arguments; None: none.
+        spawner: starts the workers in place of one made from these arguments, and goes with none of them that say
+            where and how workers start; None: none.
         flags: the command's flags by their names, as for `run`.
 
     Raises:
@@ -153,13 +154,16 @@ class Crew(Generic[T, R]):
             target=pack_target(target, args, kwargs or {}),
         )
         self._tasks = count()
-        names = read_hosts(hosts, flags.pop("hostfile", None)) if spawner is None else ()
-        check_node_flags(flags, names)
+        given: dict[str, Any] = {"cwd": cwd, "grace": grace, "log_dir": log_dir, **flags}
+        if spawner is not None:
+            where = {"nproc_per_node": nproc_per_node, "nproc": nproc, "hosts": hosts, "preload": preload or None}
+            check_spawner_alone({**where, "env": env, "inherit_env": None if inherit_env else False, **given})
+        names = read_hosts(hosts, given.pop("hostfile", None))
+        check_node_flags(given, names)
         with as_start_errors():
             if spawner is None:
                 environ = make_environ(os.environ, patterns_of(inherit_env, names), None, check_environment(env))
-                given: dict[str, Any] = {"env": environ, "cwd": cwd, "grace": grace, "log_dir": log_dir}
-                given |= {"on_hang": "stop", **flags}  # one that says so itself: WATCHDOG=trigger
+                given = {"env": environ, "on_hang": "stop", **given}  # one that says so itself: WATCHDOG=trigger
                 spawner = make_spawner(names, preload, read_nproc(nproc_per_node, nproc, names), given)
             self.nproc = spawner.world_size
             self._supervisor = make_supervisor(
@@ -386,5 +390,7 @@ class Crew(Generic[T, R]):
         supervisor = self.__dict__.get("_supervisor")
         if supervisor is not None and supervisor.phase == "RUNNING":
             what = "; the tasks that are left are finished first" if supervisor.has_work else ""
-            warn(f"{self!r} was dropped while its workers ran: close it{what}", ResourceWarning, stacklevel=2)
+            text = f"{self!r} was dropped while its workers ran: close it{what}"
+            supervisor.is_dropped = True
             supervisor.begin_to_close(drain=True)
+            warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception

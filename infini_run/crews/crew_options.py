@@ -11,7 +11,7 @@ from infini_run.number_arguments import read_seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from infini_run.crews.spawner import Spawner
@@ -38,6 +38,13 @@ def make_spawner(
     from infini_run.crews.fork_spawner import ForkSpawner
 
     return ForkSpawner(preload, nproc=count, **given)
+
+
+def check_spawner_alone(given: Mapping[str, object]) -> None:
+    """Raises UsageError: one of these arguments, of which a spawner is made, is given beside a spawner."""
+    found = [f"{name}=" for name, value in given.items() if value is not None]
+    if found:
+        raise UsageError(f"{', '.join(found)} no effect beside spawner=, which starts the workers: give them to it")
 
 
 def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more: Any) -> CrewSupervisor:

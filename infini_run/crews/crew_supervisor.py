@@ -13,6 +13,7 @@ from infini_run.crews.restart_policy import Budget, ranks_to_restart
 from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import death_error
 from infini_run.errors import InfiniRunError
+from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import LONGEST_S
 from infini_run.report.failures import WorkerDied
 from infini_run.system.exit_hooks import close_at_exit, closed
@@ -71,6 +72,7 @@ class CrewSupervisor(Supervisor):
         self._undone: Counter[int | None] = Counter()  # tasks that were not done in time, by rank
         self._idle: list[Event] = []  # to set when there is no work
         self.drain_error: DrainTimeout | None = None
+        self.is_dropped = False  # nothing refers to the crew: its failure is told, since nobody can be raised it
 
     def start(self) -> None:
         """As Supervisor.start."""
@@ -281,6 +283,11 @@ class CrewSupervisor(Supervisor):
         for job, owner in waiting:
             self._fail_task(job, owner, self.over_error())
 
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self.events = EventQueue(1, self.wake)  # another thread may have had the lock of the old one
+        self.events.end()
+
     # ---- the end
 
     def drain(self, limit_s: float) -> None:
@@ -334,11 +341,16 @@ class CrewSupervisor(Supervisor):
 
     def finish_at_exit(self) -> None:
         """The interpreter exits: finish what was accepted, as leaving a `with` block does."""
+        failure = self.failure
         if not self.wait_idle(self.limits.drain_s):
             self.call(lambda: self.drain(0.0))
             self.join()
-            if self.drain_error is not None:
-                raise self.drain_error
+        if self.is_dropped:  # its end tells it
+            return
+        if self.failure is not failure:
+            raise self.over_error()
+        if self.drain_error is not None:
+            raise self.drain_error
 
     def close_at_exit(self) -> None:
         """The interpreter exits: end the workers while there is one."""
@@ -395,6 +407,9 @@ class CrewSupervisor(Supervisor):
             self.drain_error = drain_timeout(self._undone, self.limits.drain_s)
 
     def _on_closed(self) -> None:
+        error = self.failure or self.drain_error
+        if error is not None and self.is_dropped:
+            print_line("; ".join(map(str.strip, str(error).split("\n"))))
         closed(self._exit_number)
         self._wake_idle_waiters()
         self.events.end()

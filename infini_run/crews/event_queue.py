@@ -3,7 +3,8 @@
 Unread events are bounded, for each worker. Of status and progress the latest is kept. Events that count (emitted, and
 the results of `send`) have a limit: at it, the worker is not read while the crew has a reader (event_readers.py);
 without one, the oldest is dropped, and an event `dropped` in its place says how many were. So no answer waits for
-events that nobody reads.
+events that nobody reads. The others tell of a worker's processes, of which there may be any number, too: of many the
+oldest are dropped in the same way.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _COUNTED = ("emitted", "done", "failed", "cancelled")
 _LATEST = ("status", "progress")
+_OF_PROCESSES = 1000  # unread events about a worker's processes that are kept
 
 
 @record
@@ -83,6 +85,9 @@ class EventQueue:
         self._numbers = count()
         self._events: OrderedDict[int, CrewEvent] = OrderedDict()
         self._counted: defaultdict[int, deque[int]] = defaultdict(deque)  # numbers of events that count, by rank
+        self._of_processes: defaultdict[int, deque[int]] = defaultdict(
+            deque
+        )  # numbers of events about processes, by rank
         self._latest: dict[tuple[int, str], int] = {}  # by rank and kind
         self._gaps: dict[int, int] = {}  # the number of the event `dropped`, by rank
         self._full: set[int] = set()  # ranks that were at the limit
@@ -109,22 +114,26 @@ class EventQueue:
                 self._latest[event.rank, event.kind] = number
             self._events[number] = event
             if event.kind in _COUNTED:
-                self._counted[event.rank].append(number)
-                self._drop_oldest(event.rank)
+                counted = self._counted[event.rank]
+                counted.append(number)
+                while len(counted) > self._limit and not self.readers:
+                    self._drop(event.rank, counted.popleft())
+            elif event.kind not in _LATEST:
+                others = self._of_processes[event.rank]
+                others.append(number)
+                if len(others) > _OF_PROCESSES:
+                    self._drop(event.rank, others.popleft())
             self._wake()
 
-    def _drop_oldest(self, rank: int) -> None:
-        counted = self._counted[rank]
-        while len(counted) > self._limit and not self.readers:
-            number = counted.popleft()
-            if rank in self._gaps:
-                del self._events[number]
-            else:
-                self._gaps[rank] = number
-                event = self._events[number]
-                self._events[number] = replace(event, kind="dropped", task=NO_TASK, body=Body(), problem=None)
-            self._unread_drops[rank] += 1
-            self.drops[rank] += 1
+    def _drop(self, rank: int, number: int) -> None:
+        if rank in self._gaps:
+            del self._events[number]
+        else:
+            self._gaps[rank] = number
+            event = self._events[number]
+            self._events[number] = replace(event, kind="dropped", task=NO_TASK, body=Body(), problem=None)
+        self._unread_drops[rank] += 1
+        self.drops[rank] += 1
 
     def end(self) -> None:
         """No more come."""
@@ -179,6 +188,8 @@ class EventQueue:
             elif event.kind == "dropped":
                 del self._gaps[event.rank]
                 event = replace(event, count=self._unread_drops.pop(event.rank))
+            elif event.kind not in _LATEST:
+                self._of_processes[event.rank].popleft()
             popped.append(event)
         has_room = {rank for rank in self._full if len(self._counted[rank]) <= self._limit // 2}
         if has_room:

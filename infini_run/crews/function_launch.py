@@ -112,6 +112,8 @@ class LaunchSupervisor(Supervisor):
         self._waiters = LoopWaiters()
         self._arrived: deque[tuple[int, Ask[Any]]] = deque()
         self.is_over = False
+        self.is_awaited = False  # its failure is raised somewhere
+        self.is_dropped = False  # nothing refers to its handle: its failure is told, since nobody can be raised it
 
     def _set_ranks(self) -> None:
         """Nothing is known of any rank."""
@@ -317,10 +319,7 @@ class LaunchSupervisor(Supervisor):
 
     def _announce(self, first: Failure, delay_s: float) -> None:
         """Print the line of a restart."""
-        error = first.error
-        text = f"{error.kind}: {error.text}" if isinstance(error, Failed) else str(error).partition("\n")[0]
-        who = f"rank {first.rank} on {first.host}: " if isinstance(error, Failed) else ""
-        print_line(self.restarts.heading(delay_s, f"{who}{text}"))
+        print_line(self.restarts.heading(delay_s, _describe(first)))
 
     def _restart_if_due(self) -> None:
         if time.monotonic() >= self._restart_s:
@@ -347,6 +346,9 @@ class LaunchSupervisor(Supervisor):
         self.try_step("closing the display", self._display.close)
 
     def _on_closed(self) -> None:
+        error = self._unseen_error()
+        if error is not None and self.is_dropped:
+            print_line(str(error))
         closed(self._exit_number)
         with self._changed:
             self.is_over = True
@@ -359,6 +361,16 @@ class LaunchSupervisor(Supervisor):
     def finish_at_exit(self) -> None:
         """The interpreter exits: wait for the end."""
         self.join()
+        error = self._unseen_error()
+        if error is not None and not self.is_dropped:
+            raise error
+
+    def _unseen_error(self) -> InfiniRunError | None:
+        """The failure of a launch whose end nobody has waited for."""
+        first = self._first_failure()
+        if first is None or self.is_awaited:
+            return None
+        return InfiniRunError(f"a launch failed, and nothing waited for it: {_describe(first)}")
 
     def close_at_exit(self) -> None:
         """The interpreter exits: stop what runs, within the grace."""
@@ -403,6 +415,13 @@ class LaunchSupervisor(Supervisor):
         with self._changed:
             self._changed.wait_for(lambda: self._arrived or self.is_over, timeout_s)
             return self._arrived.popleft() if self._arrived else None
+
+
+def _describe(failure: Failure) -> str:
+    error = failure.error
+    if isinstance(error, Failed):
+        return f"rank {failure.rank} on {failure.host}: {error.kind}: {error.text}"
+    return str(error).partition("\n")[0]
 
 
 def _host(worker: SupervisedWorker) -> str:

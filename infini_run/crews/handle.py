@@ -67,12 +67,14 @@ class LaunchHandle(Generic[R]):
         timeout_s = read_wait("timeout_s", timeout_s)
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         launch = self._launch
+        launch.is_awaited = True
         while not launch.is_over or launch.has_results:
             left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
             found = launch.next_result(left_s)
             if found is not None:
                 self._open(*found)
             elif left_s is not None and not launch.is_over:
+                launch.is_awaited = False
                 return False
         launch.join()
         return True
@@ -136,6 +138,7 @@ class LaunchHandle(Generic[R]):
         return self.result()
 
     async def _wait_async(self) -> None:
+        self._launch.is_awaited = True
         while (found := await self._launch.next_result_async()) is not None:
             self._open(*found)
 
@@ -219,9 +222,9 @@ class LaunchHandle(Generic[R]):
     def __del__(self) -> None:
         launch = self.__dict__.get("_launch")
         if launch is not None and not launch.is_over:
-            warn(
-                f"{self!r} was dropped while its launch runs: wait for it or close it", ResourceWarning, stacklevel=2
-            )
+            launch.is_dropped = True
+            text = f"{self!r} was dropped while its launch runs: wait for it or close it"
+            warn(text, ResourceWarning, stacklevel=2)
 
 
 def _outcome(launch: LaunchSupervisor) -> tuple[LaunchResult[Any] | None, BaseException | None]:

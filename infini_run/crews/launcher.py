@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
+_GROUP_S = 600.0  # for an operation of a process group, where nobody says it
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
 
 
@@ -80,7 +81,7 @@ class Launcher:
         log_level: the least level of the logging records ("INFO", 20) that go to the loggers of this process, with
             `rank` and `host`; True: the root logger's level; None: the same if that has handlers; False: records stay
             with the workers.
-        worker_timeout_s: how long an operation of the process group may take, in seconds.
+        worker_timeout_s: how long an operation of the process group of `backend` may take, in seconds.
         agent_timeout_s: how long it may take until all workers are up, in seconds; None: no limit.
         timeout_s: how long the whole launch may take, in seconds; None: no limit.
         progress: show a bar of what workers report by `this_worker().progress`: True, False, "rich" or "tqdm".
@@ -107,7 +108,7 @@ class Launcher:
         cwd: str | os.PathLike[str] | None = None,
         log_dir: str | os.PathLike[str] | None = None,
         log_level: int | str | bool | None = None,
-        worker_timeout_s: float = 600.0,
+        worker_timeout_s: float = _GROUP_S,
         agent_timeout_s: float | None = 60.0,
         timeout_s: float | None = None,
         progress: bool | str = False,
@@ -124,11 +125,15 @@ class Launcher:
             raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")
         self.backend = backend
         self.worker_timeout_s = read_seconds("worker_timeout_s", worker_timeout_s, above_zero=True)
+        if backend is None and self.worker_timeout_s != _GROUP_S:
+            raise UsageError(f"worker_timeout_s={worker_timeout_s!r}: no effect without backend=")
         self.agent_timeout_s = _limit("agent_timeout_s", agent_timeout_s)
         self.timeout_s = _limit("timeout_s", timeout_s)
         self.progress = progress
         self._log_level = log_level
         read_log_level(log_level)  # told now if it makes no sense
+        if copy_env is not None and not inherit_env:
+            raise UsageError(f"inherit_env=False and copy_env={copy_env!r}: give one of them")
         patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
         self._failure_options = read_failure_options(flags)
         self._environ = (patterns, env_file, check_environment(env))
@@ -399,10 +404,11 @@ class Pool(Launcher):
             return
         self._hold = None
         running = sum(not launch.is_over for launch in self._launches)
+        hold.release()
         if running or self._is_open:
             what = f"; {running} launches go on to their end" if running else ""
-            warn(f"{self!r} was dropped while it was open: close it{what}", ResourceWarning, stacklevel=2)
-        hold.release()
+            text = f"{self!r} was dropped while it was open: close it{what}"
+            warn(text, ResourceWarning, stacklevel=2)  # last: -W error makes it an exception
 
 
 def _stop(launches: Sequence[LaunchSupervisor]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import infini_run as ir
 from infini_run.crews import targets
+from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.options.keywords import CrewOptions, FunctionOptions
 
 
@@ -133,6 +134,31 @@ def test_flags_about_hosts_are_refused_without_hosts(flag):
         with pytest.raises(ir.UsageError, match=rf"{name}=.*: it is about the nodes of a launch; give hosts="):
             make(**flag)
     assert ir.Launcher(nnodes=1, engine="local").run(os.getpid)
+
+
+def test_what_a_spawner_is_made_of_is_refused_beside_one():
+    given = {
+        "nproc_per_node": 2,
+        "hosts": ["a"],
+        "env": {"A": "1"},
+        "grace": 3,
+        "preload": ["math"],
+        "console": "none",
+    }
+    for name, value in {**given, "nproc": 2, "inherit_env": False, "log_dir": "logs", "cwd": "."}.items():
+        with pytest.raises(ir.UsageError, match=f"^{name}= no effect beside spawner="):
+            ir.Crew(line, spawner=ExecSpawner(nproc=1), **{name: value})
+    with ir.Crew(line, args=(1,), spawner=ExecSpawner(nproc=2)) as crew:
+        assert crew.nproc == 2
+
+
+def test_arguments_of_a_launcher_that_would_have_no_effect_are_refused():
+    for kind in (ir.Launcher, ir.Pool):
+        with pytest.raises(ir.UsageError, match="worker_timeout_s=5: no effect without backend="):
+            kind(worker_timeout_s=5)
+        with pytest.raises(ir.UsageError, match=r"inherit_env=False and copy_env=\['PATH'\]: give one of them"):
+            kind(copy_env=["PATH"], inherit_env=False)
+    assert ir.Launcher(worker_timeout_s=5, backend="gloo").worker_timeout_s == 5
 
 
 def test_typed_keywords_are_those_that_are_not_refused():

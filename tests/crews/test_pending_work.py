@@ -297,6 +297,37 @@ def test_a_limit_that_passes_at_the_exit_is_told():
     assert marked() == {}
 
 
+def test_a_crew_that_fails_at_the_exit_is_told():
+    done = run_program("crew = ir.Crew(obey)\ncrew.ask(('sleep', 0.3))\ncrew.ask('killed')\ncrew.ask('pid')\n")
+    assert done.returncode == 0
+    assert done.stderr.startswith("infini-run: the crew failed\n  rank 0 on ")
+    assert "killed by SIGKILL" in done.stderr
+
+
+def test_a_launch_that_fails_at_the_exit_is_told_unless_a_thread_waits_for_it():
+    done = run_program(
+        """
+        import threading
+        def fail(text):
+            raise ValueError(text)
+        launcher = ir.Launcher(nproc_per_node=1)
+        handle = launcher.start(fail, "nobody waits")
+        def wait():
+            try:
+                launcher.run(fail, "it is caught")
+            except ValueError as error:
+                print(error)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        handle.wait(0)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "it is caught\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("infini-run: a launch failed, and nothing waited for it: rank 0 on ")
+    assert line.endswith(": ValueError: nobody waits")
+
+
 def test_ctrl_c_ends_what_is_pending_at_the_exit(bell, shut, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -330,6 +361,35 @@ def test_a_dropped_crew_ends_once_its_tasks_are_done(bell, gate):
         assert is_alive(pids[0])
         gate.write_text("on")
         assert (slow.result(LIMIT_S), more.result(LIMIT_S)) == ("on", 25)
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "told"),
+    [(0.3, "the crew was closed, and 1 accepted tasks were not "), (None, "the crew failed; rank 0 ")],
+)
+def test_what_a_dropped_crew_could_not_finish_is_told(drain_s, told, capfd):
+    with ended_after():
+        crew = ir.Crew(obey, drain_s=drain_s, grace=1)
+        pid, ask = crew.ask("pid").result(), crew.ask("hangs")
+        until(ask.running)
+        with pytest.warns(ResourceWarning, match="the tasks that are left are finished first"):
+            del crew
+        if drain_s is None:
+            os.kill(pid, signal.SIGKILL)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"infini-run: {told}")
+    assert isinstance(ask.exception(LIMIT_S), ir.WorkerDied)
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "make", [lambda: ir.Crew(obey, nproc=1), lambda: ir.Pool(nproc_per_node=1, preload=["fractions"])]
+)
+def test_what_is_dropped_ends_though_its_warning_is_an_error(make):
+    with ended_after():
+        make()
+        gc.collect()
 
 
 def test_an_ask_without_its_crew_is_answered():
@@ -385,3 +445,14 @@ def test_a_dropped_handle_leaves_its_launch_to_end(bell, gate):
     gate.write_text("on")
     until(lambda: not is_alive(pid))
     until(lambda: threading.active_count() == 1)  # the end of a launch is its own thread's
+
+
+def test_the_failure_of_a_dropped_handle_s_launch_is_told(capfd):
+    def fail():
+        raise ValueError("nobody waits")
+
+    with ended_after(), pytest.warns(ResourceWarning, match="was dropped while its launch runs"):
+        ir.Launcher(nproc_per_node=1).start(fail)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("infini-run: a launch failed, and nothing waited for it: rank 0 on ")
+    assert line.endswith(": ValueError: nobody waits")

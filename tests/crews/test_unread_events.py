@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import infini_run as ir
+from infini_run.crews.event_queue import CrewEvent, EventQueue
 from tests.support.command import CHILDREN
 from tests.support.waiting import LIMIT_S, until
 
@@ -58,6 +59,23 @@ def test_results_of_send_that_nobody_reads_are_bounded_too(crew):
     events = crew.events()
     assert [event.value for event in events if event.kind == "done"] == [n * n for n in range(100 - MOST, 100)]
     assert sum(event.count for event in events) == 100 - MOST
+
+
+def test_events_about_the_processes_of_a_worker_are_bounded_too():
+    """A worker that is replaced again and again (max_tasks_per_child) has some for each process."""
+    queue = EventQueue(MOST, lambda: None)
+    for pid in range(5000):
+        for kind in ("started", "ready", "stopped"):
+            queue.add(CrewEvent(kind=kind, rank=0, pid=pid))
+    queue.add(CrewEvent(kind="started", rank=1))
+    gap, *events, other = queue.get(0)
+    assert (gap.kind, gap.rank, gap.count + len(events)) == ("dropped", 0, 15_000)
+    assert len(events) < 2000
+    assert [(event.kind, event.pid) for event in events[-2:]] == [("ready", 4999), ("stopped", 4999)]
+    assert (other.kind, other.rank) == ("started", 1)
+    assert dict(queue.drops) == {0: gap.count}
+    queue.add(CrewEvent(kind="started", rank=0))
+    assert [event.kind for event in queue.get(0)] == ["started"]
 
 
 def test_a_reader_gets_every_event_however_slow_it_is(crew):
