@@ -54,8 +54,9 @@ def node(infini_run, port):
     return start
 
 
-def ring(bell, then="exec sleep 1000"):
-    return ["sh", "-c", f"echo $RANK $$ > {shlex.quote(bell.path)}; {then}"]
+def ring(bell, then="exec sleep 1000", first=":"):
+    """A rank that does `first` (a trap, say), tells that it is there, and does `then`."""
+    return ["sh", "-c", f"{first}; echo $RANK $$ > {shlex.quote(bell.path)}; {then}"]
 
 
 def told(*commands):

@@ -27,9 +27,9 @@ SAYS = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $(uname -n) $MASTER_P
 STAYS = "exec sleep 1000"
 
 
-def ring(bell, then=STAYS):
-    """A rank that tells of itself, and then does `then`."""
-    return ["sh", "-c", f"{SAYS} > {shlex.quote(bell.path)}; {then}"]
+def ring(bell, then=STAYS, first=":"):
+    """A rank that does `first`, tells of itself, and then does `then`."""
+    return ["sh", "-c", f"{first}; {SAYS} > {shlex.quote(bell.path)}; {then}"]
 
 
 def in_world(number, then):
@@ -257,9 +257,9 @@ def test_the_end_of_an_agent_tells_nothing_of_the_ranks_that_came_after_it(many,
 def test_a_node_that_is_silent_after_its_ranks_have_ended_is_reached_again(many, bell, tmp_path, suspended):
     """While those of another node still end. Its suspended agent is killed there, as any that is silent."""
     gate = tmp_path / "gate"
-    slow = f"trap 'while [ ! -e {gate} ]; do sleep 0.05; done; exit 0' TERM; sleep 1000 & wait"
+    slow = f"[ $RANK != 0 ] || trap 'while [ ! -e {gate} ]; do sleep 0.05; done; exit 0' TERM"
     flags = ("--spares=1", "--node_timeout=1.5", "--grace=100")
-    command = many(*flags, *ring(bell, f"[ $RANK = 0 ] && {{ {slow}; }}; {STAYS}"), nproc=1)
+    command = many(*flags, *ring(bell, f"[ $RANK != 0 ] || {{ sleep 1000 & wait; }}; {STAYS}", slow), nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
     agent, rank = launcher_of(1), process_of(1)
     os.kill(launcher_of(2), signal.SIGKILL)

@@ -47,9 +47,10 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
 
 def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, tmp_path):  # noqa: F811
     """And a node that is lost after that is told of, too."""
-    stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM; while :; do sleep 0.1; done"
+    tells, stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM", "while :; do sleep 0.1; done"
     flags = ("--stdin=0", "--node_timeout=1", "--grace=1000")
-    words = ring(bell, f"[ $RANK = 0 ] && {{ read x; exit 7; }}; [ $RANK = 2 ] || exec sleep 1000; {stays}")
+    then = f"[ $RANK = 0 ] && {{ read x; exit 7; }}; [ $RANK = 2 ] || exec sleep 1000; {stays}"
+    words = ring(bell, then, f"[ $RANK != 2 ] || {tells}")
     head = node(0, *words, flags=(*flags, f"--report={tmp_path}/r"), stdin=subprocess.PIPE)
     joiner = node(1, *words, flags=flags)
     bell.hear(4)
@@ -74,8 +75,8 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
 
 def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(node, bell, tmp_path):  # noqa: F811
     flags = ("--node_timeout=1", "--grace=4", f"--report={tmp_path}/r")
-    stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM; while :; do sleep 0.1; done"
-    head, joiner = (node(rank, *ring(bell, stays), flags=flags) for rank in range(2))
+    tells, stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM", "while :; do sleep 0.1; done"
+    head, joiner = (node(rank, *ring(bell, stays, tells), flags=flags) for rank in range(2))
     bell.hear(4)
     head.signal(signal.SIGTERM)
     bell.hear(4)

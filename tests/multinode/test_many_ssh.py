@@ -73,9 +73,9 @@ def own_lines(command):
     return [line for line in lines if not line.startswith("[")]
 
 
-def ring(bell, then="exec sleep 1000"):
-    """A rank that tells that it is there: `RANK PID HOST`, the pid as its host knows it."""
-    return ["sh", "-c", f"echo $RANK $$ $(uname -n) > {shlex.quote(bell.path)}; {then}"]
+def ring(bell, then="exec sleep 1000", first=":"):
+    """A rank that does `first`, and tells that it is there: `RANK PID HOST`, the pid as its host knows it."""
+    return ["sh", "-c", f"{first}; echo $RANK $$ $(uname -n) > {shlex.quote(bell.path)}; {then}"]
 
 
 # ---- starting
@@ -447,7 +447,7 @@ def test_ranks_get_their_grace(many, bell):
 
 
 def test_ranks_that_ignore_term_are_killed_after_the_grace(many, bell):
-    command = many("--grace=0.5", *ring(bell, "trap '' TERM; while :; do sleep 1000; done"), hosts="host1,host2")
+    command = many("--grace=0.5", *ring(bell, "while :; do sleep 1000; done", "trap '' TERM"), hosts="host1,host2")
     bell.hear(4)
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
