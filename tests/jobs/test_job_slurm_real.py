@@ -180,8 +180,15 @@ def test_a_step_beside_ours_takes_nothing_from_the_job(queue, bell):
 def preempt(queue):
     """A job that takes all nodes of others; its number. It ends when it is cancelled."""
     words = ["sbatch", "--parsable", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null"]
-    done = subprocess.run([*words, "--wrap=sleep 1000"], env=queue.env, capture_output=True, text=True, check=True)
+    script = f"touch {queue.path.parent}/$SLURM_JOB_ID; exec sleep 1000"
+    done = subprocess.run([*words, f"--wrap={script}"], env=queue.env, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def let_go(queue, other):
+    """Cancel that job once it runs: of one that is cancelled while it starts, Slurm may leave the processes."""
+    until((queue.path.parent / other).exists)
+    subprocess.run(["scancel", other], env=queue.env, check=True)
 
 
 @pytest.mark.parametrize("pool", ["requeued", "cancelled", "graced"])
@@ -193,7 +200,7 @@ def test_a_job_that_is_preempted_says_so(queue, bell, pool):
     try:
         status = queue.wait(name)
     finally:
-        subprocess.run(["scancel", other], env=queue.env, check=True)
+        let_go(queue, other)
     assert (status["headline"], status["reason"]) == ("PREEMPTED 143", "it was preempted")
     if pool != "graced":  # what Slurm has written where no rank is to blame
         assert "DUE TO PREEMPTION ***" in queue.logs(name, "--scheduler_log")
@@ -209,11 +216,11 @@ def test_a_preempted_job_is_run_again_as_often_as_it_may_be(queue, bell, pool):
     bell.hear(8)
     other = preempt(queue)
     until(lambda: queue.status(name)["headline"] == "QUEUED BeginTime")
-    subprocess.run(["scancel", other], env=queue.env, check=True)
+    let_go(queue, other)
     bell.hear(8)
     other = preempt(queue)
     status = queue.wait(name)
-    subprocess.run(["scancel", other], env=queue.env, check=True)
+    let_go(queue, other)
     assert (status["headline"], status["attempt"], status["id"]) == ("PREEMPTED 143", 1, first)
     words = ["squeue", "-h", "-t", "PD,R", "-n", name]
     until(lambda: not subprocess.run(words, env=queue.env, capture_output=True, text=True, check=True).stdout)
