@@ -55,17 +55,21 @@ if TYPE_CHECKING:
         StartError,
         UsageError,
     )
+    from infini_run.jobs.container import Image
     from infini_run.jobs.errors import (
         QueryError,
         SubmitError,
     )
     from infini_run.jobs.job import Job, find_job, find_jobs, submit
+    from infini_run.jobs.records import Submission
+    from infini_run.jobs.request import JobRequest
     from infini_run.jobs.status import Status
     from infini_run.process_launcher import ProcessLauncher
-    from infini_run.report.exit import Exit
+    from infini_run.report.exit import Exit, LeftoverProcess
     from infini_run.report.failures import WorkerDied, WorkerError
     from infini_run.report.hang_snapshot import HangSnapshot
-    from infini_run.report.report import Report
+    from infini_run.report.report import Clock, Report
+    from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 
     __version__: str
 
@@ -77,6 +81,7 @@ __all__ = [
     "ChannelClosed",
     "ChannelEnd",
     "ChannelError",
+    "Clock",
     "Context",
     "Crew",
     "CrewClosed",
@@ -88,18 +93,22 @@ __all__ = [
     "Event",
     "Exit",
     "HangSnapshot",
+    "Image",
     "InfiniRunError",
     "Job",
+    "JobRequest",
     "LaunchHandle",
     "LaunchResult",
     "LaunchTimeout",
     "Launcher",
+    "LeftoverProcess",
     "LinkError",
     "MessageTooLong",
     "NodeLost",
     "NotExecutable",
     "Pool",
     "ProcessLauncher",
+    "ProcessSnapshot",
     "ProgramError",
     "ProgramMissing",
     "QueryError",
@@ -110,7 +119,9 @@ __all__ = [
     "Sender",
     "StartError",
     "Status",
+    "Submission",
     "SubmitError",
+    "ThreadSnapshot",
     "UnpicklableError",
     "UsageError",
     "WorkerDied",
@@ -128,10 +139,14 @@ __all__ = [
 
 _HOMES = {
     "Event": "core.group",
+    "Clock": "report.report",
     "Exit": "report.exit",
+    "LeftoverProcess": "report.exit",
     "ProcessLauncher": "process_launcher",
     "Report": "report.report",
     "HangSnapshot": "report.hang_snapshot",
+    "ProcessSnapshot": "system.procfs",
+    "ThreadSnapshot": "system.procfs",
 }
 _HOMES |= dict.fromkeys(
     (
@@ -157,7 +172,8 @@ _HOMES |= dict.fromkeys(("CrewStatus", "WorkerStatus"), "crews.crew_status") | {
 _HOMES |= dict.fromkeys(("Launcher", "Pool"), "crews.launcher") | {"LaunchResult": "crews.result"}
 _HOMES |= {"LaunchHandle": "crews.handle", "this_worker": "crews.context"}
 _HOMES |= {"Job": "jobs.job", "find_job": "jobs.job", "find_jobs": "jobs.job", "submit": "jobs.job"}
-_HOMES |= {"Status": "jobs.status"}
+_HOMES |= {"Status": "jobs.status", "Submission": "jobs.records", "JobRequest": "jobs.request"}
+_HOMES |= {"Image": "jobs.container"}
 _HOMES |= {"launch_local": "api", "launch_multi_node": "api", "run": "api"}
 _HOMES |= dict.fromkeys(("CrewClosed", "CrewFailed", "DrainTimeout"), "crews.errors")
 _HOMES |= dict.fromkeys(("WorkerDied", "WorkerError"), "report.failures")

@@ -54,7 +54,7 @@ CLASSES = {  # name: (where, the flags that are parameters there, or have no eff
 }
 HEAD = '''"""The keywords of {what}, for type checkers; written by `make generated` from the table of flags.
 
-Nothing imports it when a program runs: it needs typing_extensions on Python 3.10.
+Nothing imports it when a program runs.
 """
 
 from __future__ import annotations

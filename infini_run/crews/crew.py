@@ -38,7 +38,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
-    from typing import Any, Protocol
+    from typing import Any, Literal, Protocol
 
     from typing_extensions import Self, Unpack
 
@@ -117,8 +117,8 @@ class Crew(Generic[T, R]):
         *,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        nproc_per_node: int | str | Sequence[int] | None = None,
-        nproc: int | str | Sequence[int] | None = None,
+        nproc_per_node: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
+        nproc: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
         hosts: Sequence[str] | str | None = None,
         restart: Restart | None = None,
         ready_timeout_s: float = 0.0,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
-    from typing import Any, TypeVar
+    from typing import Any, Literal, TypeVar
 
     from typing_extensions import ParamSpec, Self, Unpack
 
@@ -96,9 +96,9 @@ class Launcher:
     def __init__(
         self,
         hosts: Sequence[str] | str | None = None,
-        nproc_per_node: int | str | Sequence[int] | None = None,
+        nproc_per_node: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
         *,
-        nproc: int | str | Sequence[int] | None = None,
+        nproc: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
         preload: Sequence[str] | None = None,
         backend: str | None = None,
         env: Mapping[str, str] | None = None,
@@ -111,7 +111,7 @@ class Launcher:
         worker_timeout_s: float = _GROUP_S,
         agent_timeout_s: float | None = 60.0,
         timeout_s: float | None = None,
-        progress: bool | str = False,
+        progress: bool | Literal["rich", "tqdm"] = False,
         **flags: Unpack[FunctionOptions],
     ) -> None:
         check_names(type(self).__name__, flags, TABLE)

@@ -8,7 +8,7 @@ from infini_run.record import fields
 from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import Clock, Report
-from infini_run.system.procfs import ProcessSnapshot, Thread
+from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 from infini_run.value_types import RankStreams
 
 TYPE_CHECKING = False
@@ -24,7 +24,9 @@ _BOUNDS = {  # fields that become an exit code, or an index of a table
 _MOST = 2**63  # no count and no time is larger
 _RECORDS = {
     cls.__name__: cls
-    for cls in (Clock, Exit, HangSnapshot, Options, ProcessSnapshot, Report, LeftoverProcess, RankStreams, Thread)
+    for cls in (
+        *(Clock, Exit, HangSnapshot, LeftoverProcess, Options, ProcessSnapshot, RankStreams, Report, ThreadSnapshot),
+    )
 }
 
 

@@ -1,6 +1,6 @@
 """The keywords of the Python API, for type checkers; written by `make generated` from the table of flags.
 
-Nothing imports it when a program runs: it needs typing_extensions on Python 3.10.
+Nothing imports it when a program runs.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Process:
 
 
 @record
-class Thread:
+class ThreadSnapshot:
     """What a thread waits in.
 
     Attributes:
@@ -68,7 +68,7 @@ class ProcessSnapshot:
     name: str
     state: str
     is_python: bool
-    threads: tuple[Thread, ...]
+    threads: tuple[ThreadSnapshot, ...]
 
 
 class ProcessTable:
@@ -173,11 +173,11 @@ def _picture(process: Process, most: int) -> ProcessSnapshot:
     )
 
 
-def _thread(tid: int, folder: str) -> Thread:
+def _thread(tid: int, folder: str) -> ThreadSnapshot:
     stat = _process(tid, _read(f"{folder}/stat"))
     wchan = _read(f"{folder}/wchan")
     stack = _read(f"{folder}/stack").splitlines()
-    return Thread(
+    return ThreadSnapshot(
         tid=tid,
         name=stat.name if stat else "",
         state=stat.state if stat else "",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import os
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import version
 
 import pytest
@@ -40,7 +44,62 @@ def test_importing_the_package_imports_nothing_else():
     assert set(done.stdout.split()) <= {"infini_run", "__future__"}
 
 
+def test_typing_extensions_is_for_type_checkers_alone(tmp_path):
+    """In this process, and in those that run functions and tasks."""
+    (tmp_path / "typing_extensions.py").write_text("raise SystemExit('typing_extensions was imported')\n")
+    code = textwrap.dedent("""
+        import importlib, pkgutil, sys
+        import infini_run as ir
+        for found in pkgutil.walk_packages(ir.__path__, "infini_run."):
+            if ".serve" not in found.name and not found.name.endswith("__main__"):  # fastapi imports it
+                importlib.import_module(found.name)
+        assert ir.Pool(preload=["fractions"]).run(lambda: "typing_extensions" in sys.modules)[0] is False
+        with ir.Crew(lambda ctx, task: "typing_extensions" in sys.modules) as crew:
+            assert crew.ask(0).result() is False
+    """)
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_star_import_gives_every_public_name():
     namespace = {}
     exec("from infini_run import *", namespace)
     assert set(infini_run.__all__) <= namespace.keys()
+
+
+PICKLED = {"Body", "Failed"}  # what a CrewEvent keeps until somebody asks for its value or error
+
+
+def defined_in(module):
+    """The classes and imported names of a module, as (module, name), those for type checkers too."""
+    found = {}
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("infini_run"):
+            found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+        elif isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, (module.__name__, node.name))
+    return found
+
+
+def returned_names(thing):
+    """The names in what a function, or the public methods, properties and fields of a class, are annotated with."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
+    nodes = [tree] if isinstance(tree, ast.FunctionDef) else tree.body
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.name.startswith("_"):
+            annotation = node.returns
+        elif isinstance(node, ast.AnnAssign) and not node.target.id.startswith("_"):
+            annotation = node.annotation
+        else:
+            continue
+        yield from (part.id for part in ast.walk(annotation) if isinstance(part, ast.Name))
+
+
+def test_every_type_that_a_public_name_returns_or_holds_is_public():
+    missing = set()
+    for name in infini_run.__all__:
+        thing = getattr(infini_run, name)
+        homes = defined_in(sys.modules[thing.__module__])
+        missing |= {homes[part] for part in returned_names(thing) if part in homes}
+    assert {name for _, name in missing} - {*infini_run.__all__, *PICKLED} == set()

@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 from __future__ import annotations
 
+from asyncio import gather, wrap_future
+from concurrent.futures import Future, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar, overload
+
 import infini_run as ir
+
+T = TypeVar("T")
 
 
 def train(lr: float, steps: int = 1) -> str:
@@ -47,15 +55,59 @@ ir.Launcher().run(train, "0.5")  # refused
 ir.Launcher().run(train, 0.5, step=3)  # refused
 ir.Launcher(nproc_per_nod=2)  # refused
 ir.Launcher(trace="file")  # refused
+ir.Launcher(nproc_per_node="gpus")  # refused
+ir.Launcher(nproc_per_node=[2, 1], hosts=["a", "b"], backend="gloo", log_level="INFO", progress="rich")
+ir.Launcher(progress="richer")  # refused
+ir.Launcher(max_restarts="3")  # refused
+ir.Launcher(timeout=3)  # refused
+ir.Launcher(env={"A": 1})  # refused
 handle: ir.LaunchHandle[str] = ir.Pool(nproc_per_node=2, preload=["json"]).start(train, lr=0.5)
 waited: ir.LaunchResult[str] = handle.result(5.0)
 ir.Pool(nproc_per_nod=2)  # refused
+ir.Pool(nproc="all")  # refused
+slice_: tuple[str, ...] = result[:2]
+hosts: dict[str, list[str]] = result.by_host
+ends: list[ir.Exit | None] = list(handle.exits)
+
+
+@overload
+def either(what: int) -> int: ...
+@overload
+def either(what: str) -> str: ...
+def either(what: int | str) -> int | str:
+    return what
+
+
+def same(what: T) -> T:
+    return what
+
+
+def many(*numbers: int, **names: str) -> int:
+    return len(numbers) + len(names)
+
+
+overloaded: ir.LaunchResult[int] = ir.Launcher().run(either, 1)
+generic: ir.LaunchResult[bytes] = ir.Launcher().run(same, b"")
+several: ir.LaunchResult[int] = ir.Launcher().run(many, 1, 2, name="three")
+ir.Launcher().run(many, "one")  # refused
+part: ir.LaunchResult[str] = ir.Launcher().run(partial(train, 0.5), steps=2)
+built_in: ir.LaunchResult[int] = ir.Launcher().run(len, [1])
 
 
 async def wait_for_it() -> str:
     first = await ir.Launcher().arun(train, 0.5)
+    await ir.Launcher().arun(train, 0.5, step=2)  # refused
     second = await handle
     return first.rank(0) + second.rank(0)
+
+
+def read(error: ir.WorkerDied | ir.RemoteError | ir.LaunchTimeout) -> str:
+    if isinstance(error, ir.WorkerDied):
+        return error.exit.python_stack[0]
+    if isinstance(error, ir.RemoteError):
+        return error.trace
+    timeout: TimeoutError = error
+    return str(timeout)
 
 
 def answer(ctx: ir.Context, question: str) -> int:
@@ -74,6 +126,8 @@ worker.ask(8)  # refused
 ir.Restart(strategy="one_for_on")  # refused
 ir.Crew(answer, nproc_per_nod=2)  # refused
 ir.Crew(answer, console="prefixed")  # refused
+ir.Crew(answer, nproc_per_node="gpus")  # refused
+ir.Crew(answer, nproc="cpu", max_tasks_per_child=100, drain_s=None)
 
 
 class Counter:
@@ -83,6 +137,56 @@ class Counter:
 
 half: float = ir.Crew(Counter).ask(3).result()
 ir.Crew(Counter()).ask("3")  # refused
+
+
+@dataclass
+class Adder:
+    add: int
+
+    def task(self, ctx: ir.Context, what: int) -> float:
+        return what + self.add
+
+    def method(self, what: int) -> bytes:
+        return bytes(what)
+
+
+class Box(Generic[T]):
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    def task(self, ctx: ir.Context, what: int) -> T:
+        return self.value
+
+
+def serve(ctx: ir.Context, task: tuple[int, str], extra: int = 0) -> list[str]:
+    return [task[1]] * task[0]
+
+
+bound: ir.LaunchResult[bytes] = ir.Launcher().run(Adder(1).method, 3)
+ir.Launcher().run(Adder(1).method, "3")  # refused
+made: ir.LaunchResult[Adder] = ir.Launcher().run(Adder, 3)
+adders: ir.Crew[int, float] = ir.Crew(Adder, args=(1,))
+adders = ir.Crew(partial(Adder, 1))
+boxed: str = ir.Crew(Box("text")).ask(3).result()
+boxed = ir.Crew(Box[str], args=("text",)).ask(3).result()
+ir.Crew(Box("text")).ask("3")  # refused
+server = ir.Crew(serve, args=(3,))
+served: list[str] = server.ask((3, "x")).result(timeout=5)
+server.ask((3, 4))  # refused
+maps: list[list[str]] = list(server.map([1, 2], ["a", "b"], timeout_s=4, chunksize=2, buffersize=3))
+futures: list[Future[list[str]]] = [server.ask((1, "a"))]
+first: list[str] = next(as_completed(futures)).result()
+status: ir.CrewStatus = server.close()
+state: str = status.workers[0].state
+
+
+async def ask_all() -> list[float]:
+    async with ir.Crew(Adder, args=(1,)) as crew:
+        wrapped: float = await wrap_future(crew.ask(1))
+        wrong: str = await crew.ask(1)  # refused
+        async for event in crew:
+            print(event.kind.upper())
+        return [wrapped, *await gather(*[crew.ask(n) for n in range(3)])]
 """
 
 

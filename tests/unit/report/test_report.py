@@ -14,7 +14,7 @@ from infini_run.report.exit import Exit, LeftoverProcess
 from infini_run.report.hang_snapshot import HangSnapshot
 from infini_run.report.report import TEXT_LINES, Report
 from infini_run.report.text import signal_name
-from infini_run.system.procfs import ProcessSnapshot, Thread
+from infini_run.system.procfs import ProcessSnapshot, ThreadSnapshot
 
 
 def ended(rank=0, **fields):
@@ -222,7 +222,7 @@ LOOK = HangSnapshot(
     status="loading \x1b[2J",
     processes=tuple(
         ProcessSnapshot(pid=pid, name="p", state="S", is_python=True, threads=(
-            Thread(tid=pid, name="p", state="S", wchan="do_wait", syscall="61 0x1", stack=("a+0x1", "b+0x2")),
+            ThreadSnapshot(tid=pid, name="p", state="S", wchan="do_wait", syscall="61 0x1", stack=("a+0x1", "b+0x2")),
         ))
         for pid in range(7, 12)
     ),
