@@ -10,7 +10,7 @@ from warnings import warn
 
 from infini_run.crews.capture import capture_exception
 from infini_run.crews.protocol import Failed
-from infini_run.crews.remote_exception import to_exception
+from infini_run.crews.remote_exception import add_notes, to_exception
 from infini_run.crews.result import LaunchResult
 from infini_run.errors import InfiniRunError, UsageError
 from infini_run.number_arguments import read_wait
@@ -256,6 +256,6 @@ def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseEx
         notes.append(f"later: {kind}{text}")
     if len(failures) > _NOTED + 1:
         notes.append(f"later: {len(failures) - _NOTED - 1} more failed")
-    # a class may forbid it
-    capture_exception(setattr, error, "__notes__", [*getattr(error, "__notes__", []), *notes])
+    if notes:
+        capture_exception(add_notes, error, notes)  # a class may forbid it
     return error

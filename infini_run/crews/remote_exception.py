@@ -7,6 +7,7 @@ be pickled, or not be made again with the same text, as a RemoteError with that 
 from __future__ import annotations
 
 import re
+import sys
 import time
 
 from infini_run.crews.capture import capture_exception, capture_foreign
@@ -15,6 +16,8 @@ from infini_run.errors import RemoteError
 from infini_run.record import replace
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 _ADDRESS = "0x[0-9a-f]+"  # in the repr of an object, which is another one when it is made again
 _FRAME = r'^(?P<margin>[ |]*)File "(?P<file>.+)", line (?P<line>\d+), in '
@@ -27,7 +30,7 @@ def from_exception(error: BaseException, task: int) -> Failed:
     text, unsayable = capture_exception(str, error)
     if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
-    return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error, text))
+    return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
 
 
 def _trace(error: BaseException) -> str:
@@ -41,17 +44,28 @@ def _trace(error: BaseException) -> str:
     return f"no traceback: {type(broken).__name__} while it was made\n" if text is None else text
 
 
-def _body(error: BaseException, text: str) -> Body:
+def _body(error: BaseException) -> Body:
     """Many classes cannot be made again from what pickle keeps of them, or with another text (an __init__ that adds
-    to its arguments adds twice): that is seen only here. Then the text is enough."""
+    to its arguments adds twice): that is seen only here. Then the text is enough. The same holds for each exception
+    of a group."""
     body, _ = capture_exception(lambda: dump(error, "exception", by_reference=True))
     if body is None:
         return Body()
     made, _ = capture_exception(body.load)
-    if type(made) is not type(error):
+    if not isinstance(made, BaseException):
         return Body()
-    again, _ = capture_exception(str, made)
-    return body if again is not None and re.sub(_ADDRESS, "", again) == re.sub(_ADDRESS, "", text) else Body()
+    before, _ = capture_exception(lambda: list(_descriptions(error)))
+    again, _ = capture_exception(lambda: list(_descriptions(made)))
+    return body if again is not None and again == before else Body()
+
+
+def _descriptions(error: BaseException) -> Iterator[tuple[type, str]]:
+    """The type and the text of an exception, then those of the exceptions that it groups."""
+    yield type(error), re.sub(_ADDRESS, "", str(error))
+    parts = getattr(error, "exceptions", ())
+    for part in parts if isinstance(parts, tuple) else ():
+        if isinstance(part, BaseException):
+            yield from _descriptions(part)
 
 
 def to_exception(failed: Failed, rank: int, host: str) -> BaseException:
@@ -72,12 +86,27 @@ def to_remote_error(failed: Failed, rank: int, host: str) -> RemoteError:
 
 
 def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
-    """add_note (PEP 678) is of 3.11; what it does is this. A class may forbid any of it."""
-    note = f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"
-    error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+    """A class may forbid any of it."""
     error.rank, error.host = rank, host  # type: ignore[attr-defined]
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
+    add_notes(error, [f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"])
+
+
+def add_notes(error: BaseException, notes: Sequence[str]) -> None:
+    """As BaseException.add_note does (PEP 678). Python 3.10 has no such method, and prints no notes: there they are
+    also the text of an exception at the end of the chain."""
+    kept = [*getattr(error, "__notes__", []), *notes]
+    error.__notes__ = kept  # type: ignore[attr-defined]
+    if sys.version_info >= (3, 11):
+        return
+    while error.__cause__ is not None and not isinstance(error.__cause__, _Notes):
+        error = error.__cause__
+    error.__cause__ = _Notes("\n".join(["", *kept]))
+
+
+class _Notes(Exception):
+    """What Python 3.10 prints of an exception's notes."""
 
 
 def with_source_lines(failed: Failed) -> Failed:

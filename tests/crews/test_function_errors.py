@@ -3,6 +3,7 @@ ends the caller."""
 
 from __future__ import annotations
 
+import builtins
 import functools
 import linecache
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 
 import pytest
 
@@ -67,6 +69,48 @@ def test_an_exception_that_is_made_again_as_it_was_keeps_its_type(error):
     with pytest.raises(type(error)) as caught:
         ir.Launcher().run(raising(error))
     assert type(caught.value) is not ir.RemoteError
+
+
+ExceptionGroup = getattr(builtins, "ExceptionGroup", None)
+
+
+@pytest.mark.skipif(ExceptionGroup is None, reason="Python has no exception groups")
+@pytest.mark.parametrize(("member", "keeps"), [(AddsToItsText, False), (Rebuilds, True)])
+def test_each_exception_of_a_group_says_what_it_said_or_the_group_comes_as_a_remote_error(member, keeps):
+    def function():
+        raise ExceptionGroup("several", [OSError(2, "no"), ExceptionGroup("inner", [member("503")])])
+
+    with pytest.raises(ExceptionGroup if keeps else ir.RemoteError) as caught:
+        ir.Launcher().run(function)
+    text = printed(caught.value)
+    assert f"{member('503')}\n" in text
+    assert "failed: failed" not in text
+
+
+def printed(error):
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__))
+
+
+@pytest.mark.parametrize("error", ["ValueError('bad luck')", "AddsToItsText('503')"], ids=["itself", "RemoteError"])
+@pytest.mark.parametrize(
+    "call", ["Launcher(max_restarts=1, restart_delay=0.01).run(fail)", "Crew(fail).ask(0).result()"]
+)
+def test_what_python_prints_of_an_error_has_the_traceback_of_the_rank(call, error):
+    """In a process of its own: Python 3.10 prints no notes, unless a backport of exception groups is there."""
+    program = textwrap.dedent(f"""
+        import infini_run as ir
+        class AddsToItsText(Exception):
+            def __init__(self, text):
+                super().__init__("failed: " + text)
+        def fail(*task):
+            raise {error}
+        ir.{call}
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S)
+    host = os.uname().nodename
+    trace = f'on rank 0, {host}:\nTraceback (most recent call last):\n  File "<string>", line 7, in fail\n'
+    assert trace in done.stderr
+    assert ("after 1 restart of all ranks" in done.stderr) == ("max_restarts" in call)
 
 
 # ---- what unpickling does in the caller
