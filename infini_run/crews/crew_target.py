@@ -66,7 +66,7 @@ def pack_target(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def make_handler(target: Any) -> TaskHandler:
     """In the worker: the functions of a target that was unpickled."""
     args, kwargs = (), {}
-    if isinstance(target, tuple):
+    if type(target) is tuple:  # and not a named one, which may have a method `task`
         target, args, kwargs = target
     if _class_of(target) is not None:
         target = target(*args, **kwargs)
@@ -80,9 +80,11 @@ def nothing(context: object) -> None:
 
 
 def _class_of(target: object) -> type | None:
-    """The class that each worker makes one object of; None: it is no class, nor a partial of one."""
+    """The class that each worker makes one object of; None: it is no class, nor a partial or an alias (`Box[int]`) of
+    one."""
     while isinstance(target, partial):
         target = target.func
+    target = getattr(target, "__origin__", target)
     return target if isinstance(target, type) else None
 
 

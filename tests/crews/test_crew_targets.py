@@ -6,6 +6,8 @@ import functools
 import os
 import threading
 import time
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 
@@ -27,6 +29,32 @@ class Line:
         return self.slope * x + self.offset
 
 
+class GenericLine(Line, Generic[TypeVar("T")]):
+    pass
+
+
+@dataclass
+class DataLine:
+    slope: int
+    offset: int = 0
+    tasks: list[int] = field(default_factory=list)
+
+    def task(self, ctx, x):
+        self.tasks.append(x)
+        return self.slope * x + self.offset
+
+
+class NamedLine(NamedTuple):
+    slope: int
+    offset: int = 0
+
+    def task(self, ctx, x):
+        return self.slope * x + self.offset
+
+    def serve(self, ctx, x):
+        return self.task(ctx, x)
+
+
 def line(ctx, x, slope, offset=0):
     return slope * x + offset
 
@@ -36,6 +64,15 @@ TARGETS = {
     "partial of a class": {"target": functools.partial(Line, 3, offset=1)},
     "partial of a class, with arguments": {"target": functools.partial(Line, 3), "kwargs": {"offset": 1}},
     "object": {"target": Line(3, offset=1)},
+    "class of a generic type": {"target": GenericLine[int], "args": (3,), "kwargs": {"offset": 1}},
+    "partial of a generic type": {"target": functools.partial(GenericLine[int], 3), "kwargs": {"offset": 1}},
+    "object of a generic type": {"target": GenericLine[int](3, offset=1)},
+    "dataclass": {"target": DataLine, "kwargs": {"slope": 3, "offset": 1}},
+    "object of a dataclass": {"target": DataLine(3, 1)},
+    "named tuple": {"target": NamedLine, "args": (3, 1)},
+    "object of a named tuple": {"target": NamedLine(3, 1)},
+    "method": {"target": NamedLine(3, 1).serve},
+    "partial of a method": {"target": functools.partial(NamedLine(3, 1).serve)},
     "function with arguments": {"target": line, "args": (3,), "kwargs": {"offset": 1}},
     "partial of a function": {"target": functools.partial(line, slope=3, offset=1)},
 }
