@@ -9,6 +9,7 @@ to import, so it is imported with the first of them: plain types and this projec
 from __future__ import annotations
 
 import pickle
+from functools import lru_cache
 from types import FunctionType
 
 from infini_run.channel.errors import CannotUnpickle, UnpicklableError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a place of its own
 _PROTOCOL = 5
+_DEFINED = (type, FunctionType, type(lru_cache(int)))  # what code defines and a module may have
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
@@ -65,7 +67,7 @@ class _Pickler(pickle.Pickler):
     """Of plain types and of our own."""
 
     def reducer_override(self, thing: object) -> Any:
-        if isinstance(thing, (type, FunctionType)):
+        if isinstance(thing, _DEFINED):
             home = thing.__module__
             if home != "builtins" and not home.startswith("infini_run."):
                 raise _NeedsCloudpickle
@@ -111,10 +113,10 @@ def _is_large(thing: object) -> bool:
 
 
 def _pack_by_value(thing: object, name: str, where: str) -> Parcel:
-    import cloudpickle
+    from infini_run.channel.by_value import ByValuePickler
 
     try:
-        return _pack(thing, cloudpickle.Pickler)
+        return _pack(thing, ByValuePickler)
     except BaseException as error:
         if isinstance(error, Exception):
             fault = _unpicklable(thing, name, where, error)
@@ -138,10 +140,10 @@ def _unpicklable(thing: object, name: str, where: str, error: Exception) -> Unpi
 
 
 def _fault_of(thing: object) -> Exception | None:
-    import cloudpickle
+    from infini_run.channel.by_value import ByValuePickler
 
     try:
-        cloudpickle.Pickler(_Nowhere(), _PROTOCOL, buffer_callback=bool).dump(thing)
+        ByValuePickler(_Nowhere(), _PROTOCOL, buffer_callback=bool).dump(thing)
     except BaseException as error:
         if isinstance(error, Exception):
             return error

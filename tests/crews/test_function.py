@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -13,6 +15,7 @@ import pytest
 
 import infini_run as ir
 from tests.support.processes import marked
+from tests.support.waiting import LIMIT_S
 
 WAYS = {"exec": (), "fork": ["fractions"]}
 
@@ -79,6 +82,38 @@ def test_closures_partials_and_classes_of_no_module_travel_by_value(run):
     kept = Local(7)
     assert run(lambda: Local(kept.n + 1))[0].n == 8
     assert list(run(functools.partial(by_name, "p"))) == ["p 0", "p 1"]
+
+
+def test_functions_with_a_cache_that_no_module_has_travel_by_value(run, preload):
+    program = textwrap.dedent("""
+        import functools, sys
+        import infini_run as ir
+
+        @functools.lru_cache(maxsize=40)
+        def fibonacci(n):
+            return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+        class Table:
+            @functools.cache
+            def __getitem__(self, n):
+                return fibonacci(n)
+
+        launcher = ir.Launcher(preload=sys.argv[1:])
+        print(launcher.run(fibonacci, 50)[0], launcher.run(lambda: Table()[50])[0])
+        with ir.Crew(lambda ctx, n: (fibonacci(n), fibonacci.cache_parameters()["maxsize"])) as crew:
+            print(*crew.ask(50).result())
+    """)
+    command = [sys.executable, "-c", program, *preload]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout.split(), done.stderr) == (["12586269025"] * 3 + ["40"], "")
+    local = functools.cache(lambda: int(os.environ["RANK"]))
+    assert list(run(local)) == [0, 1]
+    assert run(cached_here)[0] == (cached_here.__module__, 1)
+
+
+@functools.cache
+def cached_here():
+    return cached_here.__module__, cached_here.cache_info().misses
 
 
 def test_a_rank_sees_what_a_rank_of_a_command_sees(run):

@@ -1,0 +1,39 @@
+"""cloudpickle's pickler, which also takes functions with a cache by value where no module has them.
+
+functools.lru_cache makes an object that pickles by its name alone, so one of `__main__` would not be found elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import cloudpickle
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+CachedFunction = type(functools.lru_cache(int))
+
+
+class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """As cloudpickle.Pickler."""
+
+    def reducer_override(self, thing: object) -> Any:
+        if isinstance(thing, CachedFunction) and not _is_found_by_name(thing):
+            return _make_cached, (thing.__wrapped__, thing.cache_parameters())
+        return super().reducer_override(thing)
+
+
+def _is_found_by_name(thing: Any) -> bool:
+    found: object = sys.modules.get(thing.__module__)
+    for name in thing.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is thing and thing.__module__ != "__main__"
+
+
+def _make_cached(function: Callable[..., object], parameters: Mapping[str, Any]) -> Callable[..., object]:
+    cached: Callable[..., object] = functools.lru_cache(**parameters)(function)
+    return cached
