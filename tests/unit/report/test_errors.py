@@ -99,6 +99,7 @@ def test_a_worker_error_tells_the_whole_story():
 def test_nothing_in_the_package_raises_a_foreign_error_for_what_a_user_did():
     """Raised by name: our own, what a flag's kind says no with, and what records and modules owe to Python."""
     allowed = {*CLASSES, "ValueError", "TypeError", "AttributeError", "OSError", "TimeoutError"}
+    allowed |= {"AskTimeout"}  # TimeoutError, and on Python 3.10 also that of concurrent.futures
     allowed |= {"IndexError", "KeyError"}  # LaunchResult is looked into as Python's own sequences and mappings are
     allowed |= {"TurnedAway"}  # a LinkError of head_link.py: a launcher started by hand asks again
     allowed |= {"RuntimeError"}  # for a StopIteration that a task raises, as PEP 479 has it: task_map.py
