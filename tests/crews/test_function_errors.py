@@ -7,6 +7,7 @@ import builtins
 import functools
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import traceback
 import pytest
 
 import infini_run as ir
+from tests.support.paths import ROOT
 from tests.support.waiting import LIMIT_S
 
 WAYS = {"exec": (), "fork": ["fractions"]}
@@ -273,6 +275,58 @@ def test_frames_of_a_notebooks_cells_have_their_source_lines(preload):
     assert '  File "<ipython-input-7-abc>", line 5, in outer\n    return inner(0)\n' in note
     assert '  File "<ipython-input-7-abc>", line 2, in inner\n    return 1 / x  # the place\n' in note
     assert "return 1 / x" in caught.value.__cause__.trace
+
+
+KERNEL = """
+import re, sys
+import nbclient, nbformat
+
+book = nbformat.v4.new_notebook()
+cells = sys.stdin.read().split("# %%\\n")
+book.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+nbclient.NotebookClient(book, timeout=60, kernel_name="python3", allow_errors=True).execute()
+for cell in book.cells:
+    for output in cell.outputs:
+        text = "\\n".join(output.get("traceback", [output.get("text", "")]))
+        print(re.sub("\\x1b[^m]*m", "", text))
+"""
+CELLS = """
+import infini_run as ir
+class Odd(Exception):
+    pass
+def inner(x):
+    raise Odd(x)  # the place
+# %%
+ir.Launcher(nproc_per_node=2).run(lambda: inner(3))
+# %%
+crew = ir.Crew(lambda ctx, x: inner(x))
+await crew.ask(4)
+# %%
+try:
+    await ir.Launcher().arun(inner, 5)
+except Odd as error:
+    print("caught", error, error.rank)
+await crew.aclose()
+# %%
+import ctypes
+ir.Launcher().run(lambda: ctypes.string_at(0))
+"""
+
+
+def test_errors_in_a_real_notebook_have_the_lines_of_its_cells(tmp_path):
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    command = [sys.executable, "-W", "ignore", "-c", KERNEL]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1"}
+    env |= {"HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(command, input=CELLS, env=env, capture_output=True, text=True, timeout=LIMIT_S * 2)
+    assert done.returncode == 0, done.stderr
+    by_launch, by_crew, crash = (part for part in re.split(r"^-{70,}$", done.stdout, flags=re.MULTILINE)[1:])
+    for text in (by_launch, by_crew):
+        assert re.search(r", in inner\n +raise Odd\(x\)  # the place\nOdd: ", text)
+    assert re.search(r"in <lambda>\n +ir\.Launcher\(nproc_per_node=2\)", by_launch)
+    assert "caught 5 0\n" in by_crew
+    assert re.search(r"killed by SIGSEGV .*\n.*string_at\n.*line 2 in <lambda>", crash)
 
 
 # ---- sys.path
