@@ -25,6 +25,10 @@ LARGE = 1 << 18  # bytes of a buffer from which on a copy costs more than a plac
 _PROTOCOL = 5
 _DEFINED = (type, FunctionType, type(lru_cache(int)))  # what code defines and a module may have
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+_HINTS = {
+    "coroutine": "run it with asyncio.run, and send what it returns",
+    **dict.fromkeys(("generator", "async_generator"), "send a list of what it yields"),
+}
 # opcodes before the length of bytes in the stream (pickletools): BINBYTES, BINBYTES8, BYTEARRAY8
 _SHORT, _LONG = (b"B",), (b"\x8e", b"\x96")
 _NEXT_BUFFER = b"\x97"
@@ -135,7 +139,8 @@ def _unpicklable(thing: object, name: str, where: str, error: Exception) -> Unpi
     path, part = find_unpicklable(thing, name, _fault_of)
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
     why = _fault_of(part) or error
-    text = f"{path}{where} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why})"
+    hint = f"; {_HINTS[kind]}" if kind in _HINTS else ""
+    text = f"{path}{where} cannot be sent: a {kind} does not pickle ({type(why).__name__}: {why}){hint}"
     return UnpicklableError(text, path)
 
 

@@ -93,3 +93,31 @@ def test_a_signal_handler_may_look_while_the_worker_waits_for_a_task():
             assert crew.signal(signal.SIGUSR1, 0) == 1
             crew.worker(0).ask(0).result(60)
         assert 0 < crew.worker(0).ask(0).result(60) <= 20
+
+
+def test_what_several_threads_emit_arrives_whole_and_in_the_order_of_each():
+    def serve(ctx, count):
+        def emit(thread):
+            for n in range(count):
+                ctx.emit((thread, n, bytes(300_000 if n % 20 == 0 else 1)))
+                ctx.progress(n, count)
+                ctx.status(f"{thread}: {n}")
+                ctx.checkpoint()
+
+        threads = [threading.Thread(target=emit, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    count, emitted = 100, {thread: [] for thread in range(4)}
+    with ir.Crew(serve, nproc_per_node=1) as crew:
+        ask = crew.ask(count)
+        while sum(map(len, emitted.values())) < 4 * count:
+            for event in crew.events():
+                if event.kind == "emitted":
+                    thread, n, data = event.value
+                    assert len(data) == (300_000 if n % 20 == 0 else 1)
+                    emitted[thread].append(n)
+        assert ask.result(60) is None
+    assert emitted == {thread: list(range(count)) for thread in range(4)}

@@ -249,6 +249,14 @@ def test_a_function_whose_call_runs_nothing_is_refused_with_a_hint(function, hin
         ir.Crew(function)
 
 
+@pytest.mark.parametrize(
+    ("function", "hint"), [(coroutine, "asyncio.run"), (generator, "send a list"), (async_generator, "send a list")]
+)
+def test_one_that_is_called_by_another_function_is_told_with_a_hint_too(function, hint):
+    with pytest.raises(ir.UnpicklableError, match=rf"result\['of'\] of rank 0 cannot be sent: .*; .*{hint}"):
+        ir.Launcher(console="none").run(lambda: {"of": function()})
+
+
 @pytest.mark.parametrize("target", [WithAsyncTask, WithAsyncTask(), functools.partial(WithAsyncTask)])
 def test_a_target_with_an_async_task_is_refused(target):
     with pytest.raises(ir.UsageError, match=r"task.*asyncio\.run"):
