@@ -47,6 +47,11 @@ def wait_for_file(path):
     return "opened"
 
 
+def exit_when_opened(path):
+    wait_for_file(path)
+    os._exit(3)
+
+
 def raise_(kind, *args):
     raise kind(*args)
 
@@ -423,9 +428,13 @@ def test_a_worker_that_dies_when_it_frees_a_task_costs_no_other_task(crew, act):
     assert crew.worker(0).ask((int, "1")).result(LIMIT_S) == 1
 
 
-def test_a_worker_that_crashes_with_large_data_on_the_way_is_one_error(crew):
+def test_a_worker_that_crashes_with_large_data_on_the_way_is_one_error(crew, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
     data = b"x" * 50_000_000
-    asks = [crew.worker(0).ask((os._exit, 3)), crew.worker(0).ask((len, data))]
+    asks = [crew.worker(0).ask((exit_when_opened, str(gate))), crew.worker(0).ask((len, data))]
+    with open(gate, "w"):
+        pass
     assert all(isinstance(ask.exception(LIMIT_S), ir.WorkerDied) for ask in asks)
     assert crew.worker(0).ask((len, data)).result(LIMIT_S) == len(data)
 
