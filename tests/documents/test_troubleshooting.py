@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter
 
@@ -29,6 +30,7 @@ def lines() -> list[str]:
     return [line for text in entries().values() for block in _BLOCK.findall(text) for line in block.splitlines()]
 
 
+@functools.cache
 def pattern(line: str) -> re.Pattern[str]:
     """What a line of the page stands for."""
     words = ".*".join(re.escape(part) for part in " ".join(line.split()).split(ANY))

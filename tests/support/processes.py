@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 OURS = ("TEST_RUN", os.urandom(6).hex())  # other tests may run on this machine; theirs are not ours to end
 
@@ -35,10 +35,10 @@ def _parts(stat: bytes) -> tuple[int, str, str]:
     return int(parent), state, text[text.index("(") + 1 : text.rindex(")")]
 
 
-def _each(file: str) -> Iterator[tuple[int, bytes]]:
-    """The pid of every process there is, and what its file in /proc says."""
+def _each(file: str, known: Container[str] = ()) -> Iterator[tuple[int, bytes]]:
+    """The pid of every process there is that is not among the known, and what its file in /proc says."""
     for entry in os.listdir("/proc"):
-        content = _read(int(entry), file) if entry.isdigit() else b""
+        content = _read(int(entry), file) if entry.isdigit() and entry not in known else b""
         if content:
             yield int(entry), content
 
@@ -64,14 +64,15 @@ def is_alive(pid: int) -> bool:
     return state_of(pid) not in ("", "Z", "X")
 
 
-def marked(mark: bytes = b"INFINI_RUN_ID=") -> dict[int, str]:
-    """Live processes that carry the mark of a launch and that of this test run, without this one."""
-    return {pid: name for pid, name in carrying("=".join(OURS).encode(), mark).items() if pid != os.getpid()}
+def marked(mark: bytes = b"INFINI_RUN_ID=", known: Container[str] = ()) -> dict[int, str]:
+    """Live processes that carry the mark of a launch and that of this test run, without this one and the known."""
+    found = carrying("=".join(OURS).encode(), mark, known)
+    return {pid: name for pid, name in found.items() if pid != os.getpid()}
 
 
-def carrying(string: bytes, beginning: bytes = b"") -> dict[int, str]:
+def carrying(string: bytes, beginning: bytes = b"", known: Container[str] = ()) -> dict[int, str]:
     """Live processes with this string in their environment, and with one that begins so."""
-    each = ((pid, content.split(b"\0")) for pid, content in _each("environ") if string in content)
+    each = ((pid, content.split(b"\0")) for pid, content in _each("environ", known) if string in content)
     found = [pid for pid, strings in each if string in strings and any(s.startswith(beginning) for s in strings)]
     alive = processes() if found else {}
     return {pid: alive[pid][2] for pid in found if pid in alive and alive[pid][1] not in "ZX"}

@@ -14,11 +14,14 @@ LIMIT_S = 60.0  # how long anything may take on a loaded machine before it count
 
 
 def until(what: Callable[[], object], limit_s: float = LIMIT_S) -> None:
-    """Wait for something that no descriptor tells of. The pause is how often we look, not what we wait for."""
+    """Wait for something that no descriptor tells of. The pause is how often we look, not what we wait for: a look
+    that takes long, as one that starts a process, leaves the processor to others for twice as long."""
     end = time.monotonic() + limit_s
+    begun = time.monotonic()
     while not what():
         assert time.monotonic() < end, f"never came true: {what}"
-        time.sleep(0.005)
+        time.sleep(min(max(0.005, 2 * (time.monotonic() - begun)), 0.5))
+        begun = time.monotonic()
 
 
 @contextlib.contextmanager
