@@ -51,7 +51,7 @@ $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 test: $(VENV)/made
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge slurmdbd mariadb-server openmpi-bin mpich \
 	    chromium podman crun zsh fish mandoc || true
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Every row of every matrix, where `make test` chooses some of them by a seed that it prints.
 test-all:

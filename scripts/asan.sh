@@ -38,5 +38,5 @@ export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export PYTHONMALLOC=malloc
 # the processes of pytest-xdist must be started so, too: their own Python would load the sanitizer late
 jobs=${JOBS:-$((2 * $(nproc)))}
-[ "$jobs" = 0 ] || set -- --tx "$jobs*popen//python=$TEST_PYTHON" --dist loadgroup "$@"
+[ "$jobs" = 0 ] || set -- --tx "$jobs*popen//python=$TEST_PYTHON" --dist loadgroup --no-loadscope-reorder "$@"
 eval exec "$TEST_PYTHON" -m pytest '"$@"'

@@ -58,13 +58,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("rows") and not any("[" in word for word in config.args):
             families.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left: list[pytest.Item] = []
-    for rows in families.values():
-        kept = sample(rows, rows[0].get_closest_marker("rows").args[0])
+    for name, rows in families.items():
+        kept = sample(rows, rows[0].get_closest_marker("rows").args[0], name)
         left += [item for item in rows if item not in kept]
     if left:
         config.hook.pytest_deselected(items=left)
         dropped = set(left)
         items[:] = [item for item in items if item not in dropped]
+    if config.getoption("loadgroup", False):
+        items[:] = spread_groups(items)
+
+
+def spread_groups(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Groups wait, most other tests compute: so the groups begin one after the other, the largest first, while others
+    are run."""
+    groups: dict[str, list[pytest.Item]] = {"": []}
+    for item in items:
+        mark = item.get_closest_marker("xdist_group")
+        groups.setdefault(mark.args[0] if mark else "", []).append(item)
+    others = groups.pop("")
+    step = int(len(others) * 0.7 / max(len(groups), 1))  # the last one has time to end among the others, too
+    spread: list[pytest.Item] = []
+    for k, group in enumerate(sorted(groups.values(), key=len, reverse=True)):
+        spread += group + others[k * step : (k + 1) * step]
+    return spread + others[len(groups) * step :]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -118,7 +135,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     # what a fixture of the module has started may carry the mark only later, once it is executed: so, every number
     before, threads, kids, pids = descriptors(), threading.enumerate(), children(), set(os.listdir("/proc"))
     yield
-    left = {pid: name for pid, name in marked().items() if str(pid) not in pids}
+    left = marked(known=pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes that outlived their launch: {left}"

@@ -19,7 +19,7 @@ from tests.support.hosts import Bed, agents, ssh_to
 from tests.support.processes import GUARD, OURS, marked, processes
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("functions")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.support.cluster import Case, need
 from tests.support.processes import OURS, marked, processes
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 
 @pytest.fixture(scope="module")

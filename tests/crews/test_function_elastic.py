@@ -17,7 +17,7 @@ from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("functions")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 QUICK = {"agent_timeout_s": LIMIT_S, "timeout_s": 2 * LIMIT_S, "grace": 2}
 

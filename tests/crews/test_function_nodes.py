@@ -19,7 +19,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import children, marked
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("functions")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.support.command import Command
 from tests.support.processes import OURS, marked
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.support.hosts import Bed
 from tests.support.processes import marked
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("ssh")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 
 @pytest.fixture(scope="module")

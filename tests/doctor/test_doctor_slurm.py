@@ -10,7 +10,7 @@ from tests.multinode.test_many_slurm import Allocation, Slurm
 from tests.support.cluster import Case, need
 from tests.support.processes import OURS
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 
 @pytest.fixture(scope="module")

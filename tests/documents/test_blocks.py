@@ -131,7 +131,6 @@ def test_the_python_of_a_page_runs_in_order_as_one_program(page, tmp_path, case)
     case.end()
 
 
-@pytest.mark.xdist_group("ssh")
 @pytest.mark.parametrize("page", SHELL_PAGES)
 def test_the_commands_of_a_page_run_and_print_what_it_shows(page, tmp_path, case, stub_folder):
     with ExitStack() as stack:

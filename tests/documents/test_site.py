@@ -17,7 +17,7 @@ import pytest
 from tests.support.cluster import give_up, need
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.xdist_group("page")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 

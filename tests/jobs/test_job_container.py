@@ -17,7 +17,7 @@ from tests.support.job_case import Jobs
 from tests.support.podman import IMAGE, binds, limits
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 TWO = ("--slots=4", "--slots_per_node=2")
 

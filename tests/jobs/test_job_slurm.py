@@ -26,6 +26,7 @@ from infini_run.jobs.script import plan, render
 from tests.support.cluster import Bed, free_ports, need
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 QUIET = {"name": "ir-1", "command": ("x",), "cwd": "/", "python": "/bin/true"}
 
 
@@ -386,7 +387,7 @@ class Real(Bed):
         return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real():
     need("slurm-wlm", "munge")
     bed = Real()
@@ -394,7 +395,7 @@ def real():
     bed.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def facts(real):
     return real.slurm.facts()
 

@@ -19,7 +19,7 @@ from tests.support.job_case import Jobs
 from tests.support.processes import processes
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 PREEMPTING = """PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -30,7 +30,7 @@ PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF"""
 TWO = ("--slots=8", "--slots_per_node=4")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def eights():
     """Nodes of 8 GPUs, with accounting where its packages are. A job that is to be run again waits for 5 s, where
     Slurm's own is 2 minutes. `high` takes the nodes of `requeued`, `cancelled` and `graced`."""
@@ -249,8 +249,11 @@ def test_ranks_are_warned_before_the_limit(queue):
     """Slurm counts in minutes, and kills up to one later."""
     rank = play("tell=USR2", "say=up", "wait")
     name = queue.submit(*TWO, "--time=1m", "--warn=45s", "--", *rank)
+    following = queue.start("logs", "-f", name)
+    while following.out.count(b" got USR2") < 8:
+        following.read_more(LIMIT_S)
     queue.wait(name, "WARNED")
-    until(lambda: sum(" got USR2" in line for line in queue.lines(name)) == 8)
+    assert following.wait(2 * LIMIT_S) == 0
     status = queue.wait(name, "TIMEOUT")
     assert (status["headline"], status["attempt"]) == ("TIMEOUT 143", 0)
 

@@ -15,7 +15,7 @@ from tests.support.cluster import need
 from tests.support.job_case import Jobs
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 THREE = (
     "--slots=3",

@@ -15,7 +15,7 @@ from tests.support.command import CHILDREN, play
 from tests.support.job_case import Jobs
 from tests.support.waiting import LIMIT_S
 
-pytestmark = pytest.mark.xdist_group("page")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 HOST = os.uname().nodename
 

@@ -16,6 +16,8 @@ from infini_run.multinode.protocol import Decoder
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
+
 
 @pytest.fixture(scope="session")
 def late(tmp_path_factory):

@@ -12,7 +12,7 @@ from tests.multinode.test_elastic_ssh import launcher_of
 from tests.multinode.test_many_slurm import case  # noqa: F401
 from tests.support.elastic_training import LOSSES, NODES, await_start, final_loss, lose_nodes, training
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group(__name__)]
 
 
 def test_ten_losses_and_a_node_that_goes_down_change_no_digit_of_the_final_loss(run, case, bed, infini_run, tmp_path):

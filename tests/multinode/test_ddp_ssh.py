@@ -14,7 +14,7 @@ from tests.support.elastic_training import LOSSES, NODES, final_loss, lose_nodes
 from tests.support.processes import marked
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("ssh")]
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group(__name__)]
 
 
 def test_ten_losses_replaced_by_spares_change_no_digit_of_the_final_loss(many, infini_run, tmp_path):

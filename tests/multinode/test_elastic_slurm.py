@@ -16,7 +16,7 @@ from tests.support.cluster import need
 from tests.support.processes import OURS
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 
 @pytest.fixture(scope="module")

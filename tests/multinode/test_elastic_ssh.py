@@ -21,7 +21,7 @@ from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("ssh")
+pytestmark = pytest.mark.xdist_group(__name__)
 
 SAYS = "echo $TORCHELASTIC_RESTART_COUNT $RANK/$WORLD_SIZE $(uname -n) $MASTER_PORT"
 STAYS = "exec sleep 1000"

@@ -9,6 +9,7 @@ import pytest
 from tests.multinode.test_by_hand import node, port, told  # noqa: F401
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, own_lines  # noqa: F401
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 HANGS = ("--hang_timeout=500ms", "--on_hang=stop", "--grace=1")
 SLEEPS = "[ $RANK = 1 ] && exec sleep 1000; while :; do echo busy; sleep 0.1; done"
 

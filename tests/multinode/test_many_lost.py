@@ -16,6 +16,8 @@ from tests.support.hosts import agents
 from tests.support.processes import lead_group, marked, processes, state_of
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
+
 
 def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # noqa: F811
     """The usual order: collective operations of other ranks fail before the silence is long enough."""

@@ -14,7 +14,7 @@ from tests.support.cluster import AS_CASE, Bed, Case, free_ports, need
 from tests.support.processes import OURS, processes
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("mpi")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 HOSTS = "host1,host2,host3,host4"
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
@@ -25,7 +25,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bed():
     need("openmpi-bin", "mpich", "openssh-server", "openssh-client")
     bed = Bed("ssh.sh", "4", SSH_TB_PORT=str(free_ports(1)))

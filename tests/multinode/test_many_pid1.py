@@ -15,6 +15,7 @@ from tests.support.processes import processes
 from tests.support.waiting import until
 
 pytestmark = [
+    pytest.mark.xdist_group(__name__),
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace of its own needs root"),
 ]

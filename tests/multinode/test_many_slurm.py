@@ -18,7 +18,7 @@ from tests.support.command import COMMAND
 from tests.support.processes import OURS
 from tests.support.waiting import LIMIT_S, until
 
-pytestmark = pytest.mark.xdist_group("slurm")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 # a rank that ends a second after TERM, with a stray in a session of its own
 SLOW = 'trap "sleep 1; echo graceful; exit 0" TERM; setsid sleep 1000 & echo up; sleep 1000 & wait'
@@ -97,7 +97,7 @@ class Allocation:
         self.process.communicate()
 
 
-@pytest.fixture(scope="session", params=["linuxproc", "cgroup"])
+@pytest.fixture(scope="module", params=["linuxproc", "cgroup"])
 def tracked(request):
     """Both ways in which Slurm knows what belongs to a step: `cgroup` is what clusters have."""
     if request.param == "linuxproc":
@@ -108,7 +108,7 @@ def tracked(request):
     bed.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def slurm():
     need("slurm-wlm", "munge")
     bed = Slurm()
@@ -116,7 +116,7 @@ def slurm():
     bed.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four(slurm):
     """Four nodes, as salloc gives them."""
     allocation = Allocation(slurm, "-N4")

@@ -20,21 +20,21 @@ from tests.support.hosts import Bed, agents
 from tests.support.processes import is_alive, lead_group, marked, state_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 SHOW = (
     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK/$NNODES $(uname -n) $MASTER_ADDR:$MASTER_PORT"
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bed():
     bed = Bed()
     yield bed
     bed.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cabled_bed():
     bed = Bed(mode="netns")
     yield bed

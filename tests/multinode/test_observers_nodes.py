@@ -24,10 +24,11 @@ from tests.support.hosts import Bed, agents
 from tests.support.processes import marked
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 TOKEN = {"INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bed():
     bed = Bed(hosts=2)
     yield bed

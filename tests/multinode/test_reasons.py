@@ -9,6 +9,7 @@ import pytest
 from infini_run.multinode.engines import find_engine
 from tests.multinode.test_many_ssh import bed, many, no_agent_left, refused  # noqa: F401
 
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 REMOTE = "--remote_python"
 CPU_BIND = "srun: cluster configuration lacks support for cpu binding\n"
 EXITED = "srun: error: n2: task 1: Exited with exit code 1\n"

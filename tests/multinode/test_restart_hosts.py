@@ -12,7 +12,7 @@ from tests.multinode.test_many_ssh import bed, lines_of, many, no_agent_left, ow
 from tests.support.hosts import agents
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.xdist_group("ssh")  # one bed for all of them
+pytestmark = pytest.mark.xdist_group(__name__)  # one bed for all of them
 
 FAILS = "[ $RANK = 5 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ] && exit 7"
 

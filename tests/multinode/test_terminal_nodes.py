@@ -19,7 +19,10 @@ from tests.support.hosts import Bed, agents
 from tests.support.processes import marked, state_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control")
+pytestmark = [
+    pytest.mark.xdist_group(__name__),
+    pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with job control"),
+]
 READ = ["sh", "-c", 'echo up $RANK; while read line; do echo "read $line $RANK"; done; echo over $RANK']
 
 
@@ -31,7 +34,7 @@ def terminal():
     until(lambda: not agents())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bed():
     bed = Bed(hosts=2)
     yield bed

@@ -17,9 +17,12 @@ SEED = int(os.environ.setdefault("TEST_SEED", str(random.SystemRandom().randrang
 TAKES_ALL = os.environ.get("TEST_ROWS") == "all"  # make test-all
 
 
-def sample(rows: Iterable[T], count: int) -> list[T]:
-    """`count` of the rows in their order, chosen by TEST_SEED; all of them under TEST_ROWS=all (make test-all)."""
+def sample(rows: Iterable[T], count: int, of: str = "") -> list[T]:
+    """`count` of the rows in their order, chosen by TEST_SEED; all of them under TEST_ROWS=all (make test-all).
+
+    of: whose rows they are. Matrices of one size that have names of their own have not all lost the same rows.
+    """
     rows = list(rows)
     if TAKES_ALL or len(rows) <= count:
         return rows
-    return [rows[i] for i in sorted(random.Random(SEED).sample(range(len(rows)), count))]
+    return [rows[i] for i in sorted(random.Random(f"{SEED} {of}").sample(range(len(rows)), count))]
