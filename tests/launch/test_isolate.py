@@ -39,6 +39,7 @@ def test_ranks_see_a_pid_namespace_of_their_own(infini_run, every_path):
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 127, 255])
+@pytest.mark.rows(6)
 def test_exit_code_passes(infini_run, code, every_path):
     assert infini_run("--isolate", "--nproc_per_node=2", "sh", "-c", f"exit {code}").wait() == code
 
@@ -63,6 +64,7 @@ def test_failure_and_report_pass(infini_run, tmp_path, every_path):
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT"])
+@pytest.mark.rows(5)
 def test_stopping_signal_reaches_the_ranks_and_is_told(infini_run, name, every_path):
     command = infini_run("--isolate", "--nproc_per_node=2", *play(f"end={name}:0", "say=ready", "wait"))
     command.read_lines(b"ready", 2)

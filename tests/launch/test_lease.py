@@ -82,6 +82,7 @@ def is_over(command, code=0, ranks=2):
 
 
 @BOTH
+@pytest.mark.rows(3)
 def test_ranks_of_a_suspended_launcher_end_with_the_lease(hold, how, every_path):
     """With their descendants in other sessions; the launcher finds them dead when it goes on, and ends well."""
     command = hold(how)
@@ -107,6 +108,7 @@ def test_a_renewed_lease_goes_on_and_ends_after_the_last_renewal(hold, how, ever
 
 
 @BOTH
+@pytest.mark.rows(3)
 def test_a_renewal_that_comes_too_late_revives_nothing(hold, how, every_path):
     command = hold(how)
     pids = all_pids(command)
@@ -140,6 +142,7 @@ def test_a_renewal_counts_from_when_it_was_asked_for(hold):
 
 
 @BOTH
+@pytest.mark.rows(3)
 def test_a_launcher_that_is_busy_loses_its_ranks(hold, how, every_path):
     command = hold(how)
     pids = all_pids(command)
@@ -151,7 +154,7 @@ def test_a_launcher_that_is_busy_loses_its_ranks(hold, how, every_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 40])
-@pytest.mark.rows(8)
+@pytest.mark.rows(4)
 @BOTH
 def test_a_launcher_that_is_suspended_while_it_starts_ranks_starts_no_more_of_them(hold, how, ranks, every_path):
     script = "echo ready $RANK $$; (setsid sleep 1000 &); exec sleep 1000"
@@ -248,6 +251,7 @@ def test_a_guard_that_holds_a_lease_holds_nothing_else(hold):
 
 
 @BOTH
+@pytest.mark.rows(4)
 def test_a_guard_that_is_killed_ends_the_ranks(hold, how, every_path):
     """Nobody else could do it in time: without a guard there is no lease."""
     command = hold(how, lease_s=1000, renew_s=0)
@@ -268,6 +272,7 @@ def test_a_guard_that_is_killed_ends_the_ranks(hold, how, every_path):
     ids=["missing", "fails", "another program", "over"],
 )
 @BOTH
+@pytest.mark.rows(10)
 def test_without_a_guard_that_holds_the_lease_nothing_starts(hold, how, environ, why, every_path):
     command = hold(how, "/bin/sh", "-c", "echo ready", **environ)
     assert command.wait() == 0

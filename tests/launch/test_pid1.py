@@ -44,6 +44,7 @@ def test_zombies_of_many_double_forks_are_reaped_while_the_job_runs(infini_run, 
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT"])
+@pytest.mark.rows(5)
 def test_stopping_signal_stops(infini_run, every_path, name):
     command = infini_run("--nproc_per_node=2", *play(f"end={name}:0", "say=ready", "wait"), under=UNSHARE)
     command.read_lines(b"ready", 2)

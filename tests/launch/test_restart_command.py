@@ -140,6 +140,7 @@ def test_program_that_is_missing_and_a_wrong_flag_are_refused_once(infini_run):
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "SEGV"])
+@pytest.mark.rows(5)
 def test_job_that_was_told_to_stop_is_not_started_again(launch, name):
     command = launch("--max_restarts=3", NOW, *play("end=TERM:3", "end=INT:3", "say=ready", "wait"))
     command.pids_of(b"ready", launch.ranks)

@@ -46,6 +46,7 @@ def blocking(*names):
 
 
 @pytest.mark.parametrize("name", STOPPING)
+@pytest.mark.rows(5)
 def test_stopping_signal_reaches_every_rank_as_itself(infini_run, name, every_path):
     command = infini_run("--nproc_per_node=3", *play(f"end={name}:0", "say=ready", "wait"))
     command.pids_of(b"ready", 3)
@@ -108,6 +109,7 @@ def test_term_at_any_moment_of_the_start_ends_all_and_reaches_all(infini_run, tm
 
 
 @pytest.mark.parametrize("turn", range(4))
+@pytest.mark.rows(5)
 def test_term_among_the_first_ranks_starts_no_more_of_them(infini_run, tmp_path, every_path, turn):
     command = infini_run(
         "--nproc_per_node=64", "--grace=1000", f"--report={tmp_path}/r", "sh", "-c", "echo started; exec sleep 1000"

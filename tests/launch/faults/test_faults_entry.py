@@ -34,12 +34,14 @@ def bits(*names):
 
 
 @pytest.mark.parametrize("how", ["--ignore-signal=CHLD", "--block-signal=CHLD", "--block-signal"])
+@pytest.mark.rows(12)
 def test_exit_code_is_kept_though_sigchld_was_ignored_or_blocked_at_entry(launch, every_path, how):
     command = launch("sh", "-c", "grep ^Sig /proc/self/status; exit $((RANK * 3 + 3))", under=("env", how))
     assert command.wait() in range(3, 3 * launch.ranks + 1, 3)
     assert not any(mask & bits("CHLD") for mask in masks_of(command.out, "SigIgn"))
 
 
+@pytest.mark.rows(5)
 def test_ranks_get_the_mask_and_the_ignored_signals_that_we_were_started_with(launch, every_path):
     how = ("env", "--block-signal=USR1", "--block-signal=TERM", "--ignore-signal=HUP", "--ignore-signal=QUIT")
     command = launch("cat", "/proc/self/status", under=how)
@@ -55,6 +57,7 @@ def test_term_stops_a_job_that_was_started_with_every_signal_blocked(launch):
 
 
 @pytest.mark.parametrize("name", ["HUP", "INT", "QUIT", "TERM", "USR1"])
+@pytest.mark.rows(6)
 def test_signal_ignored_at_entry_is_ignored_by_ranks_and_stops_nothing(launch, name):
     words = play("tell=USR2", "end=ALRM:0", "say=ready", "wait")
     command = launch(*words, under=("env", f"--ignore-signal={name}"))
@@ -75,6 +78,7 @@ def test_nohup_keeps_a_hangup_from_the_job(launch):
     assert command.stop() == 0
 
 
+@pytest.mark.rows(5)
 def test_what_python_ignores_is_not_ignored_in_ranks(launch, every_path):
     command = launch("cat", "/proc/self/status", under=("env", "--ignore-signal=PIPE", "--ignore-signal=XFSZ"))
     assert command.wait() == 0
@@ -95,6 +99,7 @@ def test_closed_stdio_is_dev_null_in_ranks_and_takes_no_other_file(launch, tmp_p
             assert target.startswith("/dev/null" if fd in (0, *closed) else "pipe:")
 
 
+@pytest.mark.rows(5)
 def test_extra_descriptor_is_inherited_by_ranks_and_not_kept_by_us(launch, every_path, tmp_path):
     os.mkfifo(tmp_path / "extra")
     keep = ("sh", "-c", f'exec 7> {tmp_path}/extra; exec "$@"', "sh")
@@ -105,6 +110,7 @@ def test_extra_descriptor_is_inherited_by_ranks_and_not_kept_by_us(launch, every
     assert command.stop() == 0
 
 
+@pytest.mark.rows(5)
 def test_children_inherited_through_exec_are_reaped_and_neither_counted_nor_waited_for(launch, every_path, gate):
     goes = gate()
     before = '(exit 7) & sleep 1000 >/dev/null 2>&1 & echo "foreign 0 $!"; exec "$@"'
@@ -121,6 +127,7 @@ def test_children_inherited_through_exec_are_reaped_and_neither_counted_nor_wait
     until(lambda: not is_alive(foreign))
 
 
+@pytest.mark.rows(5)
 def test_foreign_child_that_ends_while_we_run_is_no_zombie_and_no_failure(launch, every_path, gate):
     goes = gate()
     ends = shlex.join(play(f"hold={goes}", "exit=9"))
@@ -133,6 +140,7 @@ def test_foreign_child_that_ends_while_we_run_is_no_zombie_and_no_failure(launch
     assert command.stop() == 0
 
 
+@pytest.mark.rows(5)
 def test_working_directory_that_was_deleted_is_no_obstacle(launch, every_path, tmp_path):
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -140,6 +148,7 @@ def test_working_directory_that_was_deleted_is_no_obstacle(launch, every_path, t
     assert command.wait() == 0, command.err
 
 
+@pytest.mark.rows(5)
 def test_we_sit_in_the_root_directory_and_our_ranks_where_we_were_started(launch, every_path, tmp_path):
     command = launch(*play("end=TERM:0", "ask=cwd", "wait"), cwd=tmp_path)
     assert {words[1] for words in command.read_lines(b"cwd", launch.ranks)} == {str(tmp_path.resolve())}

@@ -110,6 +110,7 @@ def test_daemons_of_ranks_are_ended_and_named_however_the_job_ends(launch, stray
     assert not marked()
 
 
+@pytest.mark.rows(5)
 def test_daemon_that_wiped_its_environment_and_closed_everything_is_ended(launch, every_path):
     hide = "env -i setsid sh -c 'echo stray 0 $$; exec sleep 1000 <&- >&- 2>&-' & wait"
     command = launch("--grace=0.2", "sh", "-c", hide)
@@ -163,6 +164,7 @@ def test_nested_launchers_each_clean_their_own_and_hand_the_code_up(launch):
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.rows(8)
 def test_fault_signal_from_outside_stops_the_job_and_leaves_nothing(launch, name):
     command = launch(*READY)
     command.pids_of(b"ready", launch.ranks)
@@ -182,6 +184,7 @@ def test_other_signal_is_passed_on_and_the_job_goes_on(launch, name):
 
 
 @pytest.mark.parametrize("name", ["CHLD", "PIPE", "XFSZ", "TTIN", "TTOU"])
+@pytest.mark.rows(6)
 def test_signal_that_answers_what_we_did_is_not_passed_on_however_often_it_comes(launch, name):
     command = launch(*play(f"tell={name}", "tell=USR1", "end=TERM:0", "say=ready", "wait"))
     command.pids_of(b"ready", launch.ranks)
@@ -193,6 +196,7 @@ def test_signal_that_answers_what_we_did_is_not_passed_on_however_often_it_comes
     assert f"got {name}".encode() not in command.out
 
 
+@pytest.mark.rows(5)
 def test_rank_that_is_stopped_by_hand_is_not_an_exit(launch, every_path):
     command = launch(*READY)
     pids = command.pids_of(b"ready", launch.ranks)

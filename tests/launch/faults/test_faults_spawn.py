@@ -54,6 +54,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.rows(6)
 def test_program_that_cannot_be_run_is_refused_in_one_line(launch, tmp_path, case):
     text, mode, code, words = REFUSED[case]
     path = tmp_path / "program"
@@ -75,6 +76,7 @@ def test_directory_and_link_to_itself_are_refused_in_one_line(launch, tmp_path):
     assert (directory.err + loop.err).count(b"\n") == 2
 
 
+@pytest.mark.rows(5)
 def test_what_only_the_kernel_refuses_is_126_with_its_word(launch, every_path, tmp_path):
     command = launch(script(tmp_path / "program", b"\0\1\2 no format that anybody knows"))
     assert command.wait() == 126
@@ -83,6 +85,7 @@ def test_what_only_the_kernel_refuses_is_126_with_its_word(launch, every_path, t
     assert command.err.count(b"\n") == 2
 
 
+@pytest.mark.rows(5)
 def test_program_that_is_being_written_is_126_with_the_kernels_word(launch, every_path, tmp_path):
     path = tmp_path / "program"
     shutil.copy("/bin/true", path)
@@ -92,6 +95,7 @@ def test_program_that_is_being_written_is_126_with_the_kernels_word(launch, ever
     assert b"Text file busy" in command.err
 
 
+@pytest.mark.rows(5)
 def test_arguments_that_are_too_long_are_126_and_a_hint(launch, every_path):
     """A string of 128 KiB is what Linux takes (execve(2)); what the flag still fits, its variable does not."""
     command = launch("--run_id=" + "y" * (128 * 1024 - 17), "true")
@@ -253,6 +257,7 @@ def test_no_term_of_the_first_milliseconds_is_lost(launch, tmp_path, draw):
         (tmp_path / "started").unlink(missing_ok=True)
 
 
+@pytest.mark.rows(5)
 def test_storm_of_ten_thousand_signals_loses_none_that_is_counted(launch, every_path, bell):
     """Real-time signals are queued, not merged: every rank gets every one, whatever else comes meanwhile."""
     noise = [signal.SIGCHLD, signal.SIGPIPE, signal.SIGTTOU, signal.SIGTTIN, signal.SIGCONT]

@@ -24,6 +24,7 @@ def ends_of(path):
 
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "QUIT"])
+@pytest.mark.rows(5)
 def test_told_to_stop_is_0_where_every_rank_then_exits_0_by_itself(launch, tmp_path, name):
     command = launch("--grace=1000", f"--report={tmp_path}/r", *play(f"end={name}:0", "say=ready", "wait"))
     command.pids_of(b"ready", launch.ranks)
@@ -70,6 +71,7 @@ def test_rank_that_is_stopped_and_ignores_the_stop_signal_is_killed(launch):
 
 
 @pytest.mark.parametrize("second", ["TERM", "INT"])
+@pytest.mark.rows(8)
 def test_second_signal_kills_at_once(launch, every_path, tmp_path, second):
     words = play("tell=TERM", "ignore=INT", "say=ready", "wait")
     command = launch("--grace=1000", f"--report={tmp_path}/r", *words)
@@ -85,6 +87,7 @@ def test_second_signal_kills_at_once(launch, every_path, tmp_path, second):
 # ---- what SIGKILL does not end
 
 
+@pytest.mark.rows(5)
 def test_dead_rank_that_a_tracer_holds_is_waited_for_without_spinning(launch, every_path, gate, trace):
     dies = gate()
     words = ["@0", "say=ready", f"hold={dies}", "exit=3", "@*", "tell=USR1", "say=ready", "wait"]
