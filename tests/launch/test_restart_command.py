@@ -279,7 +279,7 @@ def test_term_from_the_first_rank_of_a_restart_stops_the_start(launch):
     assert not marked()
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_fifty_restarts_leave_no_descriptor_open(launch):
     command = launch("--max_restarts=50", NOW, *play("@0", "ask=parents_descriptors", "exit=3", "@*", "wait"))
     assert command.wait() == 3
