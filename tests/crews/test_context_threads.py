@@ -42,7 +42,7 @@ def test_tasks_are_done_in_order_while_threads_look():
     with ir.Crew(Watched, nproc_per_node=1) as crew:
         asks = [crew.worker(0).ask(n) for n in range(count)]
         assert [ask.result(60) for ask in asks] == list(range(count))
-        for n in range(count // 10):  # each is the only one there is: whichever thread takes it in, the main one does it
+        for n in range(count // 10):  # each is the only one there is: the main thread does it, whichever takes it in
             assert crew.worker(0).ask(n).result(60) == n
         problems = crew.close().problems
     assert problems == ()
