@@ -13,6 +13,7 @@ cut off from the head alone ends nothing.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 
@@ -25,10 +26,16 @@ from infini_run.jobs.records import JobResult
 from infini_run.jobs.requeue import requeue
 from infini_run.jobs.schedulers.scheduler import NODE_FAIL
 from infini_run.jobs.task import task_of
+from infini_run.multinode.connection import TOKEN
+from infini_run.multinode.handshake import Handshake
+from infini_run.multinode.protocol import HANDSHAKE_S
+from infini_run.multinode.tcp import connect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from infini_run.multinode.connection import Connection
 
 _PAUSES_S = (1.0, 30.0)  # nothing tells a node that another one has left its job; doubled each time
 
@@ -45,7 +52,9 @@ def await_loss(folder: JobDir, link: str, environ: Mapping[str, str]) -> bool:
         Whether the head is lost.
     """
     pause_s = _PAUSES_S[0]
-    while not _is_reached(link):
+    token = os.fsencode(environ.get(TOKEN, ""))
+    hosts, _, port = link.rpartition(":")
+    while not any(_is_head(f"{host}:{port}", token) for host in hosts.split(",")):
         nodes = _nodes(folder, environ)
         if nodes and environ[HEAD_NODE] not in nodes:
             return True
@@ -54,14 +63,32 @@ def await_loss(folder: JobDir, link: str, environ: Mapping[str, str]) -> bool:
     return False
 
 
-def _is_reached(link: str) -> bool:
-    from infini_run.multinode.tcp import connect
-
+def _is_head(target: str, token: bytes) -> bool:
+    """Whether what listens there proves that it knows the job's token. Another program may have the port: one of the
+    addresses is this node's own loopback."""
     try:
-        connect(link).close()
+        connection = connect(target)
     except LinkError:
         return False
-    return True
+    try:
+        return _proves_itself(connection, token)
+    except LinkError:
+        return False
+    finally:
+        connection.close()
+
+
+def _proves_itself(connection: Connection, token: bytes) -> bool:
+    """Raises LinkError: it does not know the token, or is no infini-run."""
+    handshake, end_s = Handshake(connection, token, is_head=False), time.monotonic() + HANDSHAKE_S
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    while not handshake.is_done and not connection.has_ended:
+        if not poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+            return False
+        for kind, payload in connection.read():
+            handshake.handle_frame(kind, payload)
+    return handshake.is_done
 
 
 def _nodes(folder: JobDir, environ: Mapping[str, str]) -> tuple[str, ...]:
