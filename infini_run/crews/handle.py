@@ -252,8 +252,9 @@ def _with_notes(failures: Sequence[Failure], restarts: LaunchRestarts) -> BaseEx
     for failure in failures[1 : _NOTED + 1]:
         other = _error_of(failure)
         text = str(other).split("\n", 1)[0]
-        kind = "" if isinstance(other, InfiniRunError) else f"rank {failure.rank}: {type(other).__name__}: "
-        notes.append(f"later: {kind}{text}")
+        place = f"rank {failure.rank}: " if isinstance(failure.error, Failed) else ""
+        kind = "" if isinstance(other, InfiniRunError) else f"{type(other).__name__}: "
+        notes.append(f"later: {place}{kind}{text}")
     if len(failures) > _NOTED + 1:
         notes.append(f"later: {len(failures) - _NOTED - 1} more failed")
     if notes:

@@ -1,7 +1,8 @@
 """An exception on its way up: described in the worker, made again beside the caller.
 
-It comes back as itself, with the worker's traceback as a note, and `rank` and `host` as attributes; one that cannot
-be pickled, or not be made again with the same text, as a RemoteError with that text.
+It comes back as itself, with the worker's traceback as a note, a RemoteError as its cause, and `rank` and `host` as
+attributes, unless it has attributes of these names itself; one that cannot be pickled, or not be made again with the
+same text, as a RemoteError with that text.
 """
 
 from __future__ import annotations
@@ -30,7 +31,16 @@ def from_exception(error: BaseException, task: int) -> Failed:
     text, unsayable = capture_exception(str, error)
     if text is None:
         text = f"({type(unsayable).__name__} in its __str__)"
+    capture_exception(_drop_place, error)
     return Failed(task=task, kind=kind, text=text, trace=_trace(error), time_s=time_s, body=_body(error))
+
+
+def _drop_place(error: BaseException) -> None:
+    """The error of a launch within this worker has the place of its rank. It gets this worker's."""
+    cause = error.__cause__
+    for name in ("rank", "host"):
+        if isinstance(cause, RemoteError) and vars(error).get(name) == getattr(cause, name):
+            delattr(error, name)
 
 
 def _trace(error: BaseException) -> str:
@@ -86,8 +96,10 @@ def to_remote_error(failed: Failed, rank: int, host: str) -> RemoteError:
 
 
 def _mark(error: BaseException, failed: Failed, rank: int, host: str) -> None:
-    """A class may forbid any of it."""
-    error.rank, error.host = rank, host  # type: ignore[attr-defined]
+    """A class may forbid any of it, and may have a `rank` or a `host` of another meaning."""
+    for name, value in (("rank", rank), ("host", host)):
+        if isinstance(error, RemoteError) or not hasattr(error, name):
+            capture_foreign(setattr, error, name, value)
     if not isinstance(error, RemoteError):
         error.__cause__ = RemoteError(f"{failed.kind}: {failed.text}", failed.kind, failed.trace, rank, host)
     add_notes(error, [f"on rank {rank}, {host}:\n{failed.trace.rstrip()}"])

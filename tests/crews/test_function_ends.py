@@ -80,6 +80,25 @@ class Slotted(Exception):
         raise AttributeError("no")
 
 
+class ConnectFailed(Exception):
+    def __init__(self, host):
+        super().__init__(host)
+        self.host = host
+
+
+class Placed(Exception):
+    """Its rank cannot be set."""
+
+    @property
+    def rank(self):
+        return "of its own"
+
+
+class ByKeyword(Exception):
+    def __init__(self, *, text):
+        super().__init__(text)
+
+
 def fail(error):
     raise error
 
@@ -113,6 +132,31 @@ def test_one_that_forbids_attributes_is_raised_all_the_same(run):
         run(others_idle(lambda: fail(Slotted())))
 
 
+def test_a_rank_and_a_host_of_its_own_stay_as_they_are(run):
+    with pytest.raises(ConnectFailed) as caught:
+        run(others_idle(lambda: fail(ConnectFailed("db.example.com"))))
+    assert (caught.value.host, caught.value.rank) == ("db.example.com", 1)
+    assert (caught.value.__cause__.host, caught.value.__cause__.rank) == (os.uname().nodename, 1)
+    with pytest.raises(Placed) as caught:
+        run(others_idle(lambda: fail(Placed())))
+    assert (caught.value.rank, caught.value.host) == ("of its own", os.uname().nodename)
+    assert caught.value.__cause__.rank == 1
+
+
+def test_an_error_of_a_launch_within_a_rank_has_the_place_of_that_rank(run):
+    def launch():
+        ir.Launcher(nproc_per_node=1).run(fail, KeyError("inner"))
+
+    with pytest.raises(KeyError) as caught:
+        run(others_idle(launch))
+    assert (caught.value.rank, caught.value.host) == (1, os.uname().nodename)
+
+
+def test_an_interrupt_that_a_function_raises_ends_its_process(run):
+    with pytest.raises(ir.WorkerDied, match="killed by SIGINT"):
+        run(others_idle(lambda: fail(KeyboardInterrupt())))
+
+
 def test_one_of_a_class_that_the_caller_made_in_a_function_comes_back(run):
     class Local(ValueError):
         pass
@@ -122,7 +166,14 @@ def test_one_of_a_class_that_the_caller_made_in_a_function_comes_back(run):
     assert type(caught.value).__name__ == "Local"
 
 
-def test_the_first_failure_in_time_is_raised_and_tells_of_the_later_one(run, tmp_path):
+@pytest.mark.parametrize(
+    ("second", "later"),
+    [
+        (lambda: OSError("second"), "rank 0: OSError: second"),
+        (lambda: ByKeyword(text="second"), "rank 0: tests.crews.test_function_ends.ByKeyword: second"),
+    ],
+)
+def test_the_first_failure_in_time_is_raised_and_tells_of_the_later_one(run, tmp_path, second, later):
     for name in "ab":
         os.mkfifo(tmp_path / name)
 
@@ -135,11 +186,11 @@ def test_the_first_failure_in_time_is_raised_and_tells_of_the_later_one(run, tmp
         (tmp_path / "a").write_text("ready")
         with contextlib.suppress(ProcessLookupError):  # it has gone already
             select.select([os.pidfd_open(int((tmp_path / "b").read_text()))], [], [])
-        raise OSError("second")
+        raise second()
 
     with pytest.raises(KeyError) as caught:
         run(work)
-    assert caught.value.__notes__[-1] == "later: rank 0: OSError: second"
+    assert caught.value.__notes__[-1] == f"later: {later}"
 
 
 def test_without_stopping_all_the_others_go_on_and_the_first_failure_is_raised(run, tmp_path):
