@@ -3,7 +3,8 @@
 Work is finished where the executors of concurrent.futures finish theirs, in a hook of `threading`, before any atexit
 handler: the program's own handlers may delete what the work needs, and from Python 3.12 on neither a thread nor a
 fork can be started once they run. Threads of the program that are no daemons may still use what is open; it is closed
-after they have ended, by atexit. Ctrl-C while the work is being finished closes everything at once.
+after they have ended, by atexit. Ctrl-C that ends the program, or comes while the work is being finished, closes
+everything at once.
 
 The one rule: an object that starts processes is registered here as long as some of them may run. Only weak references
 are held; the class of an object that its users have dropped ends its processes.
@@ -63,6 +64,8 @@ def closed(number: int) -> None:
 def _finish_all() -> None:
     """Again while there is work: what one owner has done may bring work to another."""
     try:
+        if _is_interrupted():
+            _close_all()
         owners = _latest_first()
         while owners:
             for owner in owners:
@@ -71,6 +74,12 @@ def _finish_all() -> None:
     except BaseException:  # Ctrl-C
         _close_all()
         raise
+
+
+def _is_interrupted() -> bool:
+    """Whether Ctrl-C, which nothing has caught, ends the program. An interactive interpreter goes on after one."""
+    error = getattr(sys, "last_value", None)  # what Python has printed a traceback of, and then exits
+    return isinstance(error, KeyboardInterrupt) and not hasattr(sys, "ps1")
 
 
 def _latest_first() -> list[Closable]:

@@ -346,6 +346,37 @@ def test_ctrl_c_ends_what_is_pending_at_the_exit(bell, shut, tmp_path):
     assert marked() == {}
 
 
+INTERRUPTED = {
+    "launch": "handle = ir.Launcher(nproc_per_node=1, grace=1).start(obey, None, ('be slow', *sys.argv[1:]))",
+    "crew": "crew = ir.Crew(obey, grace=1); crew.ask(('be slow', *sys.argv[1:]))",
+}
+
+
+@pytest.mark.parametrize("start", INTERRUPTED.values(), ids=INTERRUPTED)
+def test_ctrl_c_that_ends_the_program_ends_what_is_pending(start, bell, shut):
+    """Once: there is no second one while the exit waits."""
+    script = f"{HEAD}import signal\n{start}\nsignal.pause()\n"
+    words = [sys.executable, "-c", script, bell.path, str(shut)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as program:
+        (words,) = bell.hear(1)
+        program.send_signal(signal.SIGINT)
+        _, stderr = program.communicate(timeout=LIMIT_S)
+    assert program.returncode == -signal.SIGINT
+    assert b"KeyboardInterrupt" in stderr
+    assert not is_alive(int(words.split()[1]))
+    assert marked() == {}
+
+
+def test_an_exception_that_ends_the_program_does_not_drop_what_is_pending(bell, gate):
+    script = f"{HEAD}{INTERRUPTED['crew']}\nraise ValueError('mine')\n"
+    words = [sys.executable, "-c", script, bell.path, str(gate)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as program:
+        bell.hear(1)
+        gate.write_text("on")
+        _, stderr = program.communicate(timeout=LIMIT_S)
+    assert (program.returncode, stderr.splitlines()[-1]) == (1, b"ValueError: mine")
+
+
 # ---- nothing refers to it any more
 
 
