@@ -12,6 +12,7 @@ import atexit
 import io
 import os
 import sys
+from contextlib import suppress
 
 from infini_run.channel import connect
 from infini_run.channel.errors import ChannelBroken
@@ -51,9 +52,9 @@ def leave(code: int) -> NoReturn:
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+    for name in ("stdout", "stderr"):
+        with suppress(AttributeError, ValueError):  # it is None, was deleted or closed: as multiprocessing does
+            getattr(sys, name).flush()
     fault_stack.remove()
     os._exit(code)
 
@@ -77,7 +78,8 @@ def _code_of(leaving: SystemExit) -> int:
     """As Python understands it."""
     if leaving.code is None or isinstance(leaving.code, int):
         return (leaving.code or 0) & 0xFF
-    print(leaving.code, file=sys.stderr)
+    with suppress(AttributeError, ValueError):  # it was deleted or closed
+        print(leaving.code, file=sys.stderr)
     return 1
 
 

@@ -233,6 +233,25 @@ def test_one_that_says_it_was_cancelled_is_a_failure_and_not_waited_for(run):
 # ---- its process ends
 
 
+def close_stdout():
+    sys.stdout.close()
+
+
+def delete_stdout():
+    del sys.stdout
+
+
+def print_to_a_file():
+    with open(os.devnull, "w") as file:
+        sys.stdout = sys.stderr = file
+        print("step 1")
+
+
+@pytest.mark.parametrize("spoil", [close_stdout, delete_stdout, print_to_a_file])
+def test_a_stdout_that_was_closed_fails_no_function(spoil, run):
+    assert list(run(lambda: spoil() or 42, nproc=1)) == [42]
+
+
 @pytest.mark.parametrize("code", [0, 3])
 @pytest.mark.parametrize("leave", [os._exit, sys.exit])
 def test_an_end_without_a_result_is_a_failure_whatever_the_exit_code(run, leave, code):
