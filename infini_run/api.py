@@ -68,7 +68,7 @@ def run(
         LaunchTimeout: `timeout_s` is over.
         NodeLost: A node could not be reached, or was lost.
     """
-    check_names("run", flags, TABLE)
+    check_names("run", flags, TABLE, run)
     timeout_s = None if timeout_s is None else read_seconds("timeout_s", timeout_s)
     words, environ = check_command(command), make_environment(env, inherit_env)
     request = read_flags(flags, words, environ)
@@ -114,6 +114,7 @@ def launch_local(
     Raises:
         WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
     """
+    check_names("launch_local", flags, TABLE, launch_local)
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes, "log_dir": log_dir}
     given |= {"check": check, "timeout_s": timeout_s, "cwd": cwd}
     if "gpus_per_proc" not in given:
@@ -159,6 +160,7 @@ def launch_multi_node(
         WorkerError: A rank failed; `rank` and `exit_code` say which and how. And as `run`.
         NodeLost: A host could not be reached, or was lost.
     """
+    check_names("launch_multi_node", flags, TABLE, launch_multi_node)
     given: dict[str, Any] = {**flags, "nproc_per_node": num_processes_per_node, "log_dir": log_dir}
     given |= {"check": check, "timeout_s": timeout_s, "cwd": cwd}
     return run([program, *args], env=env, inherit_env=inherit_env, hosts=hosts, **given)

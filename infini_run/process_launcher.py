@@ -77,7 +77,7 @@ class ProcessLauncher:
         cwd: str | os.PathLike[str] | None = None,
         **flags: Unpack[RunOptions],
     ) -> None:
-        check_names("ProcessLauncher", flags, TABLE)
+        check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
         self._command = check_command(command)
         self._environ = make_environment(env, inherit_env)
         self._cwd = None if cwd is None else os.fspath(cwd)

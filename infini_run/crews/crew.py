@@ -137,7 +137,7 @@ class Crew(Generic[T, R]):
         **flags: Unpack[CrewOptions],
     ) -> None:
         check_may_launch()
-        check_names("Crew", flags, TABLE)
+        check_names("Crew", flags, TABLE, Crew.__init__)
         check_flags(flags, is_crew=True)
         limits = make_limits(ready_timeout_s, watchdog_s, drain_s)
         max_events = read_count("max_events", max_events)

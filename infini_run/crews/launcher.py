@@ -114,7 +114,7 @@ class Launcher:
         progress: bool | Literal["rich", "tqdm"] = False,
         **flags: Unpack[FunctionOptions],
     ) -> None:
-        check_names(type(self).__name__, flags, TABLE)
+        check_names(type(self).__name__, flags, TABLE, Launcher.__init__)
         check_flags(flags, is_crew=False)
         self._launches: WeakSet[LaunchSupervisor] = WeakSet()
         self.hosts = read_hosts(hosts, flags.pop("hostfile", None))

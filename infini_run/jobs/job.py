@@ -63,7 +63,7 @@ def submit(
             there, and `find_job` finds it.
         QueryError: The scheduler does not answer; nothing is left.
     """
-    check_names("submit", flags, TABLES["submit"])
+    check_names("submit", flags, TABLES["submit"], submit)
     environ = make_environment(env, inherit_env)
     values = read_flags(flags, environ)
     if cwd is not None:

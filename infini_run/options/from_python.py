@@ -12,7 +12,8 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import CodeType
     from typing import Any
 
     from infini_run.environments.environment import ClusterEnvironment
@@ -23,13 +24,16 @@ _PATHS = ("DIR", "FILE", "FILE.png")
 _COMMAND_ONLY = ("dry_run", "isolate", "report", "verbose")
 
 
-def check_names(owner: str, flags: Mapping[str, object], table: Mapping[str, object]) -> None:
+def check_names(
+    owner: str, flags: Mapping[str, object], table: Mapping[str, object], function: Callable[..., object]
+) -> None:
     """Check that each keyword is a flag.
 
     Args:
         owner: the function or class that was called, for the message.
         flags: the keywords.
         table: the flags that there are, by name.
+        function: the function that was called, whose own keywords may have been meant, too.
 
     Raises:
         TypeError: one is not, as Python itself says it.
@@ -38,7 +42,9 @@ def check_names(owner: str, flags: Mapping[str, object], table: Mapping[str, obj
         if name not in table and name != "nproc":
             from infini_run.options.hints import nearest
 
-            near = nearest(name, table)
+            code: CodeType = function.__code__
+            own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            near = nearest(name, [*own, *table])
             hint = f"; did you mean {near}?" if near else ""
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 

@@ -176,6 +176,26 @@ def test_a_keyword_that_is_no_flag_is_a_type_error_as_for_any_function(call):
         call(["true"], nproc_per_nod=2)
 
 
+@pytest.mark.parametrize(
+    ("owner", "given", "wrong", "meant"),
+    [
+        ("run", (["true"],), "timeout", "timeout_s"),
+        ("ProcessLauncher", (["true"],), "inherits_env", "inherit_env"),
+        ("launch_local", ("true", 1), "gpus_per_process", "gpus_per_proc"),
+        ("launch_multi_node", ("true", ["a"], 1), "time_out_s", "timeout_s"),
+        ("Launcher", (), "agent_timeout", "agent_timeout_s"),
+        ("Pool", (), "env_fil", "env_file"),
+        ("Crew", (print,), "watchdog", "watchdog_s"),
+        ("submit", (["true"],), "inherits_env", "inherit_env"),
+    ],
+)
+def test_the_keyword_that_was_meant_is_named_whether_it_is_a_flag_or_not(owner, given, wrong, meant):
+    with pytest.raises(TypeError) as caught:
+        getattr(ir, owner)(*given, **{wrong: 1})
+    words = f"{owner}() got an unexpected keyword argument {wrong!r}; did you mean {meant}?"
+    assert str(caught.value) == words
+
+
 # ---- engine="auto"
 
 PLACE = ["sh", "-c", "echo $RANK/$WORLD_SIZE $GROUP_RANK/$NNODES $MASTER_ADDR:$MASTER_PORT ${PMI_RANK-none} > $0"]
