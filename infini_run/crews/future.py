@@ -23,7 +23,7 @@ from infini_run.number_arguments import read_wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from typing import Any, Protocol, TypeVar
 
     R = TypeVar("R")
@@ -141,17 +141,20 @@ class Ask(Future[R]):
 
     def cancel(self) -> bool:
         """Cancel it: at once here, and the worker is told if it has begun. Return False if it has ended before."""
-        with self._opening:
-            if self.cancelled():
-                return True
-            owner = self._owner
-            if not super().cancel():
-                return False
-            self._owner = None
-            self.set_running_or_notify_cancel()  # it is: threads that wait for several futures are told by this
-        if owner is not None:
-            owner.cancel_task(self.task)
-        return True
+        owner = None
+        try:
+            with self._opening:
+                if self.cancelled():
+                    return True
+                try:
+                    return super().cancel()
+                finally:  # also if a callback has raised
+                    if self.cancelled():
+                        owner, self._owner = self._owner, None
+                        self.set_running_or_notify_cancel()  # threads that wait for several futures are told by this
+        finally:
+            if owner is not None:
+                owner.cancel_task(self.task)
 
     def begin(self) -> None:
         """For the supervisor: a worker has begun with the task."""
@@ -160,16 +163,28 @@ class Ask(Future[R]):
     def set_answer(self, answer: Answer | BaseException) -> None:
         """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
         self._owner = None
+        if isinstance(answer, BaseException):
+            self._settle(self.set_exception, answer)
+        elif isinstance(answer[0], Failed):
+            self._settle(self.set_exception, _PickledError(answer))
+        else:
+            self._settle(self.set_result, answer)  # it is opened by the thread that asks
+
+    def set_cancelled(self) -> None:
+        """As `cancel`, for the supervisor."""
+        self._settle(self.cancel)
+
+    def _settle(self, end: Callable[..., object], *how: object) -> None:
+        """Callbacks are called by this. It is the supervisor's thread, which no callback may end: what is no
+        Exception (sys.exit) is logged here, as concurrent.futures does with the others."""
         try:
-            if isinstance(answer, BaseException):
-                self.set_exception(answer)
-            elif isinstance(answer[0], Failed):
-                self.set_exception(_PickledError(answer))
-            else:
-                packed: Any = answer  # it is opened by the thread that asks
-                self.set_result(packed)
+            end(*how)
         except InvalidStateError:
             return
+        except BaseException:
+            from logging import getLogger
+
+            getLogger("concurrent.futures").exception("exception calling callback for %r", self)
 
     def _open_result(self) -> tuple[Any, BaseException | None]:
         answer: Any = super().result()

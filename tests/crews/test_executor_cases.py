@@ -216,6 +216,21 @@ def test_a_callback_is_given_each_kind_of_end_and_an_error_in_it_is_logged(crew,
     assert caplog.text.count("in a callback") >= 3
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_callback_ends_the_crew(crew, error, caplog, tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    tasks = [(wait_for_file, str(gate)), (raise_, OSError), (raise_, ir.Cancelled)]
+    asks = [crew.worker(0).ask(task) for task in tasks]
+    for ask in asks:
+        ask.add_done_callback(lambda _: raise_(error, "in a callback"))
+    with open(gate, "w"):  # none has ended before
+        pass
+    assert not wait(asks, LIMIT_S).not_done
+    assert crew.ask((int, "2")).result(LIMIT_S) == 2
+    until(lambda: caplog.text.count(f"{error.__name__}: in a callback") == 3)
+
+
 def test_a_callback_may_submit_a_task(crew):
     found = []
     ready = threading.Event()
