@@ -44,7 +44,7 @@ def check_spawner_alone(given: Mapping[str, object]) -> None:
     """Raises UsageError: one of these arguments, of which a spawner is made, is given beside a spawner."""
     found = [f"{name}=" for name, value in given.items() if value is not None]
     if found:
-        raise UsageError(f"{', '.join(found)} no effect beside spawner=, which starts the workers: give them to it")
+        raise UsageError(f"{', '.join(found)}: no effect beside spawner=, which starts the workers: give them to it")
 
 
 def make_supervisor(spawner: Spawner, hosts: Sequence[str], *given: Any, **more: Any) -> CrewSupervisor:

@@ -183,7 +183,7 @@ def test_what_a_spawner_is_made_of_is_refused_beside_one():
         "console": "none",
     }
     for name, value in {**given, "nproc": 2, "inherit_env": False, "log_dir": "logs", "cwd": "."}.items():
-        with pytest.raises(ir.UsageError, match=f"^{name}= no effect beside spawner="):
+        with pytest.raises(ir.UsageError, match=f"^{name}=: no effect beside spawner="):
             ir.Crew(line, spawner=ExecSpawner(nproc=1), **{name: value})
     with ir.Crew(line, args=(1,), spawner=ExecSpawner(nproc=2)) as crew:
         assert crew.nproc == 2
