@@ -9,7 +9,7 @@ from infini_run.core.group import forking
 from infini_run.errors import LaunchTimeout
 from infini_run.node.host_stderr import has_own_stderr, print_line
 from infini_run.number_arguments import read_seconds
-from infini_run.options.from_python import check_command, check_names, make_environment, read_flags
+from infini_run.options.from_python import check_command, check_names, check_path, make_environment, read_flags
 from infini_run.options.table import TABLE
 from infini_run.process_launcher import ProcessLauncher
 from infini_run.record import replace
@@ -176,7 +176,7 @@ def _run_on_nodes(
 ) -> Report:
     from infini_run.multinode.head import Head
 
-    folder = None if cwd is None else os.fspath(cwd)
+    folder = check_path("cwd", cwd)
     observers: HeadObservers | None = None
     if options.trace or options.live == "on":
         from infini_run.multinode.head_observers import open_observers

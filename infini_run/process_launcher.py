@@ -19,6 +19,7 @@ from infini_run.number_arguments import read_wait
 from infini_run.options.from_python import (
     check_command,
     check_names,
+    check_path,
     check_words,
     make_environment,
     prepare_environment,
@@ -80,7 +81,7 @@ class ProcessLauncher:
         check_names("ProcessLauncher", flags, TABLE, ProcessLauncher.__init__)
         self._command = check_command(command)
         self._environ = make_environment(env, inherit_env)
-        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._cwd = check_path("cwd", cwd)
         request = read_flags(flags, self._command, self._environ)
         if request.node_list is not None:
             raise UsageError("a ProcessLauncher is one machine's: for many, run(..., hosts=[...])")

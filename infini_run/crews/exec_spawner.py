@@ -9,7 +9,7 @@ from collections import deque
 from infini_run.channel.errors import ChannelError
 from infini_run.crews.worker_group import WorkerGroup
 from infini_run.errors import UsageError
-from infini_run.options.from_python import read_flags
+from infini_run.options.from_python import check_path, read_flags
 from infini_run.plan.model import make_plan
 from infini_run.plan.program import error_folder, find_command, inspect_node, new_launch_id, unshared_streams
 from infini_run.record import replace
@@ -72,7 +72,7 @@ class ExecSpawner:
     ) -> None:
         words = tuple(command or python_command())
         self._environ = dict(os.environ if env is None else env)
-        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._cwd = check_path("cwd", cwd)
         if self._cwd is not None and not os.path.isdir(self._cwd):
             raise UsageError(f"cwd={self._cwd} is not a directory")
         if self._cwd is not None:  # restarts, and forks of a process that is there already, take it up later

@@ -15,18 +15,18 @@ from infini_run.crews.exec_spawner import ExecSpawner
 from infini_run.crews.function_launch import LaunchLimits, LaunchSupervisor
 from infini_run.crews.handle import LaunchHandle
 from infini_run.crews.import_guard import check_may_launch
-from infini_run.crews.launch_restarts import LaunchRestarts, read_failure_options
+from infini_run.crews.launch_restarts import LaunchRestarts
 from infini_run.crews.log_level import read_log_level
 from infini_run.crews.preload_detection import modules_to_preload
 from infini_run.crews.progress import open_show
 from infini_run.crews.protocol import Hello, dump
 from infini_run.crews.shared_spawner import SharedSpawner
 from infini_run.crews.start_errors import as_start_errors
-from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc
+from infini_run.crews.targets import check_flags, check_node_flags, read_hosts, read_nproc, read_worker_options
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.errors import UsageError
 from infini_run.number_arguments import read_seconds
-from infini_run.options.from_python import check_environment, check_names
+from infini_run.options.from_python import check_environment, check_names, check_path
 from infini_run.options.table import TABLE
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
+_BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 _GROUP_S = 600.0  # for an operation of a process group, where nobody says it
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
 
@@ -69,8 +70,8 @@ class Launcher:
         nproc: another name of nproc_per_node.
         preload: modules that one process imports once; workers are forked from it. None: torch, if the function needs
             it and there are several workers; (): none, every worker is a fresh interpreter.
-        backend: "gloo" or "nccl": the function runs within torch.distributed's process group; None: no torch is
-            imported.
+        backend: "gloo", "nccl", or "cpu:gloo,cuda:nccl": the function runs within torch.distributed's process group;
+            None: no torch is imported.
         env: variables that are added to the workers' environment; None: none.
         inherit_env: workers have this process's environment, too.
         copy_env: patterns of the variables that they have of it; None: all of them on this machine, those that jobs
@@ -100,7 +101,7 @@ class Launcher:
         *,
         nproc: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
         preload: Sequence[str] | None = None,
-        backend: str | None = None,
+        backend: Literal["gloo", "nccl", "cpu:gloo,cuda:nccl"] | None = None,
         env: Mapping[str, str] | None = None,
         inherit_env: bool = True,
         copy_env: Sequence[str] | None = None,
@@ -121,8 +122,8 @@ class Launcher:
         check_node_flags(flags, self.hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
-        if backend is not None and not isinstance(backend, str):
-            raise UsageError(f"backend={backend!r}: 'gloo', 'nccl', or None")
+        if backend is not None and backend not in _BACKENDS:
+            raise UsageError(f"backend={backend!r}: {', '.join(map(repr, _BACKENDS))}, or None")
         self.backend = backend
         self.worker_timeout_s = read_seconds("worker_timeout_s", worker_timeout_s, above_zero=True)
         if backend is None and self.worker_timeout_s != _GROUP_S:
@@ -135,9 +136,10 @@ class Launcher:
         if copy_env is not None and not inherit_env:
             raise UsageError(f"inherit_env=False and copy_env={copy_env!r}: give one of them")
         patterns = patterns_of(inherit_env, self.hosts) if copy_env is None else copy_env
-        self._failure_options = read_failure_options(flags)
         self._environ = (patterns, env_file, check_environment(env))
         self._given: dict[str, Any] = {**flags, "cwd": cwd} | ({} if log_dir is None else {"log_dir": log_dir})
+        check_path("cwd", cwd)
+        self._failure_options = read_worker_options(self._given, self.nproc_per_node)
 
     _owns_nodes = True  # each launch reaches its hosts for itself
 

@@ -24,6 +24,7 @@ from infini_run.crews.targets import check_elastic, plain_flag, reaches, read_co
 from infini_run.errors import InfiniRunError, NodeLost, UsageError
 from infini_run.multinode.agent_options import WorkerNeeds
 from infini_run.multinode.rendezvous import rendezvous_address
+from infini_run.options.from_python import check_path
 from infini_run.record import record
 from infini_run.system.fork_hooks import call_in_forked_children
 
@@ -83,7 +84,7 @@ class RemoteSpawner:
         )
         if self.is_elastic:
             check_elastic(self._nprocs, given)
-        self._cwd = None if cwd is None else os.fspath(cwd)
+        self._cwd = check_path("cwd", cwd)
         self._setup: dict[str, object] = {
             "path": list(path_of_workers()),
             "argv": list(sys.argv),

@@ -111,8 +111,10 @@ def read_hosts(hosts: Sequence[str] | str | None, hostfile: str | os.PathLike[st
 
         cluster = detect(os.environ, read_file)
         return tuple(host.name for host in cluster.hosts) if cluster is not None and cluster.nnodes > 1 else ()
-    if isinstance(hosts, str):
-        return (hosts,)
+    if isinstance(hosts, str) and hosts.lower() != "auto":
+        from infini_run.environments.hostlist import parse_hosts
+
+        return tuple(map(_host_text, parse_hosts(hosts, "hosts")))
     found = tuple(hosts) if isinstance(hosts, (list, tuple)) else ()
     if not found or not all(isinstance(host, str) and host for host in found):
         raise UsageError(f"hosts={hosts!r}: give a list of names, or 'auto'")
@@ -159,9 +161,7 @@ def resolve_hosts_and_engine(
     """What the head is to do: one spawn server on each host; and the options of the workers. Raises UsageError, for
     the workers' flags, too."""
     count = nproc if isinstance(nproc, (int, str)) else 1
-    given = {"console": "prefix", **flags, "nproc_per_node": count, "stdin": "none"}
-    workers = read_flags(given, ("true",), {}).options
-    assert workers is not None
+    workers = read_worker_options(flags, nproc)
     remote_python = str(reach.get("remote_python") or "")
     words = (
         own_python("infini_run.crews.spawn_server.main", remote_python)
@@ -199,6 +199,18 @@ def _engine(reach: Mapping[str, Any]) -> str:
         return "ssh"
     hosts = parse_hosts(reach["hosts"], "hosts") if reach.get("hosts") else ()
     return cluster.engine if {host.name for host in hosts} <= {host.name for host in cluster.hosts} else "ssh"
+
+
+def read_worker_options(flags: Mapping[str, Any], nproc: object) -> Options:
+    """Return the options of the workers on one machine, among a launcher's flags. Raises UsageError: one makes no
+    sense."""
+    own = {name: value for name, value in flags.items() if name != "cwd" and not reaches(name)}
+    count = nproc if isinstance(nproc, (int, str)) else 1
+    options = read_flags(
+        {"console": "prefix", **own, "nproc_per_node": count, "stdin": "none"}, ("true",), {}
+    ).options
+    assert options is not None
+    return options
 
 
 def read_counts(nproc: int | str | Sequence[int] | None, node_list: NodeList) -> list[int | str]:

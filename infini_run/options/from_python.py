@@ -125,7 +125,7 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     around = {
         name: value for name, value in environ.items() if name == MARKER_VARIABLE or not name.startswith(_FOR_FLAGS)
     }
-    request = resolve([*words, "--", *program], around)
+    request = _resolve([*words, "--", *program], around, flags)
     options = request.options
     asked = request.question or next((name for name in _COMMAND_ONLY if getattr(options, name)), "")
     if options is None or asked:
@@ -133,6 +133,17 @@ def read_flags(flags: Mapping[str, object], program: tuple[str, ...], environ: M
     if request.without_effect and options.engine != "auto":  # where a program finds itself is no mistake of its own
         raise UsageError(request.without_effect)
     return request
+
+
+def _resolve(words: list[str], environ: Mapping[str, str], flags: Mapping[str, object]) -> Request:
+    """As `resolve`; an error begins with the keyword, and not with the flag."""
+    try:
+        return resolve(words, environ)
+    except UsageError as error:
+        text = str(error)
+        if not any(text.startswith(f"--{name}=") for name in flags):
+            raise
+        raise type(error)(text.removeprefix("--")) from None
 
 
 def one_of_two(nproc_per_node: object, nproc: object) -> tuple[str, Any]:
@@ -169,6 +180,11 @@ def check_words(what: str, words: Iterable[str | os.PathLike[str]]) -> tuple[str
         except UnicodeEncodeError:
             raise UsageError(f"{what}: {text!a} has a character that no argument or variable can have") from None
     return texts
+
+
+def check_path(what: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return a path as text, or None. Raises UsageError: as check_words."""
+    return None if path is None else check_words(what, (path,))[0]
 
 
 def _words(name: str, value: object) -> list[str]:

@@ -329,6 +329,11 @@ def test_a_call_is_checked_before_anything_starts():
         ({"hosts": [""]}, "hosts=.*: give a list of names"),
         ({"preload": "torch"}, "preload='torch': give a list"),
         ({"backend": 3}, "backend=3"),
+        ({"backend": "NCCL"}, "backend='NCCL': 'gloo', 'nccl', "),
+        ({"backend": ""}, "backend='': "),
+        ({"hosts": "Auto"}, "hosts='Auto': give a list of names, or 'auto'"),
+        ({"max_restarts": -1}, "^max_restarts=-1: "),
+        ({"cwd": b"/tmp"}, r"^cwd: b'/tmp' is no text: give os.fsdecode"),
         ({"timeout_s": 0}, "timeout_s=0: give a number of seconds, above 0"),
         ({"agent_timeout_s": "x"}, "agent_timeout_s='x'"),
         ({"log_level": "LOUD"}, "log_level='LOUD'"),
@@ -345,6 +350,18 @@ def test_a_call_is_checked_before_anything_starts():
 def test_what_makes_no_sense_is_refused_before_anything_starts(given, message):
     with pytest.raises(ir.UsageError, match=message):
         ir.Launcher(**given).run(os.getpid)
+
+
+def test_a_flag_that_makes_no_sense_is_refused_where_the_launcher_is_made():
+    with pytest.raises(ir.UsageError, match=r"^grace=soon: a time from 0"):
+        ir.Launcher(grace="soon")
+    with pytest.raises(ir.UsageError, match=r"^cwd: b'/tmp' is no text"):
+        ir.Launcher(cwd=b"/tmp")
+
+
+def test_hosts_as_one_text_are_those_of_the_command():
+    assert ir.Launcher("a,b:2,n[1-2]").hosts == ("a", "b:2", "n1", "n2")
+    assert ir.Launcher("a").hosts == ("a",)
 
 
 def test_a_module_that_cannot_be_preloaded_is_one_error_and_leaves_nothing():
