@@ -12,6 +12,8 @@ from __future__ import annotations
 from _thread import RLock
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from threading import current_thread, main_thread
 
 from infini_run.crews.capture import capture_foreign
 from infini_run.crews.errors import AskTimeout
@@ -156,6 +158,11 @@ class Ask(Future[R]):
             if owner is not None:
                 owner.cancel_task(self.task)
 
+    def add_done_callback(self, fn: Callable[[Future[R]], object]) -> None:
+        """Have `fn(self)` called at its end, in whichever thread that is; at once if it has ended. What `fn` raises
+        is logged; SystemExit and the like are so too, outside of the main thread."""
+        super().add_done_callback(partial(_call_back, fn))
+
     def begin(self) -> None:
         """For the supervisor: a worker has begun with the task."""
         self._has_begun = True
@@ -221,6 +228,17 @@ class Ask(Future[R]):
         if self.cancelled():
             raise CancelledError
         return self.result()
+
+
+def _call_back(fn: Callable[[Future[Any]], object], ask: Future[Any]) -> None:
+    """Future logs an Exception of a callback. Another one would end the supervisor's thread, and with it the crew."""
+    try:
+        fn(ask)
+    except BaseException as error:
+        if isinstance(error, Exception) or current_thread() is main_thread():
+            raise
+        kind = type(error).__name__
+        raise RuntimeError(f"a callback raised {kind}, which ends nothing in this thread") from error
 
 
 def _opened(message: Done | Failed, rank: int, host: str) -> tuple[object, BaseException | None]:

@@ -16,7 +16,7 @@ from _thread import RLock
 from collections import deque
 from threading import current_thread
 
-from infini_run.crews.capture import capture_exception
+from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.process_watch import ProcessWatch
 from infini_run.crews.supervised_worker import SupervisedWorker
@@ -171,7 +171,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            _, error = capture_exception(self._loop)
+            _, error = capture_foreign(self._loop)  # a handler of logging may call sys.exit
             if error is not None:
                 self.on_crash(error)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import sys
 import threading
@@ -149,6 +150,39 @@ def test_a_callback_that_raises_keeps_no_other_from_being_called(crew, caplog):
     ask.add_done_callback(lambda _: called.set())
     assert called.wait(LIMIT_S)
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_callback_that_exits_ends_nothing_either(kind, crew, caplog):
+    def leave(_):
+        raise kind(3)
+
+    ask, called = crew.ask(("sleep", 0.05)), threading.Event()
+    ask.add_done_callback(leave)
+    ask.add_done_callback(lambda _: called.set())
+    assert called.wait(LIMIT_S)
+    assert f"a callback raised {kind.__name__}" in caplog.text
+    assert crew.ask(("square", 3)).result(LIMIT_S) == 9
+
+
+def test_a_handler_of_logging_that_exits_fails_the_crew_with_its_cause():
+    class Leave(logging.Handler):
+        def emit(self, record):
+            sys.exit("from a handler")
+
+    def log(ctx, name):
+        logging.getLogger(name).error("now")
+
+    logger, handler = logging.getLogger("tests.leaving"), Leave()
+    logger.addHandler(handler)
+    try:
+        crew = ir.Crew(log, log_level="ERROR")
+        with pytest.raises((ir.CrewFailed, ir.WorkerDied)):
+            crew.ask(logger.name).result(LIMIT_S)
+        crew.close()
+        assert isinstance(crew.failure.__cause__, SystemExit)
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_a_cancelled_ask_calls_its_callbacks(crew, slow):
