@@ -102,7 +102,8 @@ class TaskMap:
         """The next result.
 
         Raises:
-            BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
+            BaseException: the first failure of any task, once the results that are there before it were read; the
+                others are cancelled.
             TimeoutError: the next result has not come in time; the others are cancelled.
         """
         self._was_read = True
@@ -158,7 +159,7 @@ class TaskMap:
         self._on_wait()
         with endings.changed:
             while True:
-                found = endings.failed[0] if endings.failed else self._next_ended()
+                found = self._next_ended() or (endings.failed[0] if endings.failed else None)
                 if found is not None:
                     return found
                 left_s = None if due_s is None else due_s - time.monotonic()

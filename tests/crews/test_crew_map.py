@@ -10,6 +10,7 @@ import time
 import pytest
 
 import infini_run as ir
+from tests.support.waiting import LIMIT_S
 
 
 def times(ctx, pair):
@@ -70,6 +71,29 @@ def test_the_first_failure_ends_the_map_without_order_too():
 
     with ir.Crew(serve, nproc_per_node=2) as crew, pytest.raises(ValueError, match="five"):
         list(crew.map(range(100), ordered=False, chunksize=2))
+
+
+def test_results_that_were_there_before_a_failure_are_read_first():
+    def serve(ctx, n):
+        if n == 4:
+            raise ValueError("four")
+        return n
+
+    with ir.Crew(serve, nproc_per_node=1) as crew:
+        results = crew.map(range(1, 6))
+        assert next(results) == 1
+        assert crew.ask(0).result(LIMIT_S) == 0  # after all of them
+        assert [next(results), next(results)] == [2, 3]
+        with pytest.raises(ValueError, match="four"):
+            next(results)
+
+
+def test_a_failure_is_raised_while_a_result_before_it_is_not_there(shut):
+    def serve(ctx, path):
+        return open(path).close() if path else 1 / 0
+
+    with pytest.raises(ZeroDivisionError), ir.Crew(serve, nproc_per_node=2, grace=0.2) as crew:
+        next(crew.map([shut, ""]))
 
 
 def test_tasks_are_submitted_by_the_call_as_many_as_there_is_room_for():
