@@ -30,6 +30,7 @@ from infini_run.crews.task_map import MapOptions, TaskMap
 from infini_run.crews.worker_environ import make_environ, patterns_of
 from infini_run.crews.worker_handle import WorkerHandle
 from infini_run.errors import UsageError
+from infini_run.node.host_stderr import print_line
 from infini_run.number_arguments import read_count, read_wait
 from infini_run.options.from_python import check_environment, check_names
 from infini_run.options.table import TABLE
@@ -232,7 +233,8 @@ class Crew(Generic[T, R]):
 
         Raises:
             UsageError: an argument makes no sense. By the iterator:
-            BaseException: the first failure of any task, as soon as it happens; the others are cancelled.
+            BaseException: the first failure of any task, as soon as it happens, but after the results in order that
+                are there; the others are cancelled.
             TimeoutError: a result has not come in time; what was not done is cancelled.
         """
         if not iterables:
@@ -379,10 +381,12 @@ class Crew(Generic[T, R]):
             self._raise_end()
 
     def _raise_end(self) -> None:
-        """Raise the reason why accepted tasks were not done, if there is one."""
+        """Raise the reason why accepted tasks were not done, if there is one; else print what did not go in order."""
         self._raise_failure()
         if self._supervisor.drain_error is not None:
             raise self._supervisor.drain_error
+        for problem in self._supervisor.problems:
+            print_line(problem)
 
     def __del__(self) -> None:
         """Nothing refers to it any more: the supervisor goes on until the tasks are done, then ends. No wait here:

@@ -215,7 +215,8 @@ class CrewSupervisor(Supervisor):
         worker.process.group.stop()
 
     def on_bad_end(self, worker: SupervisedWorker, how: str) -> None:
-        self.problems.append(f"rank {worker.rank} did not end in order when the crew was closed: {how}")
+        when = "it was replaced" if self.phase == "RUNNING" else "the crew was closed"
+        self.problems.append(f"rank {worker.rank} did not end in order when {when}: {how}")
 
     def on_crash(self, error: BaseException) -> None:
         self._fail([error])

@@ -36,6 +36,22 @@ def test_tasks_that_were_accepted_are_done_when_the_crew_is_closed():
     assert len({ask.result()[0] for ask in asks}) == 8
 
 
+class Save:
+    def task(self, ctx, n):
+        return n
+
+    def stop(self, ctx):
+        raise OSError(28, "no space")
+
+
+@pytest.mark.parametrize(("max_tasks", "when"), [(None, "the crew was closed"), (1, "it was replaced")])
+def test_a_stop_that_fails_is_a_line_on_stderr_at_the_end_of_the_block(max_tasks, when, capfd):
+    with ir.Crew(Save, nproc_per_node=1, max_tasks_per_child=max_tasks) as crew:
+        assert list(crew.map([1, 2])) == [1, 2]
+    line, *_ = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"infini-run: rank 0 did not end in order when {when}: exit code 1: OSError: ")
+
+
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_what_is_no_count_is_refused(count):
     with pytest.raises(ir.UsageError, match="max_tasks_per_child"):
