@@ -342,6 +342,7 @@ def test_errors_in_a_real_notebook_have_the_lines_of_its_cells(tmp_path):
 
 @pytest.mark.parametrize("entry", ["", "part/.."])
 @pytest.mark.parametrize("module", ["local_part", "local_package", "local_folder.part"])
+@pytest.mark.rows(4)
 def test_a_module_of_a_relative_entry_of_sys_path_is_found_by_workers_elsewhere(tmp_path, preload, entry, module):
     """In a process of its own, as in a console: sys.path has a relative entry, and the directory changes."""
     for file in ("local_part.py", "local_package/__init__.py", "local_folder/part.py", "part/x", "elsewhere/x"):
