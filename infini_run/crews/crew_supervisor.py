@@ -152,7 +152,7 @@ class CrewSupervisor(Supervisor):
             if job.task == task:
                 self._shared.remove(job)
                 if job.ask is not None:
-                    job.ask.set_cancelled()
+                    job.ask.cancel()
                 return
         any(worker.cancel(task) for worker in self.workers)
 
@@ -170,7 +170,7 @@ class CrewSupervisor(Supervisor):
             more = {"body": message.body} if isinstance(message, Done) else {"problem": problem}
             self.on_event(type(message).__name__.lower(), worker, task=message.task, **more)
         elif isinstance(message, Cancelled):
-            job.ask.set_cancelled()
+            job.ask.cancel()
         else:
             assert worker.process is not None
             job.ask.set_answer((message, worker.rank, worker.process.host))

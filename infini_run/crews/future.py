@@ -170,28 +170,16 @@ class Ask(Future[R]):
     def set_answer(self, answer: Answer | BaseException) -> None:
         """Set how it ended, for the supervisor. No effect if it was cancelled meanwhile."""
         self._owner = None
-        if isinstance(answer, BaseException):
-            self._settle(self.set_exception, answer)
-        elif isinstance(answer[0], Failed):
-            self._settle(self.set_exception, _PickledError(answer))
-        else:
-            self._settle(self.set_result, answer)  # it is opened by the thread that asks
-
-    def set_cancelled(self) -> None:
-        """As `cancel`, for the supervisor."""
-        self._settle(self.cancel)
-
-    def _settle(self, end: Callable[..., object], *how: object) -> None:
-        """Callbacks are called by this. It is the supervisor's thread, which no callback may end: what is no
-        Exception (sys.exit) is logged here, as concurrent.futures does with the others."""
         try:
-            end(*how)
+            if isinstance(answer, BaseException):
+                self.set_exception(answer)
+            elif isinstance(answer[0], Failed):
+                self.set_exception(_PickledError(answer))
+            else:
+                packed: Any = answer  # it is opened by the thread that asks
+                self.set_result(packed)
         except InvalidStateError:
             return
-        except BaseException:
-            from logging import getLogger
-
-            getLogger("concurrent.futures").exception("exception calling callback for %r", self)
 
     def _open_result(self) -> tuple[Any, BaseException | None]:
         answer: Any = super().result()
