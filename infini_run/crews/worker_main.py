@@ -23,7 +23,7 @@ from infini_run.crews.crew_target import Chunk, TaskHandler, make_handler, nothi
 from infini_run.crews.import_guard import load_task
 from infini_run.crews.protocol import NO_TASK, Done, Hello, TaskStarted, decode, dump, encode
 from infini_run.crews.protocol import Cancelled as Gone
-from infini_run.crews.remote_exception import from_exception
+from infini_run.crews.remote_exception import add_notes, from_exception
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,13 +146,22 @@ class Worker:
                 self._send(from_exception(error, task.task))
 
     def _result(self, part: TaskHandler, task: Task) -> Body:
-        work = load_task(task.body)
+        work = self._load(task)
         done: Any
         if isinstance(work, Chunk):
             done = [part.task(self.context, item) for item in work.items]
         else:
             done = part.task(self.context, work)
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
+
+    def _load(self, task: Task) -> object:
+        """What to do. An error of that has a note: it looks like one of the user's function else."""
+        work, error = capture_exception(load_task, task.body)
+        if error is not None:
+            what = "the task" if self._hello.target else "the function and its arguments"
+            capture_exception(add_notes, error, [f"{what} could not be unpickled on rank {self.context.rank}"])
+            raise error
+        return work
 
     def _send(self, message: Message) -> None:
         self._sender.send_bytes(encode(message))

@@ -158,6 +158,20 @@ def test_an_exception_whose_unpickling_exits_only_in_the_caller_does_not_end_it(
         ir.Launcher().run(lambda: (_ for _ in ()).throw(Odd("the words")))
 
 
+class NoPath:
+    def __reduce__(self):
+        return int, ("no path",)
+
+
+def test_an_argument_that_does_not_unpickle_is_told_as_one():
+    with pytest.raises(ValueError, match="no path") as caught:
+        ir.Launcher(nproc_per_node=1).run(print, NoPath())
+    assert "the function and its arguments could not be unpickled on rank 0" in caught.value.__notes__
+    with ir.Crew(lambda ctx, task: task, nproc_per_node=1) as crew:
+        error = crew.ask(NoPath()).exception()
+        assert "the task could not be unpickled on rank 0" in error.__notes__
+
+
 def test_a_task_whose_unpickling_exits_fails_and_its_worker_lives():
     with ir.Crew(lambda ctx, task: ctx.restarts) as crew:
         with pytest.raises(ir.CannotUnpickle, match="raised SystemExit: 3"):
