@@ -346,10 +346,10 @@ class LaunchSupervisor(Supervisor):
         self.try_step("closing the display", self._display.close)
 
     def _on_closed(self) -> None:
-        error = self._unseen_error()
-        if error is not None and self.is_dropped:
-            print_line(str(error))
-        closed(self._exit_number)
+        if self.is_dropped:
+            self.tell_unseen()
+        elif self._unseen_error() is None:  # else the exit of the interpreter tells it, unless somebody waits first
+            closed(self._exit_number)
         with self._changed:
             self.is_over = True
             self._wake()
@@ -361,9 +361,16 @@ class LaunchSupervisor(Supervisor):
     def finish_at_exit(self) -> None:
         """The interpreter exits: wait for the end."""
         self.join()
+        if not self.is_dropped:
+            self.tell_unseen()
+
+    def tell_unseen(self) -> None:
+        """The launch is over, and nothing will wait for it any more: print its failure, if it has one; once."""
         error = self._unseen_error()
-        if error is not None and not self.is_dropped:
-            raise error
+        if error is not None:
+            self.is_awaited = True
+            print_line(str(error))
+        closed(self._exit_number)
 
     def _unseen_error(self) -> InfiniRunError | None:
         """The failure of a launch whose end nobody has waited for."""
@@ -385,7 +392,7 @@ class LaunchSupervisor(Supervisor):
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        self._changed, self.is_over = Condition(), True
+        self._changed, self.is_over, self.is_awaited = Condition(), True, True
 
     # ---- for other threads
 

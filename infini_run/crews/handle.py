@@ -221,7 +221,11 @@ class LaunchHandle(Generic[R]):
 
     def __del__(self) -> None:
         launch = self.__dict__.get("_launch")
-        if launch is not None and not launch.is_over:
+        if launch is None:
+            return
+        if launch.is_over:
+            launch.tell_unseen()
+        else:
             launch.is_dropped = True
             text = f"{self!r} was dropped while its launch runs: wait for it or close it"
             warn(text, ResourceWarning, stacklevel=2)

@@ -328,6 +328,31 @@ def test_a_launch_that_fails_at_the_exit_is_told_unless_a_thread_waits_for_it():
     assert line.endswith(": ValueError: nobody waits")
 
 
+def fail_now():
+    raise ValueError("nobody waits")
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_failure_that_nothing_waits_for_is_told_when_its_handle_is_dropped(is_awaited, capfd):
+    with ir.Launcher(nproc_per_node=1) as launcher:
+        handle = launcher.start(fail_now)
+    if is_awaited:
+        with pytest.raises(ValueError, match="nobody waits"):
+            handle.result()
+    capfd.readouterr()
+    del handle
+    gc.collect()
+    told = "infini-run: a launch failed, and nothing waited for it: rank 0 on "
+    assert capfd.readouterr().err.startswith(told) is not is_awaited
+
+
+def test_a_failure_before_the_exit_is_told_once_if_its_handle_is_kept():
+    script = HEAD + "with ir.Launcher(nproc_per_node=1) as launcher:\n    handle = launcher.start(divmod, 1, 0)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("infini-run: a launch failed, and nothing waited for it: rank 0 on ")
+
+
 def test_ctrl_c_ends_what_is_pending_at_the_exit(bell, shut, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
