@@ -22,12 +22,19 @@ def fields(cls: type | object) -> tuple[str, ...]:
     return names
 
 
-def _init(self: Any, **given: Any) -> None:
+def _init(self: Any, *unnamed: Any, **given: Any) -> None:
     cls = type(self)
+    if unnamed:
+        raise TypeError(f"{cls.__name__}() takes its values by name: {', '.join(f'{name}=' for name in cls._fields)}")
     values = cls._defaults | given
     if len(values) != len(cls._fields) or not values.keys() <= cls._names:
         _refuse(cls, values)
     self.__dict__.update(values)
+
+
+def _init_and_check(self: Any, *unnamed: Any, **given: Any) -> None:
+    _init(self, *unnamed, **given)
+    self.__post_init__()
 
 
 def _refuse(cls: Any, values: dict[str, Any]) -> None:
@@ -67,12 +74,12 @@ if TYPE_CHECKING:
 else:
 
     def record(cls):
-        """Make the annotated class a frozen, keyword-only record."""
+        """Make the annotated class a frozen, keyword-only record; a __post_init__ of it checks the values."""
         names = tuple(cls.__annotations__)
         cls._fields = names
         cls._names = frozenset(names)
         cls._defaults = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
-        cls.__init__ = _init
+        cls.__init__ = _init_and_check if hasattr(cls, "__post_init__") else _init
         cls.__setattr__ = _setattr
         cls.__delattr__ = _delattr
         cls.__repr__ = _repr

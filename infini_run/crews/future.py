@@ -58,11 +58,12 @@ class _PickledError(Exception):
 
 
 class Ask(Future[R]):
-    """The result of a task, as a concurrent.futures.Future that can be awaited, in any event loop.
+    """The result of a task, as a concurrent.futures.Future that can be awaited in asyncio.
 
-    It differs from other futures in two things. A task that runs can be cancelled: the future is cancelled at once,
+    It differs from other futures in three things. A task that runs can be cancelled: the future is cancelled at once,
     and the task's next ctx.checkpoint raises Cancelled. A result that cannot be unpickled here is a RemoteError of
-    `result` and `exception`, but not for `concurrent.futures.wait`, which does not look at results.
+    `result` and `exception`, but not for `concurrent.futures.wait`, which does not look at results. A task that does
+    not pickle has no future: `ask` itself refuses it.
 
     Args:
         task: the task's number, which events about it have.

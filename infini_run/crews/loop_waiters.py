@@ -1,4 +1,4 @@
-"""Coroutines, of any event loop, that wait for something that a thread does."""
+"""Coroutines, of any event loop of asyncio, that wait for something that a thread does."""
 
 from __future__ import annotations
 

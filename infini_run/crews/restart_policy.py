@@ -25,7 +25,7 @@ class Restart:
     strategy: one_for_one (the one that failed), one_for_all (all of them: the others are stopped first), rest_for_one
     (it, and those of higher rank). max_restarts: so many within `within_s` seconds; one more failure fails the crew.
     A failure counts once, however many workers it starts again. delay_s: before the first restart, doubled for each
-    one after it within that time, up to max_delay_s; 0: none.
+    one after it within that time, up to max_delay_s; 0: none. Raises UsageError: it makes no sense.
     """
 
     strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one"
@@ -34,24 +34,26 @@ class Restart:
     delay_s: float = 0.0
     max_delay_s: float = 30.0
 
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise UsageError(f"Restart(strategy={self.strategy!r}): allowed are {', '.join(STRATEGIES)}")
+        read_count("Restart: max_restarts", self.max_restarts, least=0)
+        read_seconds("Restart: within_s", self.within_s, above_zero=True)
+        delay_s = read_seconds("Restart: delay_s", self.delay_s)
+        if read_seconds("Restart: max_delay_s", self.max_delay_s) < delay_s:
+            raise UsageError(
+                f"Restart: delay_s={self.delay_s!r}, max_delay_s={self.max_delay_s!r}: the second is not below the "
+                "first"
+            )
+
 
 NEVER = Restart(max_restarts=0)
 
 
 def check(restart: Restart) -> Restart:
-    """The same. Raises UsageError: it makes no sense."""
+    """The same. Raises UsageError: it is no Restart."""
     if not isinstance(restart, Restart):
         raise UsageError(f"restart={restart!r}: give a Restart, or None for no restarts")
-    if restart.strategy not in STRATEGIES:
-        raise UsageError(f"Restart(strategy={restart.strategy!r}): allowed are {', '.join(STRATEGIES)}")
-    read_count("Restart: max_restarts", restart.max_restarts, least=0)
-    read_seconds("Restart: within_s", restart.within_s, above_zero=True)
-    delay_s = read_seconds("Restart: delay_s", restart.delay_s)
-    if read_seconds("Restart: max_delay_s", restart.max_delay_s) < delay_s:
-        raise UsageError(
-            f"Restart: delay_s={restart.delay_s!r}, max_delay_s={restart.max_delay_s!r}: the second is not below the "
-            "first"
-        )
     return restart
 
 

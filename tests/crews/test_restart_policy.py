@@ -37,6 +37,28 @@ def test_a_strategy_says_who_is_affected(strategy, ranks):
     assert list(ranks_to_restart(strategy, 1, 4)) == ranks
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"strategy": "all"}, "allowed are one_for_one, one_for_all, rest_for_one"),
+        ({"max_restarts": -1}, "max_restarts=-1"),
+        ({"within_s": 0}, "within_s=0"),
+        ({"within_s": "60s"}, "within_s='60s'"),
+        ({"delay_s": 5, "max_delay_s": 1}, "delay_s=5"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_where_it_is_made(given, words):
+    with pytest.raises(ir.UsageError, match=words):
+        ir.Restart(**given)
+
+
+def test_a_policy_takes_its_values_by_name():
+    with pytest.raises(
+        TypeError, match=r"^Restart\(\) takes its values by name: strategy=, max_restarts=, within_s=, "
+    ):
+        ir.Restart("one_for_all", 3, 60)
+
+
 def test_a_budget_allows_so_many_within_a_time():
     budget = Budget(ir.Restart(max_restarts=2, within_s=10))
     assert [budget.spend(now) for now in (0, 5, 9)] == [0.0, 0.0, None]

@@ -54,7 +54,7 @@ def test_a_missing_or_unknown_field_is_named(fields, message):
 
 
 def test_fields_have_no_order():
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"^Point\(\) takes its values by name: x=, y=$"):
         Point(1, 2)
 
 
