@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+_MAIN = ("__main__", "__mp_main__")  # the second: a script, in a process that multiprocessing has spawned
+if _MAIN[1] in sys.modules:
+    cloudpickle.register_pickle_by_value(sys.modules[_MAIN[1]])
+
 CachedFunction = type(functools.lru_cache(int))
 
 
@@ -31,7 +35,7 @@ def _is_found_by_name(thing: Any) -> bool:
     found: object = sys.modules.get(thing.__module__)
     for name in thing.__qualname__.split("."):
         found = getattr(found, name, None)
-    return found is thing and thing.__module__ != "__main__"
+    return found is thing and thing.__module__ not in _MAIN
 
 
 def _make_cached(function: Callable[..., object], parameters: Mapping[str, Any]) -> Callable[..., object]:

@@ -402,6 +402,21 @@ def test_an_exception_that_ends_the_program_does_not_drop_what_is_pending(bell, 
     assert (program.returncode, stderr.splitlines()[-1]) == (1, b"ValueError: mine")
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_function_of_a_script_is_launched_from_a_child_of_multiprocessing(method, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + "import multiprocessing\n"
+        "def train():\n    return 42\n"
+        "def child():\n    print(list(ir.Launcher(nproc_per_node=1).run(train)))\n"
+        "if __name__ == '__main__':\n"
+        f"    process = multiprocessing.get_context({method!r}).Process(target=child)\n"
+        "    process.start()\n    process.join()\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == ("[42]\n", "")
+
+
 # ---- nothing refers to it any more
 
 
