@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
 
-_BACKENDS = ("gloo", "nccl", "cpu:gloo,cuda:nccl")
 _GROUP_S = 600.0  # for an operation of a process group, where nobody says it
 _FORKED_FROM = 2  # workers at once, from which on one import for all is faster than one for each
 
@@ -70,7 +69,7 @@ class Launcher:
         nproc: another name of nproc_per_node.
         preload: modules that one process imports once; workers are forked from it. None: torch, if the function needs
             it and there are several workers; (): none, every worker is a fresh interpreter.
-        backend: "gloo", "nccl", or "cpu:gloo,cuda:nccl": the function runs within torch.distributed's process group;
+        backend: "gloo", "nccl" or another that torch has: the function runs within torch.distributed's process group;
             None: no torch is imported.
         env: variables that are added to the workers' environment; None: none.
         inherit_env: workers have this process's environment, too.
@@ -101,7 +100,7 @@ class Launcher:
         *,
         nproc: int | Literal["auto", "gpu", "cpu"] | Sequence[int] | None = None,
         preload: Sequence[str] | None = None,
-        backend: Literal["gloo", "nccl", "cpu:gloo,cuda:nccl"] | None = None,
+        backend: str | None = None,
         env: Mapping[str, str] | None = None,
         inherit_env: bool = True,
         copy_env: Sequence[str] | None = None,
@@ -122,9 +121,9 @@ class Launcher:
         check_node_flags(flags, self.hosts)
         self.nproc_per_node = read_nproc(nproc_per_node, nproc, self.hosts)
         self.preload = None if preload is None else _preload(preload)
-        if backend is not None and backend not in _BACKENDS:
-            raise UsageError(f"backend={backend!r}: {', '.join(map(repr, _BACKENDS))}, or None")
-        self.backend = backend
+        if backend is not None and not (isinstance(backend, str) and backend):
+            raise UsageError(f"backend={backend!r}: give 'gloo', 'nccl' or another that torch has, or None")
+        self.backend = backend.lower() if backend else None
         self.worker_timeout_s = read_seconds("worker_timeout_s", worker_timeout_s, above_zero=True)
         if backend is None and self.worker_timeout_s != _GROUP_S:
             raise UsageError(f"worker_timeout_s={worker_timeout_s!r}: no effect without backend=")

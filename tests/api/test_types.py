@@ -58,7 +58,7 @@ ir.Launcher(trace="file")  # refused
 ir.Launcher(nproc_per_node="gpus")  # refused
 ir.Launcher(nproc_per_node=[2, 1], hosts=["a", "b"], backend="gloo", log_level="INFO", progress="rich")
 ir.Launcher(progress="richer")  # refused
-ir.Launcher(backend="mpi")  # refused
+ir.Launcher(backend=3)  # refused
 ir.Launcher(max_restarts="3")  # refused
 ir.Launcher(timeout=3)  # refused
 ir.Launcher(env={"A": 1})  # refused
