@@ -19,23 +19,24 @@ _MAIN = ("__main__", "__mp_main__")  # the second: a script, in a process that m
 if _MAIN[1] in sys.modules:
     cloudpickle.register_pickle_by_value(sys.modules[_MAIN[1]])
 
-CachedFunction = type(functools.lru_cache(int))
+_CachedFunction = type(functools.lru_cache(int))
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """As cloudpickle.Pickler."""
 
     def reducer_override(self, thing: object) -> Any:
-        if isinstance(thing, CachedFunction) and not _is_found_by_name(thing):
+        if isinstance(thing, _CachedFunction) and not _is_found_by_name(thing):
             return _make_cached, (thing.__wrapped__, thing.cache_parameters())
         return super().reducer_override(thing)
 
 
 def _is_found_by_name(thing: Any) -> bool:
-    found: object = sys.modules.get(thing.__module__)
-    for name in thing.__qualname__.split("."):
+    home = getattr(thing, "__module__", None)
+    found: object = sys.modules.get(home or "")
+    for name in getattr(thing, "__qualname__", "").split("."):  # of a partial it has none
         found = getattr(found, name, None)
-    return found is thing and thing.__module__ not in _MAIN
+    return found is thing and home not in _MAIN
 
 
 def _make_cached(function: Callable[..., object], parameters: Mapping[str, Any]) -> Callable[..., object]:

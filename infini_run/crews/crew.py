@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+_PRINTED = 8  # problems of one crew that are printed
 
 if TYPE_CHECKING:
     T_contra = TypeVar("T_contra", contravariant=True)
@@ -385,8 +386,11 @@ class Crew(Generic[T, R]):
         self._raise_failure()
         if self._supervisor.drain_error is not None:
             raise self._supervisor.drain_error
-        for problem in self._supervisor.problems:
+        problems = self._supervisor.problems
+        for problem in problems[:_PRINTED]:
             print_line(problem)
+        if len(problems) > _PRINTED:
+            print_line(f"and {len(problems) - _PRINTED} more that did not end in order")
 
     def __del__(self) -> None:
         """Nothing refers to it any more: the supervisor goes on until the tasks are done, then ends. No wait here:

@@ -85,9 +85,8 @@ class EventQueue:
         self._numbers = count()
         self._events: OrderedDict[int, CrewEvent] = OrderedDict()
         self._counted: defaultdict[int, deque[int]] = defaultdict(deque)  # numbers of events that count, by rank
-        self._of_processes: defaultdict[int, deque[int]] = defaultdict(
-            deque
-        )  # numbers of events about processes, by rank
+        # numbers of events about processes, by rank
+        self._of_processes: defaultdict[int, deque[int]] = defaultdict(deque)
         self._latest: dict[tuple[int, str], int] = {}  # by rank and kind
         self._gaps: dict[int, int] = {}  # the number of the event `dropped`, by rank
         self._full: set[int] = set()  # ranks that were at the limit

@@ -112,8 +112,8 @@ class LaunchSupervisor(Supervisor):
         self._waiters = LoopWaiters()
         self._arrived: deque[tuple[int, Ask[Any]]] = deque()
         self.is_over = False
-        self.is_awaited = False  # its failure is raised somewhere
-        self.is_dropped = False  # nothing refers to its handle: its failure is told, since nobody can be raised it
+        self.is_awaited = False  # something waits for its end, or has done so
+        self.is_dropped = False  # nothing refers to its handle: its failure is printed, since no caller can get it
 
     def _set_ranks(self) -> None:
         """Nothing is known of any rank."""
@@ -215,6 +215,9 @@ class LaunchSupervisor(Supervisor):
             self.fail(error, worker.rank, end_s)
 
     def on_crash(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):  # raised as it is, it would end the caller's program
+            error, cause = InfiniRunError(f"{type(error).__name__} was raised while the launch was supervised"), error
+            error.__cause__ = cause
         self.fail(error, -1)
 
     # ---- failures
@@ -347,7 +350,7 @@ class LaunchSupervisor(Supervisor):
 
     def _on_closed(self) -> None:
         if self.is_dropped:
-            self.tell_unseen()
+            self.print_unseen()
         elif self._unseen_error() is None:  # else the exit of the interpreter tells it, unless somebody waits first
             closed(self._exit_number)
         with self._changed:
@@ -361,10 +364,8 @@ class LaunchSupervisor(Supervisor):
     def finish_at_exit(self) -> None:
         """The interpreter exits: wait for the end."""
         self.join()
-        if not self.is_dropped:
-            self.tell_unseen()
 
-    def tell_unseen(self) -> None:
+    def print_unseen(self) -> None:
         """The launch is over, and nothing will wait for it any more: print its failure, if it has one; once."""
         error = self._unseen_error()
         if error is not None:
@@ -380,9 +381,12 @@ class LaunchSupervisor(Supervisor):
         return InfiniRunError(f"a launch failed, and nothing waited for it: {_describe(first)}")
 
     def close_at_exit(self) -> None:
-        """The interpreter exits: stop what runs, within the grace."""
+        """The interpreter exits, and no thread waits any more: stop what runs, within the grace."""
+        was_over = self.is_over
         self.call(self.stop_all)
         self.join()
+        if was_over and not self.is_dropped:
+            self.print_unseen()
 
     def close(self) -> None:
         """Kill what is left, and wait until all is freed. Safe twice."""

@@ -68,15 +68,19 @@ class LaunchHandle(Generic[R]):
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         launch = self._launch
         launch.is_awaited = True
-        while not launch.is_over or launch.has_results:
-            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
-            found = launch.next_result(left_s)
-            if found is not None:
-                self._open(*found)
-            elif left_s is not None and not launch.is_over:
-                launch.is_awaited = False
-                return False
-        launch.join()
+        try:
+            while not launch.is_over or launch.has_results:
+                left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+                found = launch.next_result(left_s)
+                if found is not None:
+                    self._open(*found)
+                elif left_s is not None and not launch.is_over:
+                    launch.is_awaited = False
+                    return False
+            launch.join()
+        except BaseException:
+            launch.is_awaited = False
+            raise
         return True
 
     def _open(self, rank: int, ask: Ask[Any]) -> None:
@@ -139,8 +143,12 @@ class LaunchHandle(Generic[R]):
 
     async def _wait_async(self) -> None:
         self._launch.is_awaited = True
-        while (found := await self._launch.next_result_async()) is not None:
-            self._open(*found)
+        try:
+            while (found := await self._launch.next_result_async()) is not None:
+                self._open(*found)
+        except BaseException:  # the coroutine was cancelled
+            self._launch.is_awaited = False
+            raise
 
     async def follow_async(self) -> LaunchResult[R]:
         """As `follow`, for asyncio: a coroutine that is cancelled stops the launch."""
@@ -223,10 +231,10 @@ class LaunchHandle(Generic[R]):
         launch = self.__dict__.get("_launch")
         if launch is None:
             return
+        launch.is_dropped = True  # first: the launch looks at it at its end
         if launch.is_over:
-            launch.tell_unseen()
+            launch.print_unseen()
         else:
-            launch.is_dropped = True
             text = f"{self!r} was dropped while its launch runs: wait for it or close it"
             warn(text, ResourceWarning, stacklevel=2)
 

@@ -61,11 +61,11 @@ class Launcher:
     that leaves the block stops them.
 
     Args:
-        hosts: names of hosts ("a", "b:4") that are reached by ssh or the allocation's own way; "auto": the nodes of
-            the current allocation, or this machine; None: those of hostfile=, a file that names them, or this
-            machine.
-        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one for each), or a list with one number
-            for each host; None: what each has room for ("b:4"), else one.
+        hosts: names of hosts (["a", "b:4"], or "a,b:4" as for --hosts) that are reached by ssh or the allocation's
+            own way; "auto": the nodes of the current allocation, or this machine; None: those of hostfile=, a file
+            that names them, or this machine.
+        nproc_per_node: the number of workers on each host, "gpu" or "cpu" (one for each), "auto", or a list with one
+            number for each host; None: what each has room for ("b:4"), else one.
         nproc: another name of nproc_per_node.
         preload: modules that one process imports once; workers are forked from it. None: torch, if the function needs
             it and there are several workers; (): none, every worker is a fresh interpreter.

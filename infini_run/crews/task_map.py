@@ -57,7 +57,7 @@ class _Endings:
         with self.changed:
             if ask.has_failed:
                 self.failed.append(ask)
-            elif not self._ordered:
+            if not self._ordered:
                 self.unread.append(ask)
             self.changed.notify()
 

@@ -155,12 +155,15 @@ class Worker:
         return dump(done, "result", f" of rank {self.context.rank}", by_reference=True)
 
     def _load(self, task: Task) -> object:
-        """What to do. An error of that has a note: it looks like one of the user's function else."""
+        """Return what is to be done. A note tells an error of that from one of the user's function."""
         work, error = capture_exception(load_task, task.body)
         if error is not None:
             what = "the task" if self._hello.target else "the function and its arguments"
             capture_exception(add_notes, error, [f"{what} could not be unpickled on rank {self.context.rank}"])
-            raise error
+            try:
+                raise error
+            finally:
+                del error, task  # its traceback has this frame: a cycle, with the bytes of the task
         return work
 
     def _send(self, message: Message) -> None:

@@ -266,7 +266,8 @@ class ZygoteLaunch:
         """As NodeLaunch.signal; a rank whose end is just on its way to us counts as reached."""
         if number and number not in signal.valid_signals():
             raise OSError(22, f"there is no signal {number}")
-        alive = [event.rank for event in self.outcome.running() if rank in (None, event.rank)]
+        # also those whose start is on its way to us: the zygote has them
+        alive = [one.rank for one in self.outcome.exits() if one.end_s is None and rank in (None, one.rank)]
         if alive:
             self._send("signal", number, rank)
         return len(alive)

@@ -44,7 +44,7 @@ def check_names(
 
             code: CodeType = function.__code__
             own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            near = nearest(name, [*own, *table])
+            near = nearest(name, [*(word for word in own if word != "self"), *table])
             hint = f"; did you mean {near}?" if near else ""
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 

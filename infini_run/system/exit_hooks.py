@@ -94,7 +94,10 @@ def _finish(owner: Closable) -> None:
             finish()
     except InfiniRunError as error:
         if sys.stderr is not None:  # None: print would take stdout
-            print(f"infini-run: {error}", file=sys.stderr)
+            with suppress(
+                OSError, ValueError
+            ):  # nobody reads it, or it is closed: the others are finished all the same
+                print(f"infini-run: {error}", file=sys.stderr)
 
 
 def _close_all() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import infini_run as ir
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 
 
 def times(ctx, pair):
@@ -71,6 +71,24 @@ def test_the_first_failure_ends_the_map_without_order_too():
 
     with ir.Crew(serve, nproc_per_node=2) as crew, pytest.raises(ValueError, match="five"):
         list(crew.map(range(100), ordered=False, chunksize=2))
+
+
+def test_a_failure_without_order_comes_though_results_keep_coming():
+    def serve(ctx, n):
+        if n == 3:
+            raise ValueError("three")
+        return n
+
+    with ir.Crew(serve, nproc_per_node=2) as crew:
+        results = crew.map(itertools.count(), ordered=False, buffersize=4)
+
+        def read_slowly():
+            for _ in range(100):
+                next(results)
+                until(lambda: not any(worker.tasks for worker in crew.status().workers))
+
+        with pytest.raises(ValueError, match="three"):
+            read_slowly()
 
 
 def test_results_that_were_there_before_a_failure_are_read_first():

@@ -185,6 +185,24 @@ def test_a_handler_of_logging_that_exits_fails_the_crew_with_its_cause():
         logger.removeHandler(handler)
 
 
+def test_a_handler_of_logging_that_exits_fails_a_launch_and_not_its_caller():
+    class Leave(logging.Handler):
+        def emit(self, record):
+            sys.exit("from a handler")
+
+    def log(name):
+        logging.getLogger(name).error("now")
+
+    logger, handler = logging.getLogger("tests.leaving"), Leave()
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(ir.InfiniRunError, match="SystemExit was raised") as raised:
+            ir.Launcher(nproc_per_node=1, log_level="ERROR").run(log, logger.name)
+        assert isinstance(raised.value.__cause__, SystemExit)
+    finally:
+        logger.removeHandler(handler)
+
+
 def test_a_cancelled_ask_calls_its_callbacks(crew, slow):
     ask, seen = crew.worker(0).ask("pid"), []
     ask.add_done_callback(seen.append)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 
 import pytest
@@ -344,6 +345,43 @@ def test_a_failure_that_nothing_waits_for_is_told_when_its_handle_is_dropped(is_
     gc.collect()
     told = "infini-run: a launch failed, and nothing waited for it: rank 0 on "
     assert capfd.readouterr().err.startswith(told) is not is_awaited
+
+
+def test_a_wait_that_was_broken_off_is_no_wait(capfd):
+    async def give_up(handle):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(handle, 0.01)
+
+    def fail_late():
+        time.sleep(0.5)
+        fail_now()
+
+    with ir.Launcher(nproc_per_node=1) as launcher:
+        handle = launcher.start(fail_late)
+        asyncio.run(give_up(handle))
+    capfd.readouterr()
+    del handle
+    gc.collect()
+    assert "a launch failed, and nothing waited for it: " in capfd.readouterr().err
+
+
+def test_a_failure_that_a_thread_waits_for_at_the_exit_is_not_told_as_well():
+    done = run_program(
+        """
+        import threading, time
+        handle = ir.Launcher(nproc_per_node=1).start(divmod, 1, 0)
+        def wait():
+            threading.main_thread().join()
+            while not handle.done():
+                time.sleep(0.01)
+            try:
+                handle.result()
+            except ZeroDivisionError:
+                print("it is caught")
+        threading.Thread(target=wait).start()
+        """
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "it is caught\n", "")
 
 
 def test_a_failure_before_the_exit_is_told_once_if_its_handle_is_kept():

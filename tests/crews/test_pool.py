@@ -81,8 +81,7 @@ def test_launches_of_one_pool_run_at_once(bell):
     with ir.Pool(nproc_per_node=2, preload=["fractions"]) as pool:
         handles = [pool.start(work, bell.path) for _ in range(3)]
         bell.hear(6)
-        for handle in handles:
-            handle.signal(signal.SIGUSR1)
+        assert [handle.signal(signal.SIGUSR1) for handle in handles] == [2, 2, 2]
         assert [list(handle.result(LIMIT_S)) for handle in handles] == [["0", "1"]] * 3
         for handle in handles:
             handle.close()
