@@ -10,7 +10,10 @@ import time
 import pytest
 
 import infini_run as ir
-from tests.support.waiting import LIMIT_S, until
+from infini_run.crews.future import Ask
+from infini_run.crews.protocol import Done, dump
+from infini_run.crews.task_map import MapOptions, TaskMap
+from tests.support.waiting import LIMIT_S
 
 
 def times(ctx, pair):
@@ -73,22 +76,22 @@ def test_the_first_failure_ends_the_map_without_order_too():
         list(crew.map(range(100), ordered=False, chunksize=2))
 
 
-def test_a_failure_without_order_comes_though_results_keep_coming():
-    def serve(ctx, n):
-        if n == 3:
-            raise ValueError("three")
-        return n
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_failure_comes_though_results_keep_coming(ordered):
+    """Of workers that are always ahead of the reader."""
+    numbers = itertools.count()
 
-    with ir.Crew(serve, nproc_per_node=2) as crew:
-        results = crew.map(itertools.count(), ordered=False, buffersize=4)
+    def ask(task):
+        ended = Ask(next(numbers))
+        ended.set_answer(
+            ValueError("three") if task == 3 else (Done(task=ended.task, body=dump(task, "x")), 0, "here")
+        )
+        return ended
 
-        def read_slowly():
-            for _ in range(100):
-                next(results)
-                until(lambda: not any(worker.tasks for worker in crew.status().workers))
-
-        with pytest.raises(ValueError, match="three"):
-            read_slowly()
+    results = TaskMap(ask, itertools.count(), MapOptions(None, 1, 8, ordered, 1), lambda: None)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
 
 
 def test_results_that_were_there_before_a_failure_are_read_first():
