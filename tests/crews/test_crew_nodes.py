@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 
 import pytest
 
@@ -145,6 +146,34 @@ def test_a_host_that_dies_fails_the_crew_and_is_named(bed, crew):
     finally:
         four.close()
     assert not marked()
+
+
+class Lingers:
+    """Takes for ever to stop on the second host."""
+
+    def __init__(self, bell):
+        self.bell = bell
+
+    def task(self, ctx, task):
+        return ctx.rank
+
+    def stop(self, ctx):
+        if ctx.rank == 3:
+            with open(self.bell, "w") as file:
+                file.write("stopping\n")
+            signal.pause()
+
+
+def test_a_host_that_dies_while_the_crew_is_closed_is_named_as_a_problem(bed, bell, crew):
+    four = crew(Lingers, args=(str(bell.path),), grace=60)
+    assert four.worker(3).ask("now").result(LIMIT_S) == 3
+    closing = threading.Thread(target=four.close)
+    closing.start()
+    bell.hear(1)
+    with bed.host_down(2):
+        closing.join(LIMIT_S)
+    told = "rank 3 did not end in order when the crew was closed: node 1 (host2) was lost"
+    assert any(problem.startswith(told) for problem in four.status().problems)  # rank 2 may not have ended either
 
 
 def test_a_watchdog_hears_what_is_pinged_to_the_socket_of_the_worker(crew):
