@@ -111,7 +111,7 @@ def test_a_host_that_is_gone_is_replaced(bed, hosts, tmp_path):
     ],
 )
 def test_nodes_are_checked_for_what_workers_need(hosts, needs, why):
-    with pytest.raises(ir.NodeLost, match=rf"the check of \d of [23] nodes failed: it may be the check; .*{why}"):
+    with pytest.raises(ir.NodeLost, match=rf"the check of \d of [123] nodes failed: it may be the check; .*{why}"):
         ir.Launcher(**hosts(3, spares=1, **needs)).run(os.getpid)
 
 
