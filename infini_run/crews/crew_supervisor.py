@@ -72,7 +72,7 @@ class CrewSupervisor(Supervisor):
         self._undone: Counter[int | None] = Counter()  # tasks that were not done in time, by rank
         self._idle: list[Event] = []  # to set when there is no work
         self.drain_error: DrainTimeout | None = None
-        self.is_dropped = False  # nothing refers to the crew: its failure is told, since nobody can be raised it
+        self.is_dropped = False  # nothing refers to the crew: its failure is printed, since no caller can get it
 
     def start(self) -> None:
         """As Supervisor.start."""

@@ -351,7 +351,7 @@ class LaunchSupervisor(Supervisor):
     def _on_closed(self) -> None:
         if self.is_dropped:
             self.print_unseen()
-        elif self._unseen_error() is None:  # else the exit of the interpreter tells it, unless somebody waits first
+        elif self._unseen_failure() is None:  # else it stays open: close_at_exit prints the failure
             closed(self._exit_number)
         with self._changed:
             self.is_over = True
@@ -367,18 +367,15 @@ class LaunchSupervisor(Supervisor):
 
     def print_unseen(self) -> None:
         """The launch is over, and nothing will wait for it any more: print its failure, if it has one; once."""
-        error = self._unseen_error()
-        if error is not None:
+        failure = self._unseen_failure()
+        if failure is not None:
             self.is_awaited = True
-            print_line(str(error))
+            print_line(f"a launch failed, and nothing waited for it: {_describe(failure)}")
         closed(self._exit_number)
 
-    def _unseen_error(self) -> InfiniRunError | None:
-        """The failure of a launch whose end nobody has waited for."""
-        first = self._first_failure()
-        if first is None or self.is_awaited:
-            return None
-        return InfiniRunError(f"a launch failed, and nothing waited for it: {_describe(first)}")
+    def _unseen_failure(self) -> Failure | None:
+        """The first failure, if nothing has waited for the end."""
+        return None if self.is_awaited else self._first_failure()
 
     def close_at_exit(self) -> None:
         """The interpreter exits, and no thread waits any more: stop what runs, within the grace."""
@@ -429,6 +426,7 @@ class LaunchSupervisor(Supervisor):
 
 
 def _describe(failure: Failure) -> str:
+    """A failure in one line."""
     error = failure.error
     if isinstance(error, Failed):
         return f"rank {failure.rank} on {failure.host}: {error.kind}: {error.text}"

@@ -195,10 +195,11 @@ class SupervisedWorker:
         exit_ = exit_of(self)
         if self.stopped_for or (exit_.ended_well and self._has_ended_in_order):
             return
-        problem = None if self.process is None else self.process.problem
-        how = describe_end(exit_) if exit_.end_s is not None else "nothing is known of its end"
-        if exit_.status_lost and problem is not None:
-            how = str(problem)
+        assert self.process is not None
+        if exit_.status_lost and self.process.problem is not None:
+            how = str(self.process.problem)
+        else:
+            how = describe_end(exit_) if exit_.end_s is not None else "nothing is known of its end"
         if self.start_error is not None:
             how += f": {self.start_error.kind}: {self.start_error.text}"
         self._supervisor.on_bad_end(self, how)
