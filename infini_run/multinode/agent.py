@@ -83,6 +83,7 @@ class Agent:
         self._stuck: StuckProcesses | None = None  # of the last attempt
         self._launch: NodeLaunch | None = None
         self._has_reported_failure = False
+        self._sent_progress = -1
         self._stop: dict[str, Any] | None = None  # these three may come before the ranks have started
         self._is_killed = False
         self._signals: list[int] = []
@@ -228,7 +229,7 @@ class Agent:
         plan, options = make_node_plan(setup, launch)
         for notice in plan.nodes[0].notices:
             self._stdio.print_line(f"infini-run: {launch['host']}: {printable(notice)}")
-        self._has_reported_failure = False
+        self._has_reported_failure, self._sent_progress = False, -1
         run = NodeLaunch(
             plan,
             options,
@@ -264,6 +265,7 @@ class Agent:
                     self._link.suspend(run.suspend, self._stdio.print_line)
             if run.first is not None:
                 self._send_failure(run.first, time.monotonic_ns())
+            self._send_progress(run.progress)
             self._link.poll(0)
             self._keep_lease(run)
         run.close()
@@ -346,6 +348,12 @@ class Agent:
             self._has_reported_failure = True
             age_ns = max(0, time.monotonic_ns() - time_ns)
             self._link.connection.send(pack_json(protocol.EVENT, {"failed": rank, "age_ns": age_ns}))
+
+    def _send_progress(self, progress: int) -> None:
+        """Report the highest PROGRESS= here while it can be: a job that goes on without this node counts it, too."""
+        if progress > self._sent_progress and self._link.lease is not None and self._link.connection.has_room:
+            self._sent_progress = progress
+            self._link.connection.send(pack_json(protocol.EVENT, {"progress": progress}))
 
     # ---- the head's words
 

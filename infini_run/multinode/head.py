@@ -349,6 +349,8 @@ class Head:
             number = event["signalled"]
             if self._state.stop_signal or changes is None or not changes.on_stop_signal(agent, number):
                 self.on_stop_signal(number, host=agent.name)
+        elif "progress" in event:
+            self._state.restarts.note_progress(event["progress"])
 
     def _on_done(self, agent: RemoteAgent, done: dict[str, Any]) -> None:
         agent.report = agent.clock.to_our_time(decode_record(Report, done["report"]))

@@ -115,7 +115,8 @@ STARTED: Schema = {"started": _rank, "pid": _pid}
 READY: Schema = {"ready": _rank, "pid": _pid}
 FAILED: Schema = {"failed": _rank, "age_ns": _whole(0, _MAX_NS)}
 SIGNALLED: Schema = {"signalled": _signal}
-EVENTS = (STARTED, READY, FAILED, SIGNALLED)
+PROGRESS: Schema = {"progress": _whole(0, _MAX_NS)}
+EVENTS = (STARTED, READY, FAILED, SIGNALLED, PROGRESS)
 CHECKED: Schema = {"reason": _text}
 DONE: Schema = {"report": _record, "port": _port, "progress": _whole(-1, _MAX_NS)}
 

@@ -83,6 +83,7 @@ SCHEMAS = {
     "READY": {"ready": 0, "pid": 1},
     "FAILED": {"failed": 0, "age_ns": 0},
     "SIGNALLED": {"signalled": 15},
+    "PROGRESS": {"progress": 0},
     "CHECKED": {"reason": ""},
     "DONE": {"report": {}, "port": 1, "progress": -1},
 }

@@ -387,6 +387,34 @@ def test_a_check_that_hangs_is_ended_at_its_timeout(many, bell):
     assert b"host1 is left out: the node check did not end within 0.5 s" in command.err
 
 
+PROGRESSES = """
+import os, socket, sys, time
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["RANK"] == "0" and restarts < 4:
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.connect(os.environ["NOTIFY_SOCKET"].replace("@", chr(0), 1))
+    notify.send(f"PROGRESS={restarts}".encode())
+    for _ in range(3):  # the launcher answers one after the other: it has dealt with the progress, too
+        awaited, answered = os.pipe()
+        socket.send_fds(notify, [b"BARRIER=1"], [answered])
+        os.close(answered)
+        os.read(awaited, 1)
+open(sys.argv[1], "w").write(f"{restarts}\\n")
+time.sleep(1000 if restarts < 4 else 0)
+"""
+
+
+def test_the_progress_of_a_rank_whose_node_is_lost_counts(many, bell):
+    """Only rank 0 tells of progress. The first node to be lost is another one: --max_no_progress holds from there."""
+    command = many(
+        "--spares=1", "--max_no_progress=1", sys.executable, "-c", PROGRESSES, bell.path, hosts="host[1-3]", nproc=1
+    )
+    for world in range(4):
+        assert bell.hear(2) == [str(world)] * 2
+        os.kill(launcher_of(int(world == 0), world=world), signal.SIGKILL)
+    finish(command)
+
+
 def test_attempts_without_progress_end_the_job_whoever_is_lost(many, bell, tmp_path):
     """A rank that tells of its progress is trusted with it: three attempts that get no further are enough."""
     tells = "import os, socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); "
