@@ -15,7 +15,14 @@ import sys
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.distributed import all_reduce, destroy_process_group, get_rank, get_world_size, init_process_group
+from torch.distributed import (
+    all_reduce,
+    destroy_process_group,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    new_group,
+)
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 
@@ -50,8 +57,11 @@ def load_split(device):
 
 
 def make_model(device):
+    """DDP keeps its process group for ever (PyTorch 2.13), and threads of gloo that hold a tensor of ours when the
+    interpreter ends abort the process. So it has one of its own, and ours is gone when it is destroyed."""
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
-    return DistributedDataParallel(model, device_ids=[device] if device.type == "cuda" else None)
+    device_ids = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, process_group=new_group())
 
 
 def train(model, images, labels, args):

@@ -6,7 +6,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+# a group of its own: DDP keeps it for ever, and a thread of gloo that holds a tensor of ours aborts the process at ex
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=dist.new_group())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(5):
     optimizer.zero_grad()
