@@ -6,7 +6,7 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
-# a group of its own: DDP keeps it for ever, and a thread of gloo that holds a tensor of ours aborts the process at ex
+# a group of its own: DDP keeps it for ever, and a thread of gloo that holds a tensor of ours would abort the exit
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1), process_group=dist.new_group())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(5):
