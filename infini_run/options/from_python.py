@@ -40,11 +40,11 @@ def check_names(
     """
     for name in flags:
         if name not in table and name != "nproc":
-            from infini_run.options.hints import nearest
+            from infini_run.options.hints import of_keyword
 
             code: CodeType = function.__code__
             own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            near = nearest(name, [*(word for word in own if word != "self"), *table])
+            near = of_keyword(name, [*(word for word in own if word != "self"), *table])
             hint = f"; did you mean {near}?" if near else ""
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
 

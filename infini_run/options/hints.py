@@ -24,6 +24,8 @@ _FOLDER = "ranks start in this directory: cd to it first"
 _BIND = "--bind=numa|socket|cores binds processes to CPUs"
 _GPUS = "--gpus_per_proc=N is how many GPUs each process sees, --nproc_per_node=gpu one process for each GPU"
 _NEEDLESS = "it is not needed here, drop it"
+_MPI = "nothing here goes through MPI; --link_address=ADDR is where our own links listen"
+_SCHEDULER = "it is the scheduler's: give it to sbatch, salloc, qsub or infini-job submit"
 
 # By a flag's name with underscores: those of mpirun, mpiexec, srun, accelerate, deepspeed, torch.distributed.launch
 _FLAGS = {
@@ -52,8 +54,21 @@ _FLAGS = {
     **dict.fromkeys(("launcher", "mpi"), "--engine=ssh|slurm|pbs|mpi|auto is what reaches the nodes"),
     **dict.fromkeys(("allow_run_as_root", "oversubscribe", "K", "kill_on_bad_exit", "use_env", "u"), _NEEDLESS),
     **dict.fromkeys(("v", "debug", "d"), "--verbose says what is done"),
+    **dict.fromkeys(("mca", "gmca", "am", "tune", "iface"), _MPI),
+    **dict.fromkeys(("rankfile", "rf", "seq"), "ranks follow the order of --hosts=a,b:4 or --hostfile=FILE"),
+    **dict.fromkeys(("p", "partition", "A", "account", "qos", "constraint", "exclusive"), _SCHEDULER),
+    "mixed_precision": "set it before the command: ACCELERATE_MIXED_PRECISION=bf16 infini-run ...",
+    **dict.fromkeys(("use_deepspeed", "use_fsdp"), "the script says so itself: Accelerator(deepspeed_plugin=...)"),
     "V": "--version prints the version",
     **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "--dry_run prints the plan"),
+}
+
+# Keywords of torchrunx, concurrent.futures, joblib and Ray, and ours
+_KEYWORDS = {
+    **dict.fromkeys(("max_workers", "num_workers", "n_jobs", "workers_per_host", "processes"), "nproc_per_node"),
+    **dict.fromkeys(("hostnames", "hostlist", "nodes"), "hosts"),
+    **dict.fromkeys(("extra_env_vars", "env_vars", "environ"), "env"),
+    **dict.fromkeys(("copy_env_vars", "default_env_vars"), "copy_env"),
 }
 
 _QUESTIONS = {"help": "--help", "version": "--version"}
@@ -66,6 +81,13 @@ _NEAR = 400  # files of a folder that are compared
 def of_flag(name: str) -> str:
     """What stands here for a flag of another launcher; "": nothing that is known."""
     return _FLAGS.get(name, "") or (_of_dash(name[0]) if name[:1] in _DASHES else "")
+
+
+def of_keyword(name: str, known: Iterable[str]) -> str:
+    """Return the keyword that `name` was probably meant to be; "": none that is known."""
+    words = list(known)
+    meant = _KEYWORDS.get(name, "")
+    return meant if meant in words else nearest(name, words)
 
 
 def _of_dash(dash: str) -> str:

@@ -198,12 +198,15 @@ def test_closing_wakes_coroutines_that_wait(sides, from_thread):
         waiting = [asyncio.create_task(tx.asend(bytes(FULL))), asyncio.create_task(rx.arecv())]
         await settled()
         if from_thread:
-            threading.Thread(target=close).start()
+            closing.start()
         else:
             close()
         return [type(error) for error in await asyncio.gather(*waiting, return_exceptions=True)]
 
+    closing = threading.Thread(target=close)
     assert run(play()) == [ChannelClosed, ChannelClosed]
+    if from_thread:
+        closing.join()
     with pytest.raises(ChannelBroken):
         sides[1][1].recv()
 

@@ -126,10 +126,12 @@ def test_a_close_that_was_interrupted_is_resumed(bell, tmp_path):
         until(lambda: crew.status().phase == "DRAINING")
         interrupt_main(raised)
 
-    threading.Thread(target=interrupt).start()
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         crew.close()
     raised.set()
+    interrupting.join()
     assert crew.status().phase == "DRAINING"
     gate.write_text("on")
     assert crew.close().phase == "CLOSED"

@@ -142,9 +142,11 @@ def test_a_failure_at_the_end_of_a_block_is_raised(bell, gate):
     crew = ir.Crew(obey, grace=1)
     begun = crew.ask(("be slow", bell.path, str(gate)))
     (words,) = bell.hear(1)
-    threading.Thread(target=lambda: _kill_when_draining(crew, int(words.split()[1]))).start()
+    killing = threading.Thread(target=lambda: _kill_when_draining(crew, int(words.split()[1])))
+    killing.start()
     with pytest.raises(ir.CrewFailed):
         leave(crew)
+    killing.join()
     assert isinstance(begun.exception(), ir.WorkerDied)
 
 
@@ -190,7 +192,9 @@ def test_a_block_of_a_launcher_waits_for_its_launches(kind, bell, gate):
     with kind(nproc_per_node=1) as launcher:
         handle = launcher.start(wait_at, bell.path, str(gate))
         bell.hear(1)
-        threading.Thread(target=lambda: gate.write_text("done")).start()
+        writing = threading.Thread(target=lambda: gate.write_text("done"))
+        writing.start()
+    writing.join()
     assert handle.done()
     assert list(handle.result()) == ["done"]
 

@@ -39,6 +39,10 @@ def told(tmp_path):
         (("--ntasks=4",), ("--nproc_per_node=N",)),
         (("--num_processes", "4"), ("--nproc_per_node=N",)),
         (("--tag-output",), ("--console=prefix",)),
+        (("--mca", "btl", "self"), ("--link_address=ADDR",)),
+        (("--rankfile=r",), ("--hosts=a,b:4",)),
+        (("-p", "gpu"), ("infini-job submit",)),
+        (("--mixed_precision=bf16",), ("ACCELERATE_MIXED_PRECISION=bf16",)),
     ],
 )
 def test_a_flag_of_another_launcher_names_ours(told, words, names):
