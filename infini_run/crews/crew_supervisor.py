@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from functools import partial
 from threading import Event
 
 from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
@@ -21,7 +22,7 @@ from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from infini_run.crews.pending_task import Limits, PendingTask
@@ -66,6 +67,7 @@ class CrewSupervisor(Supervisor):
         self._causes: list[BaseException] = []
         self._shared: deque[PendingTask] = deque()
         self._restarts: list[PendingRestart] = []
+        self._stuck_watches: dict[int, Callable[[], None]] = {}  # by rank: what ends it
         self._drain_end_s = float("inf")
         self._is_halted = False  # nothing is started again, and tasks fail
         self._is_late = False  # the time for the tasks is over
@@ -218,6 +220,21 @@ class CrewSupervisor(Supervisor):
         when = "it was replaced" if self.phase == "RUNNING" else "the crew was closed"
         self.problems.append(f"rank {worker.rank} did not end in order when {when}: {how}")
 
+    def on_stuck(self, worker: SupervisedWorker) -> None:
+        """It may still hold memory, files and a GPU: nothing is started in its place."""
+        rank, process = worker.rank, worker.process
+        assert process is not None
+        text = f"rank {rank} on {process.host}: SIGKILL did not end process {process.stuck}"
+        if any(rank in pending.ranks for pending in self._restarts):
+            print_line(f"{text}; it starts again once that has ended")
+            on_end = partial(self.call, partial(self._end_stuck, rank))
+            self._stuck_watches[rank] = process.watch_stuck(self.poller, on_end)
+        else:
+            self.problems.append(text)
+
+    def _end_stuck(self, rank: int) -> None:
+        del self._stuck_watches[rank]
+
     def on_crash(self, error: BaseException) -> None:
         self._fail([error])
 
@@ -252,7 +269,7 @@ class CrewSupervisor(Supervisor):
         self._restarts.append(PendingRestart(ranks, due_s))
 
     def _can_start(self, pending: PendingRestart) -> bool:
-        return all(self.workers[rank].is_settled for rank in pending.ranks)
+        return all(self.workers[rank].is_settled and rank not in self._stuck_watches for rank in pending.ranks)
 
     def _restart_due(self) -> None:
         now_s = time.monotonic()
@@ -403,6 +420,8 @@ class CrewSupervisor(Supervisor):
                 worker.handle("drain")
 
     def _on_workers_ended(self) -> None:
+        for unwatch in self._stuck_watches.values():
+            unwatch()
         self._refuse_all()
         if self._undone:
             self.drain_error = drain_timeout(self._undone, self.limits.drain_s)

@@ -20,6 +20,7 @@ from infini_run.crews.supervisor import Supervisor
 from infini_run.crews.worker_death import ended_without_result, wrote_into_channel
 from infini_run.errors import InfiniRunError, LaunchTimeout, RemoteError
 from infini_run.node.host_stderr import print_line
+from infini_run.plan.restart_policy import NOT_ENDED
 from infini_run.record import record
 from infini_run.system.exit_hooks import close_at_exit, closed
 from infini_run.system.fork_hooks import call_in_forked_children
@@ -103,6 +104,7 @@ class LaunchSupervisor(Supervisor):
         self.restarts = restarts
         self._restart_s = _NEVER  # (monotonic) when all ranks are started again
         self._is_unwanted = False  # the caller has stopped it: nothing is started again
+        self._stuck: set[str] = set()  # what SIGKILL did not end, on each node
         self._set_ranks()
         self.failures: list[Failure] = []
         self.stopped_s: float | None = None
@@ -213,6 +215,16 @@ class LaunchSupervisor(Supervisor):
         ):
             error = process.problem or ended_without_result(exit_, has_result=rank.has_result)
             self.fail(error, worker.rank, end_s)
+
+    def on_stuck(self, worker: SupervisedWorker) -> None:
+        """Once for each node: its ranks are released together."""
+        process = worker.process
+        assert process is not None
+        text = f"{process.host}: SIGKILL did not end process {process.stuck}"
+        if text not in self._stuck:
+            self._stuck.add(text)
+            print_line(text)
+            self.restarts.give_up(NOT_ENDED)
 
     def on_crash(self, error: BaseException) -> None:
         if not isinstance(error, Exception):  # raised as it is, it would end the caller's program

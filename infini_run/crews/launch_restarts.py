@@ -37,6 +37,7 @@ class LaunchRestarts:
         self._options = options
         self._count = RestartCount()
         self._progress = -1  # of the attempt that runs
+        self._why_over = ""
         self.begun = 0
         self.not_restarted = ""
 
@@ -49,6 +50,10 @@ class LaunchRestarts:
     def total(self) -> int:
         """Restarts so far, with one that was decided and has not begun."""
         return self._count.total
+
+    def give_up(self, why: str) -> None:
+        """There is no attempt after the one that runs, for this reason."""
+        self._why_over = self._why_over or why
 
     def begin(self) -> None:
         """The attempt that was decided begins."""
@@ -69,6 +74,9 @@ class LaunchRestarts:
         """
         if rank < 0 or isinstance(error, LaunchTimeout) or (isinstance(error, NodeLost) and not may_move):
             return None
+        if self._why_over:
+            self.not_restarted = self._why_over if self.is_possible else ""
+            return None
         decision = spend(self._options, self._count_attempt(), healthy_s)
         self._count, self.not_restarted = decision.count, decision.why
         return decision.delay_s if decision.again else None
@@ -77,7 +85,7 @@ class LaunchRestarts:
         """Count an attempt that follows because a node came or went: it costs nothing of the budget. False: there is
         none, because too many attempts in a row made no progress."""
         count = self._count_attempt()
-        self.not_restarted = explain_no_progress(self._options, count)
+        self.not_restarted = self._why_over or explain_no_progress(self._options, count)
         if not self.not_restarted:
             self._count = replace(count, total=count.total + 1)
         return not self.not_restarted

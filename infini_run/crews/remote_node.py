@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         node: RemoteNode
 
         def note(self, kind: str, value: object) -> None:
-            """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended."""
+            """Note what happened to it. kind: pid, exit (an Exit), pinged, lost (an error), ended (what is stuck, in
+            words), gone (what was stuck)."""
 
 
 class RemoteNode:
@@ -96,7 +97,7 @@ class RemoteNode:
     def _note(self, worker: RemoteWorker, kind: str, value: Any) -> None:
         if kind == "exit":
             value = _in_own_terms(decode_record(Exit, value), self.clock_s, self.name)
-        if kind == "ended":
+        if kind == "gone" or (kind == "ended" and not value):
             self.workers.pop(worker.number, None)
         worker.note(kind, value)
         self._changed()

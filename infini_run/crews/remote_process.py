@@ -18,12 +18,13 @@ from infini_run.report.exit import Exit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from infini_run.crews.node_link import NodeLink
     from infini_run.crews.remote_node import RemoteNode
     from infini_run.errors import InfiniRunError
+    from infini_run.system.poller import Poller
 
 
 class RemoteWorkerProcess:
@@ -40,7 +41,10 @@ class RemoteWorkerProcess:
         self.exit: Exit | None = None
         self.problem: InfiniRunError | None = None
         self.ended = False
+        self.stuck = ""
         self._has_ended_there = False  # as the NodeLink knows
+        self._is_stuck = False  # as the NodeLink knows: it has ended, but for what SIGKILL did not end
+        self._on_stuck_end: Callable[[], None] | None = None
         self._pending: list[tuple[str, Any]] = []
         self._last_ping_s = 0.0
         self._start_s = time.time()
@@ -70,11 +74,21 @@ class RemoteWorkerProcess:
             self.pid = value
         elif kind == "pinged":
             self._last_ping_s = time.monotonic()
+        elif kind == "gone":
+            self._end_stuck()
         else:
             self._pending.append((kind, value))
             self._has_ended_there = self._has_ended_there or kind in ("ended", "lost")
+            self._is_stuck = kind == "ended" and bool(value)
+            if kind == "lost":
+                self._end_stuck()  # it lives until its node's fence at most
             if self._wakeup_fd >= 0:
                 os.eventfd_write(self._wakeup_fd, 1)
+
+    def _end_stuck(self) -> None:
+        self._is_stuck = False
+        if self._on_stuck_end is not None:
+            self._on_stuck_end()
 
     # ---- as a ProcessGroup
 
@@ -102,6 +116,8 @@ class RemoteWorkerProcess:
             elif kind == "lost":
                 self.problem = value
                 self.exit = self.exit or self._unknown()
+            elif kind == "ended":
+                self.stuck = value or ""
             self.ended = self.ended or kind in ("ended", "lost")
 
     def _unknown(self) -> Exit:
@@ -138,6 +154,15 @@ class RemoteWorkerProcess:
 
     def _request(self, kind: str, **value: object) -> None:
         self._link.call(lambda: self.node.send_control({kind: {"worker": self.number, **value}}))
+
+    def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
+        self._on_stuck_end = on_end
+        if not self._is_stuck:
+            on_end()
+        return self._forget_stuck
+
+    def _forget_stuck(self) -> None:
+        self._on_stuck_end = None
 
     def close(self) -> None:
         if self._wakeup_fd < 0:

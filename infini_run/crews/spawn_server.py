@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from _functools import partial
 
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
@@ -72,6 +73,7 @@ class SpawnServer:
         self._streams = Multiplexer(self._poller, self._send, self._on_control, takes_broadcasts=True)
         self._workers: dict[int, HostedWorker] = {}
         self._watches: dict[WorkerGroup, ProcessWatch] = {}
+        self._stuck_watches: list[Callable[[], None]] = []  # what ends each
         self._spawner: ExecSpawner | None = None
         self._signals: SignalPipe | None = None
         self._has_lost = False  # the other side
@@ -88,6 +90,8 @@ class SpawnServer:
         finally:
             for number in list(self._workers):
                 self._close(number)
+            for unwatch in self._stuck_watches:
+                unwatch()
             if self._spawner is not None:
                 self._spawner.close()
             self._stream.close()
@@ -225,7 +229,7 @@ class SpawnServer:
             self._when_read(worker, "exit", to_jsonable(process.exit))
         if process.group.ended and not worker.has_end:
             worker.has_end = True
-            self._when_read(worker, "ended", None)
+            self._when_read(worker, "ended", process.stuck)
 
     def _when_read(self, worker: HostedWorker, kind: str, value: object) -> None:
         """Report its end behind the bytes that it has sent before."""
@@ -236,6 +240,9 @@ class SpawnServer:
             if worker.number in self._workers:
                 self._send_control(kind, worker=worker.number, value=value)
                 if kind == "ended":
+                    if value:
+                        gone = partial(self._send_control, "gone", worker=worker.number)
+                        self._stuck_watches.append(worker.process.watch_stuck(self._poller, gone))
                     self._close(worker.number)
 
         stream.when_read(report)

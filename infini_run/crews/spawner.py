@@ -12,7 +12,7 @@ KILL_ANSWER_S = 15.0  # the wait for what a zygote or node kills for us; the cor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from infini_run.channel import Receiver, Sender
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infini_run.plan.model import Plan
     from infini_run.report.exit import Exit
     from infini_run.report.report import Report
+    from infini_run.system.poller import Poller
 
     class ProcessGroup(Protocol):
         """Worker processes that were started together: what is waited for and stopped is the whole group. Its objects
@@ -53,9 +54,11 @@ if TYPE_CHECKING:
     class WorkerProcess(Protocol):
         """One process of one worker; after a restart the worker has another one.
 
-        pid: 0 until it has one. exit: how the process ended, as soon as it has; what it left behind may still run.
+        pid: 0 until it has one. exit: how the process ended, as soon as it has, or was given up because
+        SIGKILL did not end it; what it left behind may still run.
         problem: why nothing is known of its end (its node was lost), else None. clock_s: what has to be added to a
-        time of its host's clock for a time of this one's.
+        time of its host's clock for a time of this one's. stuck: the processes of its group that SIGKILL did not end
+        (uninterruptible sleep), in words, as soon as the group has ended; "": none.
         """
 
         rank: int
@@ -72,6 +75,13 @@ if TYPE_CHECKING:
 
         @property
         def clock_s(self) -> float: ...
+
+        @property
+        def stuck(self) -> str: ...
+
+        def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
+            """Call `on_end` once what is stuck has ended, from any thread, perhaps at once. Call it before `close`.
+            Returns what ends the watch."""
 
         def last_ping_s(self) -> float:
             """When it last said WATCHDOG=1 to its NOTIFY_SOCKET (monotonic); 0: never."""

@@ -73,7 +73,7 @@ class SupervisedWorker:
     state: one of worker_states.STATES. process: its latest one. connection: to that, until nothing is left of it.
     held: its tasks that it has not been handed. handed: those it has, by number. cause: why it failed last.
     stopped_for: why it was stopped, if not for a failure of its own. start_error: why it could not start, or not
-    stop. is_settled: nothing is left of its latest process.
+    stop. is_settled: nothing is left of its latest process, unless SIGKILL did not end it.
     """
 
     def __init__(self, rank: int, supervisor: Owner) -> None:
@@ -192,10 +192,10 @@ class SupervisedWorker:
         self.is_settled = True
 
     def _note_end(self) -> None:
-        exit_ = exit_of(self)
-        if self.stopped_for or (exit_.ended_well and self._has_ended_in_order):
-            return
         assert self.process is not None
+        exit_ = exit_of(self)
+        if self.stopped_for or self.process.stuck or (exit_.ended_well and self._has_ended_in_order):
+            return
         if exit_.status_lost and self.process.problem is not None:
             how = str(self.process.problem)
         else:

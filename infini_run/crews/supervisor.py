@@ -143,6 +143,9 @@ class Supervisor:
     def on_bad_end(self, worker: SupervisedWorker, how: str) -> None:
         """It was to end, and did not end in order."""
 
+    def on_stuck(self, worker: SupervisedWorker) -> None:
+        """All has ended but what SIGKILL did not end: `process.stuck`."""
+
     def on_failure(self, worker: SupervisedWorker) -> None:
         """It has failed, for the reason `worker.cause`."""
 
@@ -259,6 +262,8 @@ class Supervisor:
             if not watch.workers:
                 del self._watches[process.group]
                 watch.close()
+        if process.stuck:
+            self.on_stuck(worker)
         self.try_step(f"closing what is left of rank {worker.rank}", process.close)
 
     # ---- the end

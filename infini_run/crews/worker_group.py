@@ -7,18 +7,20 @@ from infini_run.core.group import forking
 from infini_run.node.last_output import last_output
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import replace
+from infini_run.report.exit import name_processes
 from infini_run.system.fork_hooks import call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from infini_run.crews.spawner import Run
     from infini_run.errors import InfiniRunError
     from infini_run.options.options import Options
     from infini_run.plan.model import Plan
-    from infini_run.report.exit import Exit
+    from infini_run.report.exit import Exit, LeftoverProcess
+    from infini_run.system.poller import Poller
 
 
 class WorkerGroup:
@@ -97,6 +99,11 @@ class WorkerGroup:
                 return last_output(self.run.group, index, worker)[1:]
         return (), ()
 
+    @property
+    def stuck(self) -> Sequence[LeftoverProcess]:
+        """What SIGKILL did not end, once it has ended."""
+        return () if self.run is None or not self.run.ended else self.run.outcome.stuck
+
     def close_if_last(self) -> None:
         """Kill and free all, once every process of it has been closed."""
         if self.run is not None and all(process.is_closed for process in self.processes):
@@ -127,9 +134,9 @@ class ExecProcess:
         self.is_closed = False
 
     def update(self, exit_: Exit) -> None:
-        """Note how far its process is, as its group says."""
+        """Note how far its process is, as its group says. One that SIGKILL did not end has an Exit without an end."""
         self.pid = exit_.pid or 0
-        if exit_.end_s is None or self.exit is not None:
+        if self.exit is not None or (exit_.end_s is None and not exit_.stuck):
             return
         if exit_.shell_code and not exit_.last_lines:
             last_lines, stack = self.group.last_output(self.rank)
@@ -143,6 +150,17 @@ class ExecProcess:
     def signal(self, number: int) -> int:
         run = self.group.run
         return 0 if run is None else run.signal(number, self.rank)
+
+    @property
+    def stuck(self) -> str:
+        return name_processes(self.group.stuck)
+
+    def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
+        from infini_run.multinode.old_world import StuckProcesses
+
+        assert self.group.run is not None
+        pids = [process.pid for process in self.group.stuck]
+        return StuckProcesses(self.group.run.plan.launch_id, pids, poller, on_end).close
 
     def close(self) -> None:
         self.is_closed = True

@@ -14,6 +14,7 @@ from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.membership_transitions import CHECK_OUT_S
 from infini_run.multinode.protocol import pack, pack_json
 from infini_run.multinode.world_changes import AT_ONCE_S, FENCE_S, GUARD_S, REDIAL_S, proves_clear
+from infini_run.report.exit import name_processes
 from infini_run.report.text import signal_name
 
 TYPE_CHECKING = False
@@ -99,10 +100,8 @@ class IndependentNodes:
         stuck = () if agent.report is None else agent.report.stuck
         if stuck:
             self._unclear.add(agent)
-            names = ", ".join(f"{process.pid} ({process.name})" for process in stuck[:4])
-            self._state.notice(
-                f"{agent.title}: SIGKILL did not end process {names}; its workers start nowhere until that has ended"
-            )
+            text = f"{agent.title}: SIGKILL did not end process {name_processes(stuck)}"
+            self._state.notice(f"{text}; its workers start nowhere until that has ended")
             return
         self._on_clear(agent)
 

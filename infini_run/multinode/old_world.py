@@ -7,6 +7,7 @@ import os
 import select
 import time
 from _functools import partial
+from contextlib import suppress
 
 from infini_run.system.poller import READ
 from infini_run.value_types import MARKER_VARIABLE
@@ -49,7 +50,8 @@ def wait_until_gone(launch_id: str, limit_s: float) -> bool:
 
 
 class StuckProcesses:
-    """Processes of a launch that SIGKILL did not end at once: those in uninterruptible sleep.
+    """Processes of a launch that SIGKILL did not end at once: those in uninterruptible sleep. Our children among them
+    are reaped.
 
     Args:
         launch_id: of the launch; those within it begin with it.
@@ -83,6 +85,8 @@ class StuckProcesses:
             self._on_end()
 
     def _on_one_end(self, fd: int) -> None:
+        with suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
         self._close_one(fd)
         if not self._fds:
             self._watch_living()

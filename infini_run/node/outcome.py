@@ -151,6 +151,11 @@ class Outcome:
             f"{stream} of rank {event.rank} is still open in a process that is not ours to end; let go"
         )
 
+    @property
+    def stuck(self) -> tuple[LeftoverProcess, ...]:
+        """The processes that SIGKILL did not end."""
+        return tuple(self._stuck)
+
     def _record_console_stuck(self, event: Event) -> str:
         return self.add_notice("every worker has ended; waiting for the reader of our output to read on")
 
@@ -280,7 +285,7 @@ class Outcome:
             user_interrupted=self.is_interrupted,
             leftover_processes=tuple(self._leftovers),
             leftover_count=self._leftover_count,
-            stuck=tuple(self._stuck),
+            stuck=self.stuck,
             notices=tuple(self._notices),
             snapshots=tuple(self._snapshots),
             port_in_use=self._port_in_use(),

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from infini_run.record import record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_NAMED = 4  # processes that a line names
+
 
 @record
 class Exit:
@@ -112,3 +118,8 @@ class LeftoverProcess:
     pid: int
     name: str
     state: str = ""
+
+
+def name_processes(processes: Sequence[LeftoverProcess]) -> str:
+    """Return the first of them in words; "" if there is none."""
+    return ", ".join(f"{process.pid} ({process.name})" for process in processes[:_NAMED])

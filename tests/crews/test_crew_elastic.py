@@ -78,6 +78,12 @@ def spawn_server_on(host):
     raise AssertionError(f"no spawn server on {host}")
 
 
+def workers_on(host):
+    """The processes of the workers there, as this machine numbers them."""
+    server = spawn_server_on(host)[0]
+    return [pid for pid, (parent, _, name) in processes().items() if parent == server and name != GUARD]
+
+
 def agent_on(host):
     return spawn_server_on(host)[1]
 
@@ -170,16 +176,27 @@ def test_workers_move_only_when_the_last_process_on_their_host_has_ended(crew, f
     """SIGKILL does not end one that is in uninterruptible sleep. Another host waits for them."""
     with crew(3, spares=1, grace=0.2) as group:
         (host,) = places(ask_all(group)[1:])
-        server = spawn_server_on(host)[0]
-        worker = [pid for pid, (parent, _, name) in processes().items() if parent == server and name != GUARD]
-        freezer.freeze(*worker)
-        os.kill(server, signal.SIGKILL)
+        freezer.freeze(*workers_on(host))
+        os.kill(spawn_server_on(host)[0], signal.SIGKILL)
         until(lambda: f"({host}): SIGKILL did not end process" in capfd.readouterr().err)
         time.sleep(1.0)  # a worker is up sooner
         assert [worker.restarts for worker in group.status().workers] == [0, 0]
         freezer.thaw()
         until(lambda: group.status().workers[1].restarts == 1)
         assert len(places(ask_all(group))) == 2
+
+
+def test_a_worker_starts_again_beside_no_process_that_sigkill_did_not_end(crew, freezer, capfd):
+    with crew(2, spares=1, grace=0.2, watchdog_s=1) as group:
+        host, *_, pid = group.worker(0).ask("who").result()
+        freezer.freeze(*workers_on(host))
+        waiting = group.worker(0).ask("who")
+        until(lambda: f"SIGKILL did not end process {pid} (" in capfd.readouterr().err, 20)
+        time.sleep(1.0)  # a worker is up sooner
+        assert group.status().workers[0].restarts == 0
+        freezer.thaw()
+        assert isinstance(waiting.exception(), ir.WorkerDied)
+        assert group.worker(0).ask("who").result()[-1] != pid
 
 
 def test_what_lost_hosts_have_cost_is_forgotten_once_their_workers_have_moved(crew):

@@ -38,11 +38,44 @@ def crew_of(where, how, bell="", **more):
     return ir.Crew(ender(where, how, bell), **{**given, "drain_s": 60, "max_events": 100, **more})
 
 
+def pid_of(ctx, task):
+    return os.getpid()
+
+
 def check_death(error, how):
     words, code, number = HOW.get(how, ("", None, 0))
     assert words in str(error)
     assert (error.exit.code, error.signal) == (code, number)
     assert error.rank == 0
+
+
+# ---- SIGKILL does not end it
+
+
+@pytest.mark.parametrize("way", ["exec", "fork"])
+def test_a_worker_starts_again_only_once_its_last_process_has_ended(freezer, capfd, way):
+    """Uninterruptible sleep: it may still hold a GPU."""
+    restart = ir.Restart(strategy="one_for_all")
+    with ir.Crew(pid_of, nproc=2, restart=restart, grace=0.2, preload=() if way == "exec" else ["fractions"]) as crew:
+        pids = [crew.worker(rank).ask("pid").result() for rank in range(2)]
+        freezer.freeze(pids[1])
+        os.kill(pids[0], signal.SIGKILL)
+        words = f"SIGKILL did not end process {pids[1]} ("
+        until(lambda: words in (line := capfd.readouterr().err) and "it starts again once that has ended" in line, 20)
+        assert [worker.restarts for worker in crew.status().workers] == [0, 0]
+        freezer.thaw()
+        assert crew.worker(1).ask("pid").result() != pids[1]
+    until(lambda: not os.path.exists(f"/proc/{pids[1]}"))  # nor as a zombie of ours
+
+
+def test_a_crew_that_is_closed_names_what_is_left(freezer, capfd):
+    crew = ir.Crew(pid_of, nproc=1, grace=0.2)
+    pid = crew.ask("pid").result()
+    freezer.freeze(pid)
+    crew.close(drain=False)
+    assert any(f"SIGKILL did not end process {pid} (" in problem for problem in crew.close().problems)
+    freezer.thaw()
+    os.waitpid(pid, 0)
 
 
 # ---- the caller is alive

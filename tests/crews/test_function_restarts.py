@@ -49,6 +49,32 @@ def test_one_failure_too_many_is_raised_with_the_number_of_restarts(tmp_path, ca
     assert "infini-run: restart 1 of 1 in 0 ms: rank 1 on" in capfd.readouterr().err
 
 
+def test_nothing_is_started_beside_what_sigkill_did_not_end(tmp_path, freezer, capfd):
+    """Uninterruptible sleep: it may still hold a GPU."""
+
+    def fail_beside(folder):
+        worker = ir.this_worker()
+        if worker.rank == 1:
+            (folder / "part").write_text(str(os.getpid()))
+            (folder / "part").rename(folder / "pid")
+            time.sleep(1000)
+        until(lambda: (folder / "go").exists())
+        raise ValueError("rank 0")
+
+    launcher = ir.Launcher(nproc_per_node=2, preload=(), max_restarts=1, restart_delay=0, grace=0.2)
+    handle = launcher.start(fail_beside, tmp_path)
+    until((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    freezer.freeze(pid)
+    (tmp_path / "go").touch()
+    with pytest.raises(ValueError, match="rank 0") as caught:
+        handle.result()
+    assert "not restarted: not all of it could be ended" in caught.value.__notes__
+    assert f"SIGKILL did not end process {pid} (" in capfd.readouterr().err
+    freezer.thaw()
+    os.waitpid(pid, 0)
+
+
 def test_a_rank_that_is_killed_is_started_again_with_the_others(tmp_path, preload):
     def die_once(folder):
         worker = ir.this_worker()
