@@ -267,7 +267,7 @@ def test_an_agent_refuses_a_spec_of_any_bytes(payload):
 
 
 def no_more_memory():
-    resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+    resource.setrlimit(resource.RLIMIT_AS, (250 << 20, 250 << 20))
 
 
 limits_memory = pytest.mark.skipif(
@@ -295,7 +295,7 @@ def test_ranks_that_find_no_memory_are_one_line(infini_run):
 def test_a_host_program_that_finds_no_memory_gets_an_error_of_ours():
     code = """
 import resource, infini_run as ir
-resource.setrlimit(resource.RLIMIT_AS, (600 << 20, 600 << 20))
+resource.setrlimit(resource.RLIMIT_AS, (250 << 20, 250 << 20))
 try:
     ir.run(["true"], nproc_per_node=4000000)
 except ir.InfiniRunError as error:

