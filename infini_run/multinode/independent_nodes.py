@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+from infini_run.errors import NodeLost
 from infini_run.multinode import protocol
 from infini_run.multinode.head_report import attempt_report
 from infini_run.multinode.membership_transitions import CHECK_OUT_S
@@ -177,6 +178,10 @@ class IndependentNodes:
         else:
             self._let_go(agent)
         return True
+
+    def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None:
+        """No node can be reached any more."""
+        self._state.fail(NodeLost(f"the allocation has ended: {text}", "", -1))
 
     def on_lost(self, agent: RemoteAgent, text: str) -> None:
         """An agent that was ready has gone. What it ran may live until its lease is over."""

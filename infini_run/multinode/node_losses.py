@@ -26,6 +26,7 @@ class NodeLosses:
         self._processes = processes
         self._missed: list[tuple[RemoteAgent, InfiniRunError]] = []  # nodes that cannot be reached, or refuse
         self._missed_end_s = _NEVER
+        self._was_cancelled = False  # the engine has said so, of any of its commands
         self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
         self._stops_for_engine = False
         self._reported_absence_s = 0.0  # the last one of ours of which a line has told
@@ -200,6 +201,10 @@ class NodeLosses:
     def _on_command_end(self, changes: NodeChanges, ended: EngineExit, agents: Sequence[RemoteAgent]) -> None:
         """As on_engine_exit, for a job that goes on."""
         state = self._state
+        self._was_cancelled = self._was_cancelled or state.engine.was_cancelled(ended.stderr)
+        if state.engine.is_allocation_over(ended.stderr):
+            text = state.engine.explain_exit("", ended.code, ended.stderr)
+            changes.on_allocation_over(text, was_cancelled=self._was_cancelled)
         for agent in agents:
             if not ended.command.nodes and self._processes.has_own_command(agent.index):
                 continue  # whoever was there before was the one that it had started

@@ -17,6 +17,7 @@ from infini_run.multinode.rendezvous import join_names
 from infini_run.options.nodes import MANUAL
 from infini_run.plan.restart_policy import NOT_ENDED
 from infini_run.report.text import signal_name
+from infini_run.system.signal_numbers import SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -242,6 +243,19 @@ class WorldChanges:
         self._state.agents.renew(at)
         self._reach(at, time.monotonic() + self._redial_s[at])
         self._redial_s[at] = min(2 * self._redial_s[at], REDIAL_S[1])
+
+    def on_allocation_over(self, text: str, *, was_cancelled: bool) -> None:
+        """No node can be reached any more. If somebody has asked for that, the job was stopped by a signal, although
+        perhaps no launcher had the time to tell it before it was killed."""
+        state = self._state
+        if state.stop_signal:
+            return
+        if was_cancelled:
+            state.notice(f"{signal_name(SIGTERM)} was for all nodes: their allocation was ended")
+            state.stop_signal = SIGTERM
+            state.stop(by_signal=True)
+        else:
+            state.fail(NodeLost(f"the allocation has ended: {text}", "", -1))
 
     # ---- the end of a world
 

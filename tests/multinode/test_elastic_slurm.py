@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.multinode.test_elastic_ssh import hear_world, in_world, launcher_of, ring
 from tests.multinode.test_many_slurm import Allocation, Slurm, case, left  # noqa: F401
 from tests.support.cluster import need
+from tests.support.hosts import agents
 from tests.support.processes import OURS
 from tests.support.waiting import until
 
@@ -95,9 +97,34 @@ def test_a_node_that_never_came_keeps_no_other_one_away(run, case, bed, bell, tm
     case.end()
 
 
+def is_killed(pid):
+    """Whether it has a SIGKILL that it has not acted on, or is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        return True
+    pending = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
 def test_scancel_ends_all_of_it(run, case, bed, bell):
     command = run("--spares=1", *ring(bell))
     hear_world(bell, 0, 3)
     bed.ask("scancel", run.job)
     assert command.wait() == 143, command.err
+    case.end()
+
+
+def test_scancel_that_no_launcher_can_tell_of_ends_all_of_it(run, case, bed, bell, freezer):
+    """They are killed before they have read the signal; the allocation that is gone tells."""
+    command = run("--spares=1", *ring(bell))
+    hear_world(bell, 0, 3)
+    launchers = [pid for pid, command_line in agents().items() if not command_line.startswith("srun")]
+    assert len(launchers) == 4
+    freezer.freeze(*launchers)
+    bed.ask("scancel", run.job)
+    until(lambda: all(is_killed(pid) for pid in launchers))
+    freezer.thaw()
+    assert command.wait() == 143, command.err
+    assert b"SIGTERM was for all nodes: their allocation was ended" in command.err
     case.end()

@@ -139,7 +139,10 @@ class Command:
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
         """Its exit code; self.out and self.err hold everything that it wrote."""
-        out, err = self.process.communicate(timeout=limit_s)
+        try:
+            out, err = self.process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"it has not ended within {limit_s} s: {error.stdout!r} {error.stderr!r}") from None
         self.out += out or b""
         self.err += err or b""
         return self.process.returncode

@@ -97,6 +97,14 @@ class Engine:
         others now; "" by default, if the Link itself tells of such an end."""
         return ""
 
+    def is_allocation_over(self, stderr: str) -> bool:
+        """Whether the last output of a command says that no node can be reached any more."""
+        return False
+
+    def was_cancelled(self, stderr: str) -> bool:
+        """Whether the last output of a command says that somebody has asked for the end of all of it."""
+        return False
+
     def is_transient(self, code: int | None, stderr: str) -> bool:
         """Whether the same command may well succeed a moment later."""
         return False

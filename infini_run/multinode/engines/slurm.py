@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _NO_SUCH_PROGRAM = "execve()"  # in the message of a node that lacks the Python
 _SLURM_LINE = ("srun:", "slurmstepd")  # how lines start that Slurm itself writes
 _STEP_ENDS = ("CANCELLED", "aborted")  # in the first message after somebody has asked for the end of the step
+_CANCELLED = "CANCELLED AT"
+_JOB_ENDS = ("Expired or invalid job", "has expired", "Job/step already completing or completed")
 _STEP_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -81,6 +83,15 @@ class SlurmEngine(Engine):
         reason = cause or named or killed or (lines[-1] if is_agents or not errors else errors[-1]) if lines else ""
         hint = "; give --remote_python=PATH of a Python there that has infini-run" if cause else ""
         return exit_text("srun", code, reason) + hint
+
+    def is_allocation_over(self, stderr: str) -> bool:
+        """srun says so where it looks for its job, and where it asks for a step."""
+        return any(line.startswith("srun:") and any(end in line for end in _JOB_ENDS) for line in lines_of(stderr))
+
+    def was_cancelled(self, stderr: str) -> bool:
+        """A user, a time limit or a more important job; the end of a node is told in the same words."""
+        lines = [line for line in lines_of(stderr) if line.startswith(_SLURM_LINE) and _CANCELLED in line]
+        return bool(lines) and not any("NODE FAILURE" in line for line in lines)
 
     def cleanup_commands(self, agents: Sequence[KnownAgent], options: Options) -> list[EngineCommand]:
         """Return scancel of the step, which sends SIGKILL to all of it. Only an agent knows the number of the
