@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from _functools import partial
 from collections import deque
+from contextlib import suppress
 
 from infini_run.channel.errors import ChannelError
 from infini_run.crews.worker_group import WorkerGroup
@@ -120,7 +122,10 @@ class ExecSpawner:
         processes: list[ExecProcess] = []
         try:
             for some in [[rank] for rank in ranks] if apart else [ranks]:
-                processes += self._start_group(self._plan(some, restarts)).processes
+                group = self._start_group(self._plan(some, restarts))
+                processes += group.processes
+                if is_job and not apart:
+                    group.on_close = partial(self._free_port, self._port)
         except BaseException:
             for process in processes:
                 process.close()
@@ -132,6 +137,13 @@ class ExecSpawner:
 
         self._port = free_port()
         self._ports.append(self._port)
+
+    def _free_port(self, port: int) -> None:
+        from infini_run.node.ports import let_go
+
+        with suppress(ValueError):
+            self._ports.remove(port)
+        let_go(port)
 
     def _start_group(self, plan: Plan) -> WorkerGroup:
         return WorkerGroup(plan, self.options, self._environ, self._cwd)

@@ -24,13 +24,17 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup:
-    """A ProcessGroup, started when it is made. Raises what NodeLaunch.start does; then none of it is left."""
+    """A ProcessGroup, started when it is made. Raises what NodeLaunch.start does; then none of it is left.
+
+    on_close: called when all of it is gone and freed.
+    """
 
     def __init__(self, plan: Plan, options: Options, environ: Mapping[str, str], cwd: str | None) -> None:
         import socket
 
         self.processes: list[ExecProcess] = []
         self.run: Run | None = None
+        self.on_close: Callable[[], None] | None = None
         self._worker_ends: dict[int, socket.socket] = {}  # by rank
         worker_ends = self._worker_ends
         call_in_forked_children(self)
@@ -108,6 +112,9 @@ class WorkerGroup:
         """Kill and free all, once every process of it has been closed."""
         if self.run is not None and all(process.is_closed for process in self.processes):
             self.run.close()
+            on_close, self.on_close = self.on_close, None
+            if on_close is not None:
+                on_close()
 
     def after_fork_in_child(self) -> None:
         """In a forked child."""

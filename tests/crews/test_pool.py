@@ -40,6 +40,22 @@ def use():
     return os.getpid(), os.getppid()
 
 
+def own_port():
+    return os.environ["MASTER_PORT"]
+
+
+@pytest.mark.parametrize("preload", [(), ["fractions"]])
+def test_launches_that_have_ended_hold_no_descriptor(preload):
+    """Nor a port: each launch has one of its own."""
+    with ir.Pool(nproc_per_node=2, preload=preload) as pool:
+        ports = {pool.run(own_port)[0]}
+        held = os.listdir("/proc/self/fd")
+        for _ in range(5):
+            ports.add(pool.run(own_port)[0])
+        assert len(os.listdir("/proc/self/fd")) <= len(held)
+        assert len(ports) > 1
+
+
 def test_the_imports_are_done_once_for_all_launches(module):
     with ir.Pool(nproc_per_node=3, preload=["slow_module"]) as pool:
         (zygote,) = module()
