@@ -49,7 +49,8 @@ def agent_of(node):
             environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if state not in "ZX" and b"crews.spawn_server" in words and f"SLURMD_NODENAME={node}" in environ:
+        wanted = {f"SLURMD_NODENAME={node}", "=".join(OURS)}
+        if state not in "ZX" and b"crews.spawn_server" in words and wanted <= set(environ):
             return parent
     raise AssertionError(f"no spawn server on {node}")
 

@@ -303,7 +303,8 @@ def test_ranks_of_pbs_on_all_nodes_have_their_grace(pbs_queue, tmp_path, case, b
                                           "INFINI_JOB_SCHEDULER": "pbs"})  # fmt: skip
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
-    save = f'trap "echo term > {bell.path}; read _ < {tmp_path}/go; echo saved; exit 0" TERM; echo up > {bell.path}'
+    once = f'trap "" TERM; echo term > {bell.path}; read _ < {tmp_path}/go; echo saved; exit 0'  # two TERMs may come
+    save = f"trap '{once}' TERM; echo up > {bell.path}"
     limit = ["--time=10s"] if how == "limit" else []
     name = jobs.submit(*TWO, *limit, "--", "sh", "-c", f"{save}; while :; do sleep 1000 & wait; done")
     bell.hear(8)
