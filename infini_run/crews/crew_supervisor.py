@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from functools import partial
 from threading import Event
 
 from infini_run.crews.errors import CrewClosed, CrewFailed, DrainTimeout, crew_failed, drain_timeout
@@ -67,7 +66,7 @@ class CrewSupervisor(Supervisor):
         self._causes: list[BaseException] = []
         self._shared: deque[PendingTask] = deque()
         self._restarts: list[PendingRestart] = []
-        self._stuck_watches: dict[int, Callable[[], None]] = {}  # by rank: what ends it
+        self._stuck: dict[int, tuple[str, Callable[[], None]]] = {}  # by rank: in words, and what ends its watch
         self._drain_end_s = float("inf")
         self._is_halted = False  # nothing is started again, and tasks fail
         self._is_late = False  # the time for the tasks is over
@@ -227,13 +226,16 @@ class CrewSupervisor(Supervisor):
         text = f"rank {rank} on {process.host}: SIGKILL did not end process {process.stuck}"
         if any(rank in pending.ranks for pending in self._restarts):
             print_line(f"{text}; it starts again once that has ended")
-            on_end = partial(self.call, partial(self._end_stuck, rank))
-            self._stuck_watches[rank] = process.watch_stuck(self.poller, on_end)
-        else:
-            self.problems.append(text)
+        unwatch = process.watch_stuck(self.poller, lambda known: self.call(lambda: self._end_stuck(rank, known)))
+        self._stuck[rank] = text, unwatch
 
-    def _end_stuck(self, rank: int) -> None:
-        del self._stuck_watches[rank]
+    def _end_stuck(self, rank: int, known: bool) -> None:
+        """known: that it has ended; else that cannot be known here."""
+        text, _ = self._stuck[rank]
+        if known:
+            del self._stuck[rank]
+        elif self.phase == "RUNNING" or self._restarts:
+            self._fail([*self._causes, InfiniRunError(f"{text}; when that ends cannot be known here")])
 
     def on_crash(self, error: BaseException) -> None:
         self._fail([error])
@@ -269,7 +271,7 @@ class CrewSupervisor(Supervisor):
         self._restarts.append(PendingRestart(ranks, due_s))
 
     def _can_start(self, pending: PendingRestart) -> bool:
-        return all(self.workers[rank].is_settled and rank not in self._stuck_watches for rank in pending.ranks)
+        return all(self.workers[rank].is_settled and rank not in self._stuck for rank in pending.ranks)
 
     def _restart_due(self) -> None:
         now_s = time.monotonic()
@@ -303,6 +305,8 @@ class CrewSupervisor(Supervisor):
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
+        for _, unwatch in self._stuck.values():
+            unwatch()
         self.events = EventQueue(1, self.wake)  # another thread may have had the lock of the old one
         self.events.end()
 
@@ -386,7 +390,7 @@ class CrewSupervisor(Supervisor):
 
     def _due_s(self) -> float | None:
         dues = [super()._due_s(), *(pending.due_s for pending in self._restarts if self._can_start(pending))]
-        if self.phase == "DRAINING" and any(worker.is_live for worker in self.workers):
+        if self.phase == "DRAINING" and (self._restarts or any(worker.is_live for worker in self.workers)):
             dues.append(self._drain_end_s)
         return min((due for due in dues if due is not None), default=None)
 
@@ -420,8 +424,9 @@ class CrewSupervisor(Supervisor):
                 worker.handle("drain")
 
     def _on_workers_ended(self) -> None:
-        for unwatch in self._stuck_watches.values():
+        for text, unwatch in self._stuck.values():
             unwatch()
+            self.problems.append(text)
         self._refuse_all()
         if self._undone:
             self.drain_error = drain_timeout(self._undone, self.limits.drain_s)

@@ -207,7 +207,7 @@ class LaunchHandle(Generic[R]):
 
     @property
     def exits(self) -> Sequence[Exit | None]:
-        """How each process ended, by rank; None: it has not."""
+        """How each process ended, by rank; None: it has not. One that SIGKILL did not end is `stuck`."""
         return [worker.process.exit if worker.process is not None else None for worker in self._launch.workers]
 
     def close(self) -> None:

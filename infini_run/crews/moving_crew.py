@@ -61,13 +61,17 @@ class MovingCrew(CrewSupervisor):
             for pending in self._restarts
             if super(MovingCrew, self)._can_start(pending) and self._start_due_s(pending) == _NEVER
         ]
+        error = self._hosts.end_error if waiting else None
+        if error is not None:
+            self._fail([*self._causes, error])
+            return
         limit_s = self._hosts.join_timeout_s
         self._wait_ends = {pending: before.get(pending, now_s + limit_s) for pending in waiting}
         late = [pending for pending in waiting if now_s >= self._wait_ends[pending]]
         if late:
             ranks = ", ".join(map(str, sorted(late[0].ranks)[:8]))
-            error = NodeLost(f"no host has come for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)
-            self._fail([*self._causes, error])
+            late_error = NodeLost(f"no host has come for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)
+            self._fail([*self._causes, late_error])
 
     def _on_start_failed(self, pending: PendingRestart, error: InfiniRunError) -> None:
         """If the host was lost meanwhile, there may be another one."""

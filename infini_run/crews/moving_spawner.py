@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from infini_run.crews.node_link import NodeLink
     from infini_run.crews.remote_node import RemoteNode
+    from infini_run.errors import InfiniRunError
 
 _NEVER = float("inf")
 
@@ -34,6 +35,11 @@ class MovingSpawner(RemoteSpawner):
         super().__init__(hosts, **given)
         self._options = replace(self._options, keep_going=True)  # a spawn server that fails stops no other
         self._hosts: list[RemoteNode] = []  # of each part
+
+    @property
+    def end_error(self) -> InfiniRunError | None:
+        """Why no host can be reached any more; None: that is not so."""
+        return self._link.error() if self._link is not None and self._link.is_over else None
 
     @property
     def join_timeout_s(self) -> float:

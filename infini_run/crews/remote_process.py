@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from _functools import partial
+from _thread import RLock
 
 from infini_run.channel import connect
 from infini_run.crews.spawner import KILL_ANSWER_S
@@ -43,8 +44,9 @@ class RemoteWorkerProcess:
         self.ended = False
         self.stuck = ""
         self._has_ended_there = False  # as the NodeLink knows
-        self._is_stuck = False  # as the NodeLink knows: it has ended, but for what SIGKILL did not end
-        self._on_stuck_end: Callable[[], None] | None = None
+        self._stuck_end: bool | None = True  # as for `on_end` of `watch_stuck`; None: it has not come
+        self._on_stuck_end: Callable[[bool], None] | None = None
+        self._lock = RLock()  # for these two and the descriptor, which both threads use
         self._pending: list[tuple[str, Any]] = []
         self._last_ping_s = 0.0
         self._start_s = time.time()
@@ -75,20 +77,24 @@ class RemoteWorkerProcess:
         elif kind == "pinged":
             self._last_ping_s = time.monotonic()
         elif kind == "gone":
-            self._end_stuck()
+            self._end_stuck(bool(value))
         else:
+            if kind == "ended" and value:
+                self._stuck_end = None
             self._pending.append((kind, value))
             self._has_ended_there = self._has_ended_there or kind in ("ended", "lost")
-            self._is_stuck = kind == "ended" and bool(value)
+            with self._lock:
+                if self._wakeup_fd >= 0:
+                    os.eventfd_write(self._wakeup_fd, 1)
             if kind == "lost":
-                self._end_stuck()  # it lives until its node's fence at most
-            if self._wakeup_fd >= 0:
-                os.eventfd_write(self._wakeup_fd, 1)
+                self._end_stuck(True)  # nobody there can be asked; when it starts elsewhere its node's fence says
 
-    def _end_stuck(self) -> None:
-        self._is_stuck = False
-        if self._on_stuck_end is not None:
-            self._on_stuck_end()
+    def _end_stuck(self, known: bool) -> None:
+        with self._lock:
+            self._stuck_end = known
+            on_end, self._on_stuck_end = self._on_stuck_end, None
+        if on_end is not None:
+            on_end(known)
 
     # ---- as a ProcessGroup
 
@@ -155,14 +161,18 @@ class RemoteWorkerProcess:
     def _request(self, kind: str, **value: object) -> None:
         self._link.call(lambda: self.node.send_control({kind: {"worker": self.number, **value}}))
 
-    def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
-        self._on_stuck_end = on_end
-        if not self._is_stuck:
-            on_end()
+    def watch_stuck(self, poller: Poller, on_end: Callable[[bool], None]) -> Callable[[], None]:
+        with self._lock:
+            known = self._stuck_end
+            if known is None:
+                self._on_stuck_end = on_end
+        if known is not None:
+            on_end(known)
         return self._forget_stuck
 
     def _forget_stuck(self) -> None:
-        self._on_stuck_end = None
+        with self._lock:
+            self._on_stuck_end = None
 
     def close(self) -> None:
         if self._wakeup_fd < 0:
@@ -179,10 +189,12 @@ class RemoteWorkerProcess:
         self._close_wakeup_fd()
 
     def _close_wakeup_fd(self) -> None:
-        fd, self._wakeup_fd = self._wakeup_fd, -1
-        os.close(fd)
+        with self._lock:
+            fd, self._wakeup_fd = self._wakeup_fd, -1
+            os.close(fd)
 
     def after_fork_in_child(self) -> None:
+        self._lock = RLock()  # another thread may have had it
         self.tasks.close_copy()
         self.events.close_copy()
         self.ended = True

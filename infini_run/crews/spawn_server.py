@@ -12,7 +12,6 @@ import os
 import socket
 import sys
 import time
-from _functools import partial
 
 from infini_run.core.signal_pipe import STOP_SIGNALS, SignalPipe
 from infini_run.core.write_buffer import write_pending
@@ -241,11 +240,18 @@ class SpawnServer:
                 self._send_control(kind, worker=worker.number, value=value)
                 if kind == "ended":
                     if value:
-                        gone = partial(self._send_control, "gone", worker=worker.number)
-                        self._stuck_watches.append(worker.process.watch_stuck(self._poller, gone))
+                        self._watch_stuck(worker)
                     self._close(worker.number)
 
         stream.when_read(report)
+
+    def _watch_stuck(self, worker: HostedWorker) -> None:
+        number = worker.number
+
+        def on_end(known: bool) -> None:
+            self._send_control("gone", worker=number, value=known)
+
+        self._stuck_watches.append(worker.process.watch_stuck(self._poller, on_end))
 
     def _close(self, number: int) -> None:
         """Nothing of it is left here. Safe twice."""

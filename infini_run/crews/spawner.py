@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
         @property
         def ended(self) -> bool:
-            """Nothing is left of any of them, nor of what they had started."""
+            """Nothing is left of any of them, nor of what they had started, but what SIGKILL did not end."""
 
         def fds(self) -> Sequence[int]:
             """`poll` has something to do when one of them can be read. The first stays the same; the others may be
@@ -79,9 +79,9 @@ if TYPE_CHECKING:
         @property
         def stuck(self) -> str: ...
 
-        def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
-            """Call `on_end` once what is stuck has ended, from any thread, perhaps at once. Call it before `close`.
-            Returns what ends the watch."""
+        def watch_stuck(self, poller: Poller, on_end: Callable[[bool], None]) -> Callable[[], None]:
+            """Have `on_end` called once, from any thread, perhaps at once: with True when what is stuck has ended,
+            with False if that cannot be known. To be called before `close`. Returns what ends the watch."""
 
         def last_ping_s(self) -> float:
             """When it last said WATCHDOG=1 to its NOTIFY_SOCKET (monotonic); 0: never."""

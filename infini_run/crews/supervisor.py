@@ -253,7 +253,7 @@ class Supervisor:
             worker.handle("stop")
 
     def release_process(self, worker: SupervisedWorker) -> None:
-        """Nothing is left of its process: close what is held for it."""
+        """Nothing is left of its process, or SIGKILL does not end it: close what is held for it."""
         process = worker.process
         assert process is not None
         watch = self._watches.get(process.group)

@@ -79,6 +79,8 @@ def _reason(worker: FailedWorker, exit_: Exit) -> str:
         if worker.failed_while == "starting":
             return f"was not ready after {silence}; stopped"
         return f"hung: no sign of life for {silence}; stopped"
+    if exit_.stuck:
+        return f"does not end: {describe_end(exit_)}"
     if exit_.end_s is not None:
         before = "" if exit_.shell_code else ", without having been told to"
         return f"died: {describe_end(exit_)}{before}"
@@ -103,7 +105,9 @@ def wrote_into_channel(exit_: Exit) -> WorkerDied:
 
 
 def _process(exit_: Exit) -> str:
-    return f"pid {exit_.pid}, after {duration_text((exit_.end_s or 0) - (exit_.start_s or 0))}"
+    if exit_.end_s is None or exit_.start_s is None:
+        return f"pid {exit_.pid}"
+    return f"pid {exit_.pid}, after {duration_text(exit_.end_s - exit_.start_s)}"
 
 
 def died(text: str, exit_: Exit) -> WorkerDied:

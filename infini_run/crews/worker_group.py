@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from _functools import partial
+
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.node.last_output import last_output
@@ -162,12 +164,13 @@ class ExecProcess:
     def stuck(self) -> str:
         return name_processes(self.group.stuck)
 
-    def watch_stuck(self, poller: Poller, on_end: Callable[[], None]) -> Callable[[], None]:
+    def watch_stuck(self, poller: Poller, on_end: Callable[[bool], None]) -> Callable[[], None]:
         from infini_run.multinode.old_world import StuckProcesses
 
         assert self.group.run is not None
         pids = [process.pid for process in self.group.stuck]
-        return StuckProcesses(self.group.run.plan.launch_id, pids, poller, on_end).close
+        launch_id = self.group.run.plan.launch_id
+        return StuckProcesses(launch_id, pids, poller, partial(on_end, True), partial(on_end, False)).close
 
     def close(self) -> None:
         self.is_closed = True

@@ -19,7 +19,7 @@ EVENTS = {
     "channel_end": "its channel has ended with END",
     "channel_broken": "its channel has ended without END, or with what is no message",
     "exit": "its process has ended",
-    "reaped": "nothing is left of its process, nor of what that had started",
+    "reaped": "nothing is left of its process, nor of what that had started; or SIGKILL did not end that",
 }
 
 # Actions, done when the next state is entered:

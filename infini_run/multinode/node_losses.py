@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _OTHERS_S = 2.0  # after the first node that cannot be reached, for others that cannot be reached either
 _NEVER = float("inf")
+_CANCELLED_S = 60.0  # from the end of its steps to that of an allocation: twice Slurm's KillWait
 
 
 class NodeLosses:
@@ -26,7 +27,7 @@ class NodeLosses:
         self._processes = processes
         self._missed: list[tuple[RemoteAgent, InfiniRunError]] = []  # nodes that cannot be reached, or refuse
         self._missed_end_s = _NEVER
-        self._was_cancelled = False  # the engine has said so, of any of its commands
+        self._cancelled_s = -_NEVER  # when the engine has last said so (monotonic)
         self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
         self._stops_for_engine = False
         self._reported_absence_s = 0.0  # the last one of ours of which a line has told
@@ -109,7 +110,7 @@ class NodeLosses:
         if was_not_ready:
             self.on_missed(agent, error)
             return
-        if isinstance(state.error, NodeLost) and state.error.node == agent.node_rank:
+        if isinstance(state.error, NodeLost) and 0 <= agent.node_rank == state.error.node:
             state.error = error  # the same loss, with its reason
         state.fail(error)
 
@@ -201,10 +202,12 @@ class NodeLosses:
     def _on_command_end(self, changes: NodeChanges, ended: EngineExit, agents: Sequence[RemoteAgent]) -> None:
         """As on_engine_exit, for a job that goes on."""
         state = self._state
-        self._was_cancelled = self._was_cancelled or state.engine.was_cancelled(ended.stderr)
+        now_s = time.monotonic()
+        if state.engine.was_cancelled(ended.stderr):
+            self._cancelled_s = now_s
         if state.engine.is_allocation_over(ended.stderr):
             text = state.engine.explain_exit("", ended.code, ended.stderr)
-            changes.on_allocation_over(text, was_cancelled=self._was_cancelled)
+            changes.on_allocation_over(text, was_cancelled=now_s - self._cancelled_s < _CANCELLED_S)
         for agent in agents:
             if not ended.command.nodes and self._processes.has_own_command(agent.index):
                 continue  # whoever was there before was the one that it had started

@@ -14,7 +14,7 @@ from infini_run.value_types import MARKER_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from infini_run.system.poller import Poller
 
@@ -57,35 +57,51 @@ class StuckProcesses:
         launch_id: of the launch; those within it begin with it.
         pids: the processes that are known, all of them our children or unknown to others: no number is used again.
         poller: it waits for their ends.
-        on_end: called once, when nothing of the launch lives any more. Never, if that cannot be known.
+        on_end: called once, when nothing of the launch lives any more.
+        on_unknown: called once instead, if that cannot be known: without /proc, or pidfds (Linux before 5.3).
     """
 
-    def __init__(self, launch_id: str, pids: Iterable[int], poller: Poller, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        launch_id: str,
+        pids: Sequence[int],
+        poller: Poller,
+        on_end: Callable[[], None],
+        on_unknown: Callable[[], None] = lambda: None,
+    ) -> None:
         self._launch_id = launch_id
         self._poller = poller
         self._on_end = on_end
+        self._on_unknown = on_unknown
         self._fds: set[int] = set()
         self._watch_living(pids)
 
-    def _watch_living(self, known: Iterable[int] = ()) -> None:
-        found = _living(self._launch_id)
-        if found is None:
+    def _watch_living(self, known: Sequence[int] = ()) -> None:
+        """Others are looked for once those that are known have ended: a process that hangs in the kernel may hold the
+        lock of its memory, and who reads its environment then hangs, too."""
+        pids = known or _living(self._launch_id)
+        if pids is None or not hasattr(os, "pidfd_open"):
+            self._on_unknown()
             return
-        for pid in {*known, *found}:
+        for pid in pids:
             try:
                 fd = os.pidfd_open(pid)
             except ProcessLookupError:
                 continue
             except OSError:
                 self.close()
+                self._on_unknown()
                 return
             self._fds.add(fd)
             self._poller.watch(fd, READ, partial(self._on_one_end, fd))
         if not self._fds:
-            self._on_end()
+            if known:
+                self._watch_living()
+            else:
+                self._on_end()
 
     def _on_one_end(self, fd: int) -> None:
-        with suppress(ChildProcessError):
+        with suppress(OSError):  # it is no child of ours; or there is no P_PIDFD (Linux before 5.4)
             os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOHANG)
         self._close_one(fd)
         if not self._fds:

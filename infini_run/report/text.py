@@ -40,6 +40,8 @@ def describe_end(exit_: Exit) -> str:
     """How a worker ended: `exit code 3`, or `killed by SIGSEGV (core dumped)`."""
     if exit_.status_lost:
         return "no exit code is known: this program ignores SIGCHLD, or waits for every child"
+    if exit_.stuck:
+        return "SIGKILL did not end it"
     if not exit_.signal:
         return f"exit code {exit_.code}"
     notes = []

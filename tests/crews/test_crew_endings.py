@@ -68,6 +68,22 @@ def test_a_worker_starts_again_only_once_its_last_process_has_ended(freezer, cap
     until(lambda: not os.path.exists(f"/proc/{pids[1]}"))  # nor as a zombie of ours
 
 
+def test_the_time_of_a_crew_ends_although_a_worker_waits_for_what_is_left(freezer, capfd):
+    """Its tasks wait, too."""
+    crew = ir.Crew(pid_of, nproc=2, restart=ir.Restart(strategy="one_for_all"), grace=0.2, drain_s=1)
+    pids = [crew.worker(rank).ask("pid").result() for rank in range(2)]
+    freezer.freeze(pids[1])
+    os.kill(pids[0], signal.SIGKILL)
+    until(lambda: "it starts again once that has ended" in capfd.readouterr().err, 20)
+    waiting = [crew.worker(1).ask("pid"), crew.ask("pid")]
+    with pytest.raises(ir.DrainTimeout):
+        crew.__exit__(None, None, None)
+    assert all(isinstance(ask.exception(), ir.CrewClosed) for ask in waiting)
+    assert any(f"SIGKILL did not end process {pids[1]} (" in problem for problem in crew.close(drain=False).problems)
+    freezer.thaw()
+    os.waitpid(pids[1], 0)
+
+
 def test_a_crew_that_is_closed_names_what_is_left(freezer, capfd):
     crew = ir.Crew(pid_of, nproc=1, grace=0.2)
     pid = crew.ask("pid").result()

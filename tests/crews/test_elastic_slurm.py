@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -85,3 +86,19 @@ def test_a_crew_goes_on_with_a_spare_of_the_allocation(inside):
         assert crew.worker(0).ask("").result(LIMIT_S) == first
         assert crew.worker(1).ask("").result(LIMIT_S) != first
         assert crew.status().workers[0].restarts == 0
+
+
+def test_a_crew_whose_allocation_has_ended_does_not_wait_for_hosts(three, inside):
+    """The last of these tests, for it ends their allocation."""
+    crew = ir.Crew(stay, hosts="auto", nproc=1, spares=1, grace=2, restart=ir.Restart(max_restarts=9))
+    asks = [crew.worker(rank).ask("") for rank in range(2)]
+    until(lambda: all(worker.state == "busy" for worker in crew.status().workers))
+    subprocess.run(["scancel", three.job], check=True)
+    for ask in asks:
+        assert isinstance(ask.exception(LIMIT_S), ir.WorkerDied | ir.CrewFailed)
+    assert isinstance(crew.ask("").exception(LIMIT_S), ir.CrewFailed)
+    crew.close(drain=False)
+
+
+def stay(ctx, task):
+    time.sleep(1000)

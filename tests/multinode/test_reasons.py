@@ -63,6 +63,39 @@ def test_of_a_node_that_was_lost_the_line_with_its_name_is_the_reason():
     )
 
 
+CONFIRM = "srun: error: Unable to confirm allocation for job 7:"
+CHECK = "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 7\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_over"),
+    [
+        (f"srun: error: Slurm job 7 has expired\n{CHECK}", True),
+        (f"{CONFIRM} Invalid job id specified\n{CHECK}", True),
+        ("srun: error: Unable to create step for job 7: Job/step already completing or completed\n", True),
+        (f"{CONFIRM} Unable to contact slurm controller (connect failure)\n{CHECK}", False),
+        (f"{CONFIRM} Socket timed out on send/recv operation\n{CHECK}", False),
+        ("srun: error: n1: task 0: Killed\nthe token of srun has expired\n", False),
+    ],
+)
+def test_an_allocation_is_over_only_if_slurm_says_so_of_the_job(words, is_over):
+    """A controller that does not answer ends no job."""
+    assert find_engine("slurm").is_allocation_over(CPU_BIND + words) == is_over
+
+
+@pytest.mark.parametrize(
+    ("words", "was_cancelled"),
+    [
+        ("slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-24T02:38:16 ***\n", True),
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-24T02:38:16 DUE TO TIME LIMIT ***\n", True),
+        ("slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-24T02:38:16 DUE TO NODE FAILURE ***\n", False),
+        ("srun: error: n1: task 0: Killed\n", False),
+    ],
+)
+def test_who_has_cancelled_a_step_has_asked_for_its_end(words, was_cancelled):
+    assert find_engine("slurm").was_cancelled(words) == was_cancelled
+
+
 def test_a_config_of_ssh_that_is_not_there(many):  # noqa: F811
     refused(many("true", hosts="host1", config="/no/such/config"), "/no/such/config", "--ssh_config")
 

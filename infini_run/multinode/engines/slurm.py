@@ -10,6 +10,8 @@ agent sends its node's name as well.
 
 from __future__ import annotations
 
+import re
+
 from infini_run.multinode.engines import (
     Contact,
     Engine,
@@ -33,7 +35,11 @@ _NO_SUCH_PROGRAM = "execve()"  # in the message of a node that lacks the Python
 _SLURM_LINE = ("srun:", "slurmstepd")  # how lines start that Slurm itself writes
 _STEP_ENDS = ("CANCELLED", "aborted")  # in the first message after somebody has asked for the end of the step
 _CANCELLED = "CANCELLED AT"
-_JOB_ENDS = ("Expired or invalid job", "has expired", "Job/step already completing or completed")
+_JOB_ENDS = re.compile(  # not what it says, too, when the controller does not answer
+    r"srun: (error: )?(Slurm job \S+ has expired"
+    r"|Unable to confirm allocation for job \S+ Invalid job id specified"
+    r"|.*Job/step already completing or completed)"
+)
 _STEP_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
@@ -86,7 +92,7 @@ class SlurmEngine(Engine):
 
     def is_allocation_over(self, stderr: str) -> bool:
         """srun says so where it looks for its job, and where it asks for a step."""
-        return any(line.startswith("srun:") and any(end in line for end in _JOB_ENDS) for line in lines_of(stderr))
+        return any(_JOB_ENDS.match(line) for line in lines_of(stderr))
 
     def was_cancelled(self, stderr: str) -> bool:
         """A user, a time limit or a more important job; the end of a node is told in the same words."""
