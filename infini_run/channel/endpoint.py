@@ -115,7 +115,7 @@ class Endpoint:
     def _after_fork(self) -> None:
         """In a forked child, where locks may be held by threads that are not there."""
         self._closed = True
-        self._lock = threading.Lock()
+        self._lock, self._line.lock = threading.Lock(), threading.Lock()
         self._owner = 0
         self._afterwards.clear()
         self._line.sock.close()

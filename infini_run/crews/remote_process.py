@@ -195,8 +195,6 @@ class RemoteWorkerProcess:
 
     def after_fork_in_child(self) -> None:
         self._lock = RLock()  # another thread may have had it
-        self.tasks.close_copy()
-        self.events.close_copy()
-        self.ended = True
+        self.ended = True  # the channel's copies are closed by its own module
         if self._wakeup_fd >= 0:
             self._close_wakeup_fd()

@@ -179,8 +179,6 @@ class ExecProcess:
         self.group.close_if_last()
 
     def after_fork_in_child(self) -> None:
-        self.is_closed = True
-        self.tasks.close_copy()
-        self.events.close_copy()
+        self.is_closed = True  # the channel's copies are closed by its own module
         if self.group.run is not None:
             self.group.run.after_fork_in_child()

@@ -447,3 +447,23 @@ def test_a_sigpipe_that_was_pending_before_is_not_taken(host):
             print(signal.SIGPIPE in signal.sigpending())
     """
     assert run_host(host, text) == "True\n"
+
+
+def test_a_child_that_is_forked_while_another_thread_closes_an_end_waits_for_no_lock(host):
+    text = """
+        import os, signal, time
+        import infini_run as ir
+
+        handle = ir.Launcher(nproc_per_node=1).start(time.sleep, 1000)
+        tasks = handle._launch.workers[0].process.tasks
+        with tasks._line.lock:  # as a thread has it that is not there in the child
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(10)
+                tasks.close()
+                os._exit(0)
+        print(os.waitpid(pid, 0)[1], tasks.closed)
+        handle.kill()
+        handle.close()
+    """
+    assert run_host(host, text) == "0 False\n"

@@ -279,7 +279,7 @@ def test_the_end_of_a_worker_that_a_tracer_held_is_told_when_it_lets_go(trace, p
             live.settle()
         assert not live.group.wait(0), "it would spin"
         assert not live.of("exited")
-        assert threads() == before
+        assert threads() <= before  # one of a test before may still have been ending
         tracer.let_go()
         live.until(lambda: live.of("exited"))
         assert [(event.worker, event.signal) for event in live.of("exited")] == [(0, signal.SIGKILL)]
