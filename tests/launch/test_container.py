@@ -248,6 +248,7 @@ class Tty:
         self.master, slave = os.openpty()
         attributes = termios.tcgetattr(slave)
         attributes[3] &= ~termios.ECHO  # so that what is seen was said
+        attributes[3] |= termios.NOFLSH  # a Ctrl-Z that the kernel looks at late takes nothing back (termios(3))
         termios.tcsetattr(slave, termios.TCSANOW, attributes)
         variables = {"PS1": PROMPT.decode(), "HISTFILE": "/dev/null", "TERM": "dumb", **dict(env)}
         self.command = container(
