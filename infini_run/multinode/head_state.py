@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
 _LEASE_ABSENCE = 0.65  # of --node_timeout; a lease has between 0.7 and 0.9 of it left
+_ABSENCE = 0.6  # of --node_timeout; a node gives us up after 1 - 1 / HEARTBEATS of it at the earliest
 _SPARE_S = 15.0  # beyond the graces: what a node may take to end
 
 
@@ -97,7 +98,7 @@ class HeadState:
         self.restarts = RestartState(options)
         self.changes: NodeChanges | None = None  # of a job that goes on when it loses a node
         # after so long agents may have given us up, or their leases have ended: the last request was answered before
-        part = _LEASE_ABSENCE if options.is_elastic else 1 - 1 / HEARTBEATS
+        part = _LEASE_ABSENCE if options.is_elastic else _ABSENCE
         self.absence = OwnAbsence(options.node_timeout_s * part)
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason

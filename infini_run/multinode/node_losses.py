@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from infini_run.errors import InfiniRunError, NodeLost
+from infini_run.multinode.head_state import HEARTBEATS
 from infini_run.multinode.rendezvous import explain_missed, join_names
 from infini_run.report.text import duration_text
 
@@ -156,7 +157,8 @@ class NodeLosses:
     def _own_absence(self) -> InfiniRunError | None:
         """The error if we were suspended for so long that the nodes gave us up; else None."""
         limit_s = self._state.options.node_timeout_s
-        if not self._state.absence.was_away(limit_s):  # a longer ago one has done its harm
+        # a longer ago one has done its harm; that a node is silent is noticed up to a heartbeat after --node_timeout
+        if not self._state.absence.was_away(limit_s * (1 + 2 / HEARTBEATS)):
             return None
         away = duration_text(self._state.absence.away_s)
         return InfiniRunError(
