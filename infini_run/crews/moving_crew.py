@@ -70,8 +70,8 @@ class MovingCrew(CrewSupervisor):
         late = [pending for pending in waiting if now_s >= self._wait_ends[pending]]
         if late:
             ranks = ", ".join(map(str, sorted(late[0].ranks)[:8]))
-            late_error = NodeLost(f"no host has come for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)
-            self._fail([*self._causes, late_error])
+            error = NodeLost(f"no host has come for ranks {ranks} within {limit_s:g} s (join_timeout)", "", -1)
+            self._fail([*self._causes, error])
 
     def _on_start_failed(self, pending: PendingRestart, error: InfiniRunError) -> None:
         """If the host was lost meanwhile, there may be another one."""

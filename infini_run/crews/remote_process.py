@@ -171,8 +171,8 @@ class RemoteWorkerProcess:
         return self._forget_stuck
 
     def _forget_stuck(self) -> None:
-        with self._lock:
-            self._on_stuck_end = None
+        """Without the lock: a forked child calls this, too, where another thread may have had it."""
+        self._on_stuck_end = None
 
     def close(self) -> None:
         if self._wakeup_fd < 0:

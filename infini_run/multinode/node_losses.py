@@ -157,7 +157,7 @@ class NodeLosses:
     def _own_absence(self) -> InfiniRunError | None:
         """The error if we were suspended for so long that the nodes gave us up; else None."""
         limit_s = self._state.options.node_timeout_s
-        # a longer ago one has done its harm; that a node is silent is noticed up to a heartbeat after --node_timeout
+        # a longer ago one has done its harm; silence since then is noticed with the heartbeat after --node_timeout
         if not self._state.absence.was_away(limit_s * (1 + 2 / HEARTBEATS)):
             return None
         away = duration_text(self._state.absence.away_s)
