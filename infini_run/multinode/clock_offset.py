@@ -117,36 +117,49 @@ class ClockOffset:
 
 
 class OwnAbsence:
-    """Notices that this process was suspended by a signal, or slept with its machine (then CLOCK_MONOTONIC stands
-    still and CLOCK_BOOTTIME does not): the silence of others was then its own.
+    """Notices that the nodes were without our heartbeats: this process was suspended by a signal, or slept with its
+    machine (then CLOCK_MONOTONIC stands still and CLOCK_BOOTTIME does not). The silence of others was then its own.
 
     Args:
-        limit_s: a longer absence is remembered as `away_s`, in seconds of CLOCK_BOOTTIME.
+        limit_s: longer without a heartbeat is an absence, in seconds of CLOCK_BOOTTIME.
     """
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._last_s = _clocks()
-        self._back_s = -float("inf")  # by CLOCK_MONOTONIC
-        self.away_s = 0.0
+        self._last_s = _clocks()  # after the last wait
+        self._noticed_s = -float("inf")  # by CLOCK_MONOTONIC
+        self.heartbeat_s = self._last_s[1]  # the last one that was sent, by CLOCK_BOOTTIME
+        self.since_s = 0.0  # when the last absence began, by CLOCK_BOOTTIME
+        self.away_s = 0.0  # how long it was, as far as it is known
 
     def note(self, wait_s: float) -> float:
         """Call after each wait that was to end within `wait_s`. Return for how long it lasted beyond that, in
         seconds of CLOCK_MONOTONIC."""
-        before, now = self._last_s, _clocks()
-        self._last_s = now
-        away_s = now[1] - before[1] - wait_s
-        if away_s > self._limit_s:
-            self.away_s, self._back_s = away_s, now[0]
-        return max(0.0, now[0] - before[0] - wait_s)
+        before, self._last_s = self._last_s, _clocks()
+        return max(0.0, self._last_s[0] - before[0] - wait_s)
+
+    def on_heartbeat(self) -> None:
+        """Call when the nodes are sent a heartbeat."""
+        self._look()
+        self.heartbeat_s = _clocks()[1]
 
     def excuse(self) -> None:
-        """We were suspended, and a fork sent heartbeats: only a machine that slept meanwhile is an absence."""
-        self.note(time.monotonic() - self._last_s[0])
+        """This process was suspended since its last wait, and a fork sent heartbeats: only a machine that slept
+        meanwhile is an absence."""
+        before, self._last_s = self._last_s, _clocks()
+        slept_s = (self._last_s[1] - before[1]) - (self._last_s[0] - before[0])
+        self.heartbeat_s = self._last_s[1] - slept_s
+        self._look()
 
-    def was_away(self, since_s: float) -> bool:
-        """Whether an absence ended within the last so many seconds."""
-        return time.monotonic() - self._back_s <= since_s
+    def is_recent(self, within_s: float) -> bool:
+        """Whether there is an absence now, or one ended within the last so many seconds."""
+        self._look()
+        return time.monotonic() - self._noticed_s <= within_s
+
+    def _look(self) -> None:
+        now_s, boot_s = _clocks()
+        if boot_s - self.heartbeat_s > self._limit_s:
+            self._noticed_s, self.since_s, self.away_s = now_s, self.heartbeat_s, boot_s - self.heartbeat_s
 
 
 def _clocks() -> tuple[float, float]:

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
-_LEASE_ABSENCE = 0.65  # of --node_timeout; a lease has between 0.7 and 0.9 of it left
-_ABSENCE = 0.6  # of --node_timeout; a node gives us up after 1 - 1 / HEARTBEATS of it at the earliest
+_ABSENCE = 0.65  # of --node_timeout, since the last heartbeat: one is missing; a lease lasts for 0.7 of it at least
 _SPARE_S = 15.0  # beyond the graces: what a node may take to end
 
 
@@ -97,9 +96,7 @@ class HeadState:
         self.world_size = 0  # known as soon as all nodes are ready
         self.restarts = RestartState(options)
         self.changes: NodeChanges | None = None  # of a job that goes on when it loses a node
-        # after so long agents may have given us up, or their leases have ended: the last request was answered before
-        part = _LEASE_ABSENCE if options.is_elastic else _ABSENCE
-        self.absence = OwnAbsence(options.node_timeout_s * part)
+        self.absence = OwnAbsence(options.node_timeout_s * _ABSENCE)
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end

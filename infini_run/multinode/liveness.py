@@ -31,6 +31,7 @@ class Liveness:
         state = self._state
         timeout_s, is_paused = state.options.node_timeout_s, state.console.is_backlogged
         self.next_deadline_s = now_s + timeout_s / HEARTBEATS
+        state.absence.on_heartbeat()
         for agent in state.agents.all:
             if agent.state == "connected" and state.options.is_elastic and not is_paused:
                 self._check_joining(agent, now_s)

@@ -31,7 +31,7 @@ class NodeLosses:
         self._cancelled_s = -_NEVER  # when the engine has last said so (monotonic)
         self._engine_exit: EngineExit | None = None  # of one command for all nodes, before they were over
         self._stops_for_engine = False
-        self._reported_absence_s = 0.0  # the last one of ours of which a line has told
+        self._reported_absence_s = 0.0  # when the last one of ours began of which a line has told
 
     @property
     def next_deadline_s(self) -> float:
@@ -121,8 +121,8 @@ class NodeLosses:
         if agent.state == "lost":
             return
         absence = self._own_absence()
-        if absence is not None and state.absence.away_s != self._reported_absence_s:
-            self._reported_absence_s = state.absence.away_s
+        if absence is not None and state.absence.since_s != self._reported_absence_s:
+            self._reported_absence_s = state.absence.since_s
             state.notice(str(absence))
         was_running, was_not_ready = agent.state == "running", agent.is_not_ready
         text = f"{agent.title} {'could not be reached' if was_not_ready else 'was lost'}"
@@ -158,7 +158,7 @@ class NodeLosses:
         """The error if we were suspended for so long that the nodes gave us up; else None."""
         limit_s = self._state.options.node_timeout_s
         # a longer ago one has done its harm; silence since then is noticed with the heartbeat after --node_timeout
-        if not self._state.absence.was_away(limit_s * (1 + 2 / HEARTBEATS)):
+        if not self._state.absence.is_recent(limit_s * (1 + 2 / HEARTBEATS)):
             return None
         away = duration_text(self._state.absence.away_s)
         return InfiniRunError(

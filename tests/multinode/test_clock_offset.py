@@ -11,7 +11,7 @@ import time
 import pytest
 
 from infini_run.errors import LinkError
-from infini_run.multinode.clock_offset import ClockOffset, clock_answer, clock_question
+from infini_run.multinode.clock_offset import ClockOffset, OwnAbsence, clock_answer, clock_question
 from infini_run.multinode.protocol import Decoder
 from tests.multinode.test_many_ssh import bed, many, no_agent_left  # noqa: F401
 from tests.support.paths import C
@@ -81,3 +81,25 @@ def test_a_heartbeat_of_another_length_is_refused(size):
         clock_answer(b"x" * size)
     with pytest.raises(LinkError, match="another length"):
         ClockOffset().add_answer(b"x" * size)
+
+
+def test_an_absence_counts_from_the_last_heartbeat():
+    """A busy machine sends one late, and then this process is suspended: no wait was too long, but both together."""
+    absence = OwnAbsence(60.0)
+    absence.on_heartbeat()
+    assert not absence.is_recent(3600.0)
+    absence.heartbeat_s -= 61.0
+    absence.note(1.0)  # the wait itself was short
+    assert absence.is_recent(1.0)
+    began_s, away_s = absence.since_s, absence.away_s
+    assert away_s >= 61.0
+    absence.on_heartbeat()
+    assert absence.is_recent(3600.0)
+    assert (absence.since_s, absence.away_s >= away_s) == (began_s, True)
+
+
+def test_a_suspension_with_a_substitute_is_no_absence():
+    absence = OwnAbsence(60.0)
+    absence.heartbeat_s -= 61.0
+    absence.excuse()
+    assert not absence.is_recent(3600.0)
