@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import AS_CASE, Bed, Case, free_ports, need
+from tests.support.hosts import KEY_EXCHANGE
 from tests.support.processes import OURS, processes
 from tests.support.waiting import until
 
@@ -28,7 +29,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def bed():
     need("openmpi-bin", "mpich", "openssh-server", "openssh-client")
-    bed = Bed("ssh.sh", "4", SSH_TB_PORT=str(free_ports(1)))
+    bed = Bed("ssh.sh", "4", SSH_TB_PORT=str(free_ports(1)), SSH_TB_SSHD_EXTRA=KEY_EXCHANGE)
     ssh = f"{bed.folder}/ssh"
     with open(ssh, "w") as file:
         file.write(f'#!/bin/sh\nexec ssh -F {bed.folder}/ssh_config "$@"\n')
