@@ -204,10 +204,22 @@ static bool is_descendant(const struct ir_group *g, struct process p) {
     return false;
 }
 
+/* As wait_any does, which waits for the end of the chase: until then thousands of them would hold numbers that
+ * the whole machine needs. */
+static void orphan_reap(struct ir_group *g, const struct process *p) {
+    siginfo_t info;
+    if (p->parent != g->self || is_worker(g, p->pid) || is_foreign(g, p->pid)) return;
+    (void)child_wait(P_PID, p->pid, &info, WEXITED | WNOHANG | __WALL, NULL);
+}
+
 static enum chased stray_kill_young(pid_t pid, void *with) {
     struct ir_group *g = with;
     struct process p;
-    if (!process_read(pid, &p) || p.state == 'Z' || p.state == 'X') return CHASED_GONE;
+    if (!process_read(pid, &p)) return CHASED_GONE;
+    if (p.state == 'Z' || p.state == 'X') {
+        orphan_reap(g, &p);
+        return CHASED_GONE;
+    }
     if (p.start_ticks < g->spawn_ticks || is_worker(g, pid) || !is_descendant(g, p))
         return CHASED_OTHER;
     stray_send(g, &p, SIGKILL);

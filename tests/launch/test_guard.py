@@ -16,6 +16,7 @@ from infini_run.core.group import debug_flags
 from tests.support.command import COMMAND, play
 from tests.support.group_case import Live, spec
 from tests.support.processes import GUARD, is_alive, marked, processes, state_of
+from tests.support.rows import FORK_STORM
 from tests.support.waiting import until
 
 STUBBORN = ["daemon", "ignore=TERM", "ignore=HUP", "name=left-behind", "say=stray", "wait", "done"]
@@ -260,6 +261,7 @@ def test_a_program_with_a_pid_namespace_for_its_children_has_them_run_as_without
     assert done.stderr == b""
 
 
+@FORK_STORM
 @pytest.mark.rows(2)
 def test_processes_that_fork_and_exit_without_end_are_ended(infini_run, tmp_path, bystanders, every_path):
     """Their list is longer than one of them lives: no look at /proc finds them where it says."""

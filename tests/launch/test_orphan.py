@@ -15,6 +15,7 @@ import infini_run as ir
 from tests.support.build_c import build
 from tests.support.command import COMMAND, play
 from tests.support.processes import GUARD, children, is_alive, marked, processes, state_of
+from tests.support.rows import FORK_STORM
 from tests.support.waiting import until
 
 STRAY = ["daemon", "name=left-behind", "say=stray", "wait", "done"]
@@ -136,6 +137,7 @@ def test_children_of_daemons_are_ended_with_them(infini_run, every_path):
     assert not any(map(is_alive, strays))
 
 
+@FORK_STORM
 @pytest.mark.parametrize("ignoring", [[], ["ignore=TERM"]], ids=["meek", "stubborn"])
 def test_tree_that_forks_as_fast_as_it_is_killed_is_ended(infini_run, ignoring, every_path):
     hopper = ["daemon", *ignoring, "say=stray", "hop", "done"]

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command import play
 from tests.support.processes import marked, processes
+from tests.support.rows import FORK_STORM
 from tests.support.waiting import until
 
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -77,6 +78,7 @@ def test_strays_get_the_stop_signal_and_their_grace(infini_run, every_path):
     assert b"got TERM" in command.out
 
 
+@FORK_STORM
 def test_trees_that_fork_as_fast_as_they_are_killed_are_ended(infini_run, every_path):
     hopper = ["daemon", "ignore=TERM", "say=stray", "hop", "done"]
     command = infini_run("--grace=0.1", "--nproc_per_node=2", *play(*hopper, *hopper, "exit=0"), under=UNSHARE)

@@ -1,4 +1,4 @@
-"""Large matrices: which of their rows run."""
+"""Large matrices: which of their rows run, and which never run side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import os
 import random
 from collections.abc import Iterable
 from typing import TypeVar
+
+import pytest
+
+# Numbers of processes are the machine's, and each launcher looks at all that are given: of tests whose processes
+# fork and exit without end one runs at a time.
+FORK_STORM = pytest.mark.xdist_group("fork_storms")
 
 T = TypeVar("T")
 

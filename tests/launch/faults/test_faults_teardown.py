@@ -11,6 +11,7 @@ import pytest
 from tests.support.command import COMMAND, Command, play
 from tests.support.launch_shapes import STUBBORN, as_root, strace, with_strace
 from tests.support.processes import is_alive, marked, state_of
+from tests.support.rows import FORK_STORM
 from tests.support.waiting import LIMIT_S, until
 
 GUARD_S = 20.0  # a second is promised; a loaded machine, and one that strace holds up, gets more
@@ -164,6 +165,7 @@ def test_rank_that_became_somebody_elses_is_named_and_left_after_a_bound(launche
     until(lambda: not any(map(is_alive, left)))  # the others went with their namespace
 
 
+@FORK_STORM
 def test_trees_that_fork_as_fast_as_they_are_killed_are_ended(launch):
     hopper = ["daemon", "ignore=TERM", "say=stray", "hop", "done"]
     command = launch("--grace=0.1", *play(*hopper * (8 // launch.ranks), "exit=0"))
