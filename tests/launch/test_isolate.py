@@ -163,7 +163,7 @@ def test_everything_dies_with_a_launcher_that_was_killed(infini_run, every_path)
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to slow a system call down")
 @pytest.mark.rows(2)
 def test_launcher_killed_before_its_child_has_asked_to_die_with_it(infini_run, every_path):
-    slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e", "inject=prctl:delay_enter=1000000")
+    slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=prctl", "-e", "inject=prctl:delay_enter=5000000")
     command = infini_run("--isolate", *play("say=ready", "wait"), under=slow)
 
     def children_of(*pids):

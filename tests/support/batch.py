@@ -107,7 +107,12 @@ class Queue:
                     assert select.select([fd], [], [], LIMIT_S)[0], f"the keeper of job {job['id']} does not end"
                     os.close(fd)
         os.close(self._alive)
-        shutil.rmtree(self.folder)
+        until(self._is_removed)
+
+    def _is_removed(self) -> bool:
+        """A command whose caller did not wait for its answer may be writing still."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return not os.path.exists(self.folder)
 
 
 @pytest.fixture

@@ -58,9 +58,13 @@ class Window:
     def text(self):
         return [line.rstrip() for line in self.screen.display]
 
+    def rows(self, rank):
+        """Every line of a rank, as words."""
+        return [line.split() for line in self.text if line.split()[:1] == [str(rank)]]
+
     def row(self, rank):
         """The line of a rank, as words; [] where it is not shown."""
-        found = [line.split() for line in self.text if line.split()[:1] == [str(rank)]]
+        found = self.rows(rank)
         assert len(found) <= 1, f"drawn twice: {self.text}"
         return found[0] if found else []
 

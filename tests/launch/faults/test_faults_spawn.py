@@ -227,7 +227,7 @@ def test_term_at_each_system_call_of_the_start_starts_no_further_rank(launch, tm
     for k in range(1, before + launch.ranks + 1):
         report = tmp_path / f"{call}{k}"
         under = strace(tmp_path / "trace", "-e", f"trace={call}", "-e", f"inject={call}:signal=TERM:when={k}")
-        command = launch("--grace=0.1", f"--report={report}", *SLEEP, under=under)
+        command = launch("--grace=1000", f"--report={report}", *SLEEP, under=under)
         assert command.wait() == 143, command.err
         check_that_no_rank_followed(report, k)
         assert not marked()
