@@ -33,11 +33,13 @@ TWO = ("--slots=8", "--slots_per_node=4")
 @pytest.fixture(scope="module")
 def eights():
     """Nodes of 8 GPUs, with accounting where its packages are. A job that is to be run again waits for 5 s, where
-    Slurm's own is 2 minutes. `high` takes the nodes of `requeued`, `cancelled` and `graced`."""
+    Slurm's own is 2 minutes; what gets TERM has Slurm's own 30 s to end, which a busy machine needs. `high` takes the
+    nodes of `requeued`, `cancelled` and `graced`."""
     need("slurm-wlm", "munge")
     problem = missing("slurmdbd", "mariadb-server")
     accounting = "" if problem else "1"
-    bed = Slurm(gpus=8, SLURM_TB_CRED="5", SLURM_TB_ACCOUNTING=accounting, SLURM_TB_EXTRA=PREEMPTING)
+    settings = {"SLURM_TB_CRED": "5", "SLURM_TB_KILLWAIT": "30", "SLURM_TB_ACCOUNTING": accounting}
+    bed = Slurm(gpus=8, **settings, SLURM_TB_EXTRA=PREEMPTING)
     bed.no_accounting = problem
     yield bed
     bed.close()
