@@ -52,12 +52,11 @@ def run(folder: JobDir, environ: Mapping[str, str]) -> int:
         ending = JobRun(folder, job, number, signals, environ).run()
         why = restart_reason(ending, failures=failures, restarts=job.request.restarts)
         if not why or folder.is_cancelled:
-            code = _end(folder, ending)  # first: Slurm kills this process KillWait after its TERM
             if ending.state == PREEMPTED and job.request.restarts:
                 from infini_run.jobs.requeue import keep_out
 
                 keep_out(folder, job, with_programs(environ), print_line=print_line)
-            return code
+            return _end(folder, ending)
         print_line(why)
         _note_requeue(folder, ending, why)
         if job.request.scheduler in ENGINES:

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
 
 
 HEARTBEATS = 3  # within --node_timeout, after which a silent node is lost
-_ABSENCE = 0.65  # of --node_timeout, since the last heartbeat: one is missing; a lease lasts for 0.7 of it at least
+_ABSENCE = 0.95  # of --node_timeout, since the last heartbeat; a node gives us up after all of it
+_LEASE_ABSENCE = 0.65  # of --node_timeout; a lease goes on for 0.7 of it at least
 _SPARE_S = 15.0  # beyond the graces: what a node may take to end
 
 
@@ -96,7 +97,7 @@ class HeadState:
         self.world_size = 0  # known as soon as all nodes are ready
         self.restarts = RestartState(options)
         self.changes: NodeChanges | None = None  # of a job that goes on when it loses a node
-        self.absence = OwnAbsence(options.node_timeout_s * _ABSENCE)
+        self.absence = OwnAbsence(options.node_timeout_s * (_LEASE_ABSENCE if options.is_elastic else _ABSENCE))
         self.notices: list[str] = []
         self.error: InfiniRunError | None = None  # why the job ended, unless a rank or a signal is the reason
         self.stop_signal = 0  # the signal from outside that asked for the end

@@ -327,12 +327,12 @@ def test_a_slow_start_may_ask_for_more_time():
     class Slow:
         def start(self, ctx):
             ctx.extend(60)
-            time.sleep(2.5)
+            time.sleep(10.5)
 
         def task(self, ctx, task):
             return task
 
-    with ir.Crew(Slow, ready_timeout_s=2) as crew:
+    with ir.Crew(Slow, ready_timeout_s=10) as crew:
         assert crew.ask(1).result() == 1
 
 

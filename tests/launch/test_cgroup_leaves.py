@@ -15,7 +15,7 @@ from tests.launch.faults.test_faults_core import Shim, complaint_of, shim  # noq
 from tests.launch.test_isolate import as_somebody
 from tests.support.command import COMMAND, Command, play
 from tests.support.processes import is_alive
-from tests.support.rows import sample
+from tests.support.rows import FORK_STORM, sample
 from tests.support.waiting import LIMIT_S, until
 
 ROOTS = [
@@ -114,6 +114,7 @@ def test_library_finds_what_hid_from_it_everywhere_else(delegated):
         command.close()
 
 
+@FORK_STORM
 def test_those_that_fork_as_fast_as_they_are_killed_are_killed_at_once(infini_run, delegated):
     words = ["daemon", "say=stray", "hop", "done"]
     command = infini_run(

@@ -103,3 +103,11 @@ def test_a_suspension_with_a_substitute_is_no_absence():
     absence.heartbeat_s -= 61.0
     absence.excuse()
     assert not absence.is_recent(3600.0)
+
+
+def test_a_machine_that_slept_under_a_substitute_is_an_absence():
+    absence = OwnAbsence(60.0)
+    last_s = absence._last_s
+    absence._last_s = (last_s[0], last_s[1] - 61.0)  # CLOCK_MONOTONIC stood still for 61 s
+    absence.excuse()
+    assert absence.is_recent(3600.0)

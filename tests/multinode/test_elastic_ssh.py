@@ -124,10 +124,10 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
-    """Without an answer it waits for GUARD_S, which is longer here than any test waits."""
+    """Without an answer it waits for GUARD_S, which is longer here than any test waits, as --node_timeout is."""
     waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_S = 1000.0"
     waits += "; sys.argv[:] = sys.argv[3:]; runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
-    flags = ("--spares=1", "--grace=2", *ring(bell))
+    flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))
     command = many(*flags, hosts="host[1-3]", nproc=1, under=(sys.executable, "-c", waits))
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
@@ -468,7 +468,7 @@ def test_a_reader_that_does_not_read_costs_no_rank(many, bell, tmp_path):
         command.read_more()
     command.signal(signal.SIGTERM)
     assert command.wait() == 143
-    assert b"was lost" not in command.err
+    assert b"was lost" not in command.err, command.err.decode()
 
 
 def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
@@ -481,4 +481,4 @@ def test_ctrl_z_of_the_head_costs_no_rank(many, bell):
     until(lambda: processes()[command.pid][1] != "T")
     command.signal(signal.SIGTERM)
     finish(command, 143)
-    assert b"was lost" not in command.err
+    assert b"was lost" not in command.err, command.err.decode()
