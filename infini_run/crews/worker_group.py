@@ -54,8 +54,9 @@ class WorkerGroup:
                 process.close()
             raise
         finally:
-            for end in worker_ends.values():
-                end.close()
+            with forking:
+                for end in worker_ends.values():
+                    end.close()
         self.poll()
 
     def _make_run(
