@@ -278,6 +278,7 @@ class AgentListener:
             self._drop(connection)
         if self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
+            with forking:
+                self._listener.close()
+                self._listener = None
             self._pause_end_s = float("inf")

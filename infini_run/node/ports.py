@@ -57,9 +57,10 @@ def let_go(port: int) -> None:
     Args:
         port: As `free_port` returned it.
     """
-    lock = _locks.pop(port, None)
-    if lock is not None:
-        lock.close()
+    with forking:
+        lock = _locks.pop(port, None)
+        if lock is not None:
+            lock.close()
 
 
 def _after_fork_in_child() -> None:
