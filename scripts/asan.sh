@@ -25,7 +25,7 @@ rm -f .venv/asan-source/infini_run/*.so
 [ ! -d examples ] || cp -r examples .venv/asan-source
 cd .venv/asan-source
 venv=../asan
-IRUN_CFLAGS="$SANITIZE -include $PWD/tests/c/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test]'
+IRUN_CFLAGS="$SANITIZE -include $PWD/tests/c/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test,check]'
 
 loader=$($venv/bin/python -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
 # libstdc++: what a C++ library throws (matplotlib's) is looked up by the sanitizer at the start, or never
@@ -33,7 +33,8 @@ libraries="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so
 python=$(cd $venv/bin && pwd)/python
 # words, not a wrapper script: a shell in between would show in what tests look at (cwd, limits, signals)
 export TEST_PYTHON="$loader --preload '$libraries' --argv0 '$python' '$(readlink -f "$python")'"
-export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0:abort_on_error=1:detect_stack_use_after_return=0
+# handle_segv=0: ranks of some tests end by SIGSEGV, and are to be seen to
+export ASAN_OPTIONS=detect_leaks=0:handle_segv=0:verify_asan_link_order=0:abort_on_error=1:detect_stack_use_after_return=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export PYTHONMALLOC=malloc
 # the processes of pytest-xdist must be started so, too: their own Python would load the sanitizer late

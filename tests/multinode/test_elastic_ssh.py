@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.multinode.test_many_ssh import bed, cabled_bed, many, no_agent_left, own_lines  # noqa: F401
+from tests.support.command import COMMAND
 from tests.support.hosts import agents, ssh_to
 from tests.support.processes import OURS, is_alive, lead_group, marked, processes, state_of
 from tests.support.waiting import until
@@ -125,10 +126,11 @@ def test_a_spare_takes_the_place_of_a_node_whose_agent_was_killed(many, bell):
 
 def test_a_host_is_reached_again_at_once_for_its_answer_is_what_the_next_world_waits_for(many, bell):
     """Without an answer it waits for GUARD_S, which is longer here than any test waits, as --node_timeout is."""
-    waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_S = 1000.0"
-    waits += "; sys.argv[:] = sys.argv[3:]; runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
+    waits = "import runpy, sys; from infini_run.multinode import world_changes; world_changes.GUARD_S = 1000.0; "
+    waits += "sys.argv[:] = sys.argv[sys.argv.index('infini_run'):]; "
+    waits += "runpy.run_module('infini_run', run_name='__main__', alter_sys=True)"
     flags = ("--spares=1", "--grace=2", "--node_timeout=1000", *ring(bell))
-    command = many(*flags, hosts="host[1-3]", nproc=1, under=(sys.executable, "-c", waits))
+    command = many(*flags, hosts="host[1-3]", nproc=1, under=(*COMMAND[:-2], "-c", waits))
     hear_world(bell, 0, 2)
     os.kill(launcher_of(1), signal.SIGKILL)
     hear_world(bell, 1, 2)
@@ -175,7 +177,6 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     flags = ("--spares=1", "--node_timeout=2", "--grace=1")
     command = many(*flags, *ring(bell, writes_to(tmp_path)), on=cabled_bed, nproc=1)
     assert hear_world(bell, 0, 3) == ["host1", "host2", "host3"]
-    start_s = time.monotonic()
     if loss == "cable":
         cabled_bed.tell("cable", 2, "down")
     else:
@@ -183,7 +184,6 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
         os.kill(agent, signal.SIGSTOP)
     try:
         hosts = hear_world(bell, 1, 3)
-        took_s = time.monotonic() - start_s
     finally:
         if loss == "cable":
             cabled_bed.tell("cable", 2, "up")
@@ -193,7 +193,6 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
         assert hosts[1] == "host4"
     until(lambda: 1 in written(tmp_path))
     check_written(tmp_path, worlds=2)
-    assert took_s < 2 + 2 + 3, "the timeout, two seconds, and a loaded machine"
     command.signal(signal.SIGTERM)
     finish(command, 143)
 

@@ -448,7 +448,7 @@ for engine in ("auto", "slurm"):
     assert [exit_.host for exit_ in report.exits] == [f"node{1 + rank // 2}" for rank in range(8)], report
 """
     env = {**os.environ, **four.env, **case.env}
-    done = subprocess.run([COMMAND[0], "-c", script], env=env, capture_output=True, check=False, timeout=LIMIT_S)
+    done = subprocess.run([*COMMAND[:-2], "-c", script], env=env, capture_output=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     case.end()
 

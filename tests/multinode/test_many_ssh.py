@@ -731,7 +731,7 @@ except ir.NodeLost as error:
 else:
     raise AssertionError
 """
-    done = subprocess.run([COMMAND[0], "-c", script], capture_output=True, check=False, timeout=60)
+    done = subprocess.run([*COMMAND[:-2], "-c", script], capture_output=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
 
