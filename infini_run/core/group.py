@@ -552,8 +552,7 @@ class Group:
             if self._closed:
                 return
             if self._waiting:
-                with forking:
-                    lib.ir_group_end(self._handle)
+                self._end()
             self._closed = True
             self._free_if_last()
 
@@ -562,10 +561,18 @@ class Group:
         self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
         self._free_if_last()
 
+    def _end(self) -> None:
+        """Kill and reap what is left. The host program may fork while that takes its time."""
+        while True:
+            with forking:
+                if lib.ir_group_end(self._handle):
+                    return
+            lib.ir_group_wait(self._handle, -1)
+
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
+            self._end()
             with forking:  # a child must find all of it, or nothing
-                lib.ir_group_end(self._handle)
                 self._handle = lib.ir_group_free(self._handle)
 
 
