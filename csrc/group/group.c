@@ -122,16 +122,17 @@ int ir_group_run_once(struct ir_group *g, struct ir_event *ret_events, uint32_t 
 }
 
 /* The bounded end for a caller that does not wait for IR_ENDED itself. */
-int ir_group_end(struct ir_group *g) {
+void ir_group_end(struct ir_group *g) {
     struct ir_event events[64];
-    if (getpid() != g->self) return 1; /* a forked child: the workers are its parent's */
+    if (getpid() != g->self) return; /* a forked child: the workers are its parent's */
     g->signalled = true; /* nobody listens any more: a console that is not read must not hold us */
-    if (!g->immediate || g->state == DRAINING) ir_group_kill(g); /* once: it begins to count anew */
-    while (ir_group_run_once(g, events, 64) == 64) {
+    ir_group_kill(g);
+    while (g->state != ENDED && g->state != IDLE) {
+        while (ir_group_run_once(g, events, 64) == 64) {
+        }
+        if (g->state != ENDED) (void)ir_group_wait(g, GIVE_UP_MS);
     }
-    if (g->state != ENDED && g->state != IDLE) return 0;
     timer_set(g, 0);
-    return 1;
 }
 
 /* In a child that the host program forked we are a picture: nobody in it is that child's, and what the
@@ -148,8 +149,7 @@ struct ir_group *ir_group_free(struct ir_group *g) {
     if (g == NULL) return NULL;
     const bool forked = getpid() != g->self;
     if (forked) group_leave_to_parent(g);
-    while (g->state != IDLE && g->state != ENDED && !ir_group_end(g))
-        (void)ir_group_wait(g, GIVE_UP_MS);
+    if (g->state != IDLE && g->state != ENDED) ir_group_end(g);
     input_close(g);
     guard_close(g);
     lease_close(g);

@@ -262,9 +262,9 @@ void ir_sigpipe_release(int *held);
  * -EAGAIN, -EINTR. */
 int64_t ir_write(int fd, const char *bytes, uint64_t size);
 
-/* Kills what is left, as ir_group_free does, but waits for nothing and frees nothing. Returns 1 when all has ended:
- * every ir_group_wait, now and later, returns at once then. 0: call it again after ir_group_wait. */
-int ir_group_end(struct ir_group *group);
+/* Kills and reaps what is left, as ir_group_free does, but frees nothing: every ir_group_wait, now
+ * and later, returns at once. For a group that another thread waits for. */
+void ir_group_end(struct ir_group *group);
 
 /* Kills and reaps what is left (bounded: 5 s for what SIGKILL does not end), frees, returns NULL. In a
  * child that was forked since, it only closes descriptors. */

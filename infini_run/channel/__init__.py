@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 
-from infini_run.channel.endpoint import LIMIT, SharedSocket, forking
+from infini_run.channel.endpoint import LIMIT, SharedSocket
 from infini_run.channel.receiver import Receiver
 from infini_run.channel.sender import LINGER_S, Sender
 from infini_run.number_arguments import read_count
@@ -26,9 +26,8 @@ def pair(limit: int = LIMIT) -> tuple[tuple[Sender, Receiver], tuple[Sender, Rec
 
     Hand one side's `fileno()` to another process (`pass_fds`, stdin), then `close_copy()` that side here."""
     limit = read_count("limit", limit)
-    with forking:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        return _side(here, limit), _side(there, limit)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _side(here, limit), _side(there, limit)
 
 
 def connect(fd: int, limit: int = LIMIT) -> tuple[Sender, Receiver]:

@@ -30,12 +30,6 @@ _MOST_MS = 2**31 - 1  # poll(2): who waits for longer waits again
 LIMIT = 1 << 34  # bytes of one message, unless the channel is told otherwise
 
 
-# Held while a socket is made or closed: a child that another thread forks just then would keep a copy. The kernel
-# copies descriptors before memory, in which the socket may be closed by then.
-forking = threading.RLock()
-_forkers: list[int] = []  # threads that fork, and hold it: one that had begun before this module was there does not
-
-
 class SharedSocket:
     """A socket that two endpoints share; it is closed when both have let go of it."""
 
@@ -52,8 +46,7 @@ class SharedSocket:
         with self.lock:
             self._holders -= 1
             if not self._holders:
-                with forking:
-                    self.sock.close()
+                self.sock.close()
 
 
 class Endpoint:
@@ -243,24 +236,11 @@ def _wake(future: asyncio.Future[None]) -> None:
 _endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
 
 
-def _begin_fork() -> None:
-    _forkers.append(get_ident())
-    forking.acquire()
-
-
-def _end_fork() -> None:
-    if get_ident() in _forkers:
-        _forkers.remove(get_ident())
-        forking.release()
-
-
 def _after_fork_in_child() -> None:
     """A forked child owns no end: the parent does. With a copy of the socket in every child of a worker's, its other
     side would not see the worker die."""
-    _end_fork()
-    _forkers.clear()  # threads of our parent
     for endpoint in list(_endpoints):
         endpoint._after_fork()
 
 
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -252,9 +252,8 @@ class Quietly:
         lib.ir_sigpipe_release(self._held)
 
 
-# Held while descriptors are opened or closed: a child that another thread forks just then (os.fork, multiprocessing)
-# would have copies that nothing in it knows of, and hold them open. The kernel copies descriptors before memory, so
-# it would have those too that are closed between the two. Nothing that could wait for a fork is done meanwhile.
+# Held while the core makes pipes: a child that another thread forks just then (os.fork, multiprocessing) would have
+# copies of their ends that nobody knows of, and hold them open. Nothing that could wait for a fork is done meanwhile.
 forking = RLock()
 _forkers: list[int] = []  # threads that fork, and hold it: one that had begun before this module was there does not
 
@@ -414,7 +413,7 @@ class Group:
 
     def run_once(self) -> list[Event]:
         """Do what is to be done now; never blocks. The events come once, in order."""
-        with self._lock, forking:
+        with self._lock:
             events = self._pop_events()
             while not self._closed:
                 count = lib.ir_group_run_once(self._handle, self._events, 64)
@@ -465,13 +464,13 @@ class Group:
             number: The signal to send. 0: the stop signal.
             by_signal: A signal from outside asked for it, so the grace is signal_grace_s.
         """
-        with self._lock, forking:
+        with self._lock:
             if not self._closed:
                 lib.ir_group_stop(self._handle, number, by_signal)
 
     def kill(self) -> None:
         """SIGKILL to everything that is left."""
-        with self._lock, forking:
+        with self._lock:
             if not self._closed:
                 lib.ir_group_kill(self._handle)
 
@@ -552,7 +551,7 @@ class Group:
             if self._closed:
                 return
             if self._waiting:
-                self._end()
+                lib.ir_group_end(self._handle)
             self._closed = True
             self._free_if_last()
 
@@ -561,17 +560,9 @@ class Group:
         self._lock, self._waiting, self._closed, self.ended = RLock(), 0, True, True
         self._free_if_last()
 
-    def _end(self) -> None:
-        """Kill and reap what is left. The host program may fork while that takes its time."""
-        while True:
-            with forking:
-                if lib.ir_group_end(self._handle):
-                    return
-            lib.ir_group_wait(self._handle, -1)
-
     def _free_if_last(self) -> None:
         if self._closed and self._waiting == 0 and self._handle:
-            self._end()
+            lib.ir_group_end(self._handle)
             with forking:  # a child must find all of it, or nothing
                 self._handle = lib.ir_group_free(self._handle)
 

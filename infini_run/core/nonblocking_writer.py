@@ -10,7 +10,6 @@ import os
 import time
 
 from infini_run._irun import ffi, lib
-from infini_run.core.group import forking
 from infini_run.core.write_buffer import flush
 from infini_run.system.io_sizes import LARGE_CHUNK
 
@@ -91,8 +90,7 @@ class NonblockingWriter:
 
     def close(self) -> None:
         """Safe twice; the descriptor itself stays."""
-        with forking:
-            self._handle = self._handle and lib.ir_writer_free(self._handle)
+        self._handle = self._handle and lib.ir_writer_free(self._handle)
 
 
 def write_all(fd: int, data: bytes, wait_s: float | None, also: Callable[[], int] | None = None) -> OSError | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import forking
 from infini_run.system.poller import READ
 
 TYPE_CHECKING = False
@@ -52,14 +51,13 @@ class ProcessWatch:
         self._watched = wanted
 
     def _copy(self, fds: Sequence[int]) -> list[int]:
-        with forking:  # a child that is forked meanwhile would keep a copy that nothing in it knows of
-            for fd in self._copies.keys() - set(fds):
-                copy = self._copies.pop(fd)
-                self._watched.discard(copy)
-                self._poller.unwatch(copy)
-                os.close(copy)
-            for fd in set(fds) - self._copies.keys():
-                self._copies[fd] = os.dup(fd)
+        for fd in self._copies.keys() - set(fds):
+            copy = self._copies.pop(fd)
+            self._watched.discard(copy)
+            self._poller.unwatch(copy)
+            os.close(copy)
+        for fd in set(fds) - self._copies.keys():
+            self._copies[fd] = os.dup(fd)
         return list(self._copies.values())
 
     def poll(self) -> None:

@@ -16,7 +16,6 @@ from _thread import RLock
 from collections import deque
 from threading import current_thread
 
-from infini_run.core.group import forking
 from infini_run.crews.capture import capture_exception, capture_foreign
 from infini_run.crews.joinable_thread import JoinableThread
 from infini_run.crews.process_watch import ProcessWatch
@@ -61,8 +60,7 @@ class Supervisor:
         self._watches: dict[ProcessGroup, ProcessWatch] = {}
         self._unpolled: list[ProcessWatch] = []
         self._calls: deque[Callable[[], None]] = deque()
-        with forking:
-            self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._wakeup_lock = RLock()
         self._is_in_forked_child = False
         self._thread = JoinableThread(self._run, "infini-run: supervisor")
@@ -286,7 +284,7 @@ class Supervisor:
         self._on_workers_ended()
         self.try_step("closing the spawner", self._release)
         self.try_step("closing the poller", self.poller.close)
-        with self._wakeup_lock, forking:
+        with self._wakeup_lock:
             os.close(self._wakeup_fd)
             self._wakeup_fd = -1
         self.phase = "CLOSED"

@@ -54,9 +54,8 @@ class WorkerGroup:
                 process.close()
             raise
         finally:
-            with forking:
-                for end in worker_ends.values():
-                    end.close()
+            for end in worker_ends.values():
+                end.close()
         self.poll()
 
     def _make_run(

@@ -13,7 +13,7 @@ import socket
 import time
 from _thread import RLock
 
-from infini_run.core.group import Event, forking
+from infini_run.core.group import Event
 from infini_run.crews.exec_spawner import python_command
 from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
@@ -50,10 +50,9 @@ class ZygoteProcess:
 
     def __init__(self, environ: Mapping[str, str], cwd: str | None) -> None:
         self._lock = RLock()
+        self._control, theirs = socket.socketpair()
         self._run: NodeLaunch | None = None
-        with forking:
-            self._control, theirs = socket.socketpair()
-            call_in_forked_children(self)
+        call_in_forked_children(self)
         try:
             plan, options = _zygote_plan(environ)
             self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
@@ -62,8 +61,7 @@ class ZygoteProcess:
             self.close()
             raise
         finally:
-            with forking:
-                theirs.close()
+            theirs.close()
 
     def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
@@ -107,8 +105,7 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Close its control socket, at which it ends, and wait for its end. Safe twice."""
-        with forking:
-            self._control.close()
+        self._control.close()
         if self._run is not None:
             deadline_s = time.monotonic() + KILL_ANSWER_S
             while not self._run.ended and time.monotonic() < deadline_s:
@@ -170,9 +167,8 @@ class ZygoteLaunch:
 
     def start(self) -> None:
         """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
-        with forking:
-            ours, theirs = socket.socketpair()
-            self._connection = MessageSocket(ours)
+        ours, theirs = socket.socketpair()
+        self._connection = MessageSocket(ours)
         console: list[int] = []
         try:
             console += (_copy(1), _copy(2))
@@ -182,10 +178,9 @@ class ZygoteLaunch:
             self._ended = True
             raise
         finally:
-            with forking:
-                theirs.close()
-                for fd in console:
-                    os.close(fd)
+            theirs.close()
+            for fd in console:
+                os.close(fd)
         try:
             while not self._has_started and not self._ended:
                 self._wait(None)
@@ -301,7 +296,7 @@ class ZygoteLaunch:
                 break
             self._wait(deadline_s - time.monotonic())
             self.poll()
-        with self._lock, forking:
+        with self._lock:
             if self._connection is not None:
                 self._connection.close()
             self._ended, self._new_events = True, []

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 
-from infini_run.core.group import forking
 from infini_run.core.write_buffer import write_pending
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LIMIT, Decoder, with_tags
@@ -148,10 +147,9 @@ class Connection:
 
     def close(self) -> None:
         """Close both descriptors. Safe twice."""
-        with forking:  # a child that is forked meanwhile would keep its copies
-            for fd in {self._read_fd, self._write_fd} - {-1}:
-                os.close(fd)
-            self._read_fd = self._write_fd = -1
+        for fd in {self._read_fd, self._write_fd} - {-1}:
+            os.close(fd)
+        self._read_fd = self._write_fd = -1
         self.has_ended = True
         self._pending = (
             bytearray()

@@ -9,7 +9,7 @@ import time
 from _functools import partial
 from _socket import socketpair  # the C module: `socket` costs 5 ms
 
-from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, forking, is_main_thread
+from infini_run.core.group import PIPE, Group, SpawnSpec, debug_flags, is_main_thread
 from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand
@@ -191,10 +191,9 @@ class EngineProcesses:
                 ours.close()
             raise
         finally:
-            with forking:
-                os.close(null)
-                if theirs is not None:
-                    theirs.close()
+            os.close(null)
+            if theirs is not None:
+                theirs.close()
         nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()
         running = _Running(command, tries, group, nodes, cleans_up)
         self._running[running] = None

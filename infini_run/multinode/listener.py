@@ -278,7 +278,6 @@ class AgentListener:
             self._drop(connection)
         if self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
-            with forking:
-                self._listener.close()
-                self._listener = None
+            self._listener.close()
+            self._listener = None
             self._pause_end_s = float("inf")

@@ -57,10 +57,9 @@ def let_go(port: int) -> None:
     Args:
         port: As `free_port` returned it.
     """
-    with forking:
-        lock = _locks.pop(port, None)
-        if lock is not None:
-            lock.close()
+    lock = _locks.pop(port, None)
+    if lock is not None:
+        lock.close()
 
 
 def _after_fork_in_child() -> None:

@@ -355,49 +355,6 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
     assert run_host(host, "".join(map(textwrap.dedent, (text, STARTS[start], after)))) == "0 True\n"
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_no_link_is_opened_or_closed_while_the_host_forks(start, host, fake_ssh):
-    """The kernel copies descriptors first and memory later: the child would have what it takes for closed."""
-    text = """
-        import os, threading, time
-
-        def links():
-            found = {}
-            for fd in os.listdir("/proc/self/fd"):
-                try:
-                    found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-                except FileNotFoundError:
-                    continue
-            return {fd: to for fd, to in found.items() if to.startswith(("socket:", "pipe:"))}
-
-        def look_twice():
-            before = links()
-            time.sleep(0.02)
-            changed.append(links() != before)
-
-        changed, stop = [], []
-        os.register_at_fork(before=look_twice)  # the last that is called, for it is the first that is registered
-        import infini_run as ir
-
-        def fork():
-            while not stop:
-                pid = os.fork()
-                if pid == 0:
-                    os._exit(0)
-                os.waitpid(pid, 0)
-
-        ir.run, ir.Launcher
-        thread = threading.Thread(target=fork)
-        thread.start()
-    """
-    after = """
-        stop.append(1)
-        thread.join()
-        print(sum(changed), len(changed) > 0)
-    """
-    assert run_host(host, "".join(map(textwrap.dedent, (text, STARTS[start], after)))) == "0 True\n"
-
-
 # ---- the host has left SIGPIPE at its default
 
 
