@@ -140,7 +140,7 @@ class OwnAbsence:
 
     def on_heartbeat(self) -> None:
         """Call when the nodes are sent a heartbeat."""
-        self.look()
+        self.notice()
         self.heartbeat_s = _clocks()[1]
 
     def excuse(self) -> None:
@@ -149,14 +149,14 @@ class OwnAbsence:
         before, self._last_s = self._last_s, _clocks()
         slept_s = (self._last_s[1] - before[1]) - (self._last_s[0] - before[0])
         self.heartbeat_s = self._last_s[1] - slept_s
-        self.look()
+        self.notice()
 
     def is_recent(self, within_s: float) -> bool:
         """Whether there is an absence now, or one ended within the last so many seconds."""
-        self.look()
+        self.notice()
         return time.monotonic() - self._noticed_s <= within_s
 
-    def look(self) -> None:
+    def notice(self) -> None:
         """Remember an absence that there is now."""
         now_s, boot_s = _clocks()
         if boot_s - self.heartbeat_s > self._limit_s:

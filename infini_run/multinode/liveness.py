@@ -83,7 +83,7 @@ class Liveness:
         from infini_run.multinode.heartbeat_process import HeartbeatProcess, no_frame
 
         state, start_s = self._state, time.monotonic()
-        state.absence.look()
+        state.absence.notice()
         targets = {
             agent.connection: agent.time.grant if state.options.is_elastic else no_frame
             for agent in state.agents.all
