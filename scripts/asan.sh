@@ -33,7 +33,7 @@ libraries="$($CC -print-file-name=libasan.so) $($CC -print-file-name=libubsan.so
 python=$(cd $venv/bin && pwd)/python
 # words, not a wrapper script: a shell in between would show in what tests look at (cwd, limits, signals)
 export TEST_PYTHON="$loader --preload '$libraries' --argv0 '$python' '$(readlink -f "$python")'"
-# handle_segv=0: ranks of some tests end by SIGSEGV, and are to be seen to
+# handle_segv=0: some tests check that a rank ends by SIGSEGV, which the sanitizer's handler turns into SIGABRT
 export ASAN_OPTIONS=detect_leaks=0:handle_segv=0:verify_asan_link_order=0:abort_on_error=1:detect_stack_use_after_return=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export PYTHONMALLOC=malloc

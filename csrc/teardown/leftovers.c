@@ -204,7 +204,7 @@ static bool is_descendant(const struct ir_group *g, struct process p) {
     return false;
 }
 
-/* As wait_any does, which waits for the end of the chase: until then thousands of them would hold numbers that
+/* wait_any reaps orphans only after the chase; until then thousands of zombies would hold process numbers that
  * the whole machine needs. */
 static void orphan_reap(struct ir_group *g, const struct process *p) {
     siginfo_t info;
