@@ -16,6 +16,7 @@ from threading import get_ident
 
 from infini_run.channel.errors import ChannelClosed, ChannelError
 from infini_run.number_arguments import LONGEST_S, read_wait
+from infini_run.system.fork_hooks import before_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class SharedSocket:
         with self.lock:
             self._holders -= 1
             if not self._holders:
+                before_close(self.sock.fileno())
                 self.sock.close()
 
 

@@ -14,8 +14,10 @@ from _functools import partial
 from _thread import RLock
 
 from infini_run.channel import connect
+from infini_run.core.group import forking
 from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.report.exit import Exit
+from infini_run.system.fork_hooks import before_close, call_in_forked_children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,18 +53,21 @@ class RemoteWorkerProcess:
         self._last_ping_s = 0.0
         self._start_s = time.time()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        ours, theirs = socket.socketpair()
-        self.tasks, self.events = connect(ours.detach())
-        link.call(partial(self._begin, theirs))
+        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+            ours, self._theirs = socket.socketpair()  # the link's thread takes the second
+            self.tasks, self.events = connect(ours.detach())
+            call_in_forked_children(self)
+        link.call(self._begin)
 
-    def _begin(self, theirs: socket.socket) -> None:
+    def _begin(self) -> None:
         """In the link's thread."""
         if self.node.problem is not None:
-            theirs.close()
+            before_close(self._theirs.fileno())
+            self._theirs.close()
             self.note("lost", self.node.problem)
             return
         self.node.workers[self.number] = self
-        self.node.streams.add(self.number, theirs)
+        self.node.streams.add(self.number, self._theirs)
 
     @property
     def clock_s(self) -> float:
@@ -196,5 +201,6 @@ class RemoteWorkerProcess:
     def after_fork_in_child(self) -> None:
         self._lock = RLock()  # another thread may have had it
         self.ended = True  # the channel's copies are closed by its own module
+        self._theirs.close()
         if self._wakeup_fd >= 0:
             self._close_wakeup_fd()

@@ -13,7 +13,7 @@ import socket
 import time
 from _thread import RLock
 
-from infini_run.core.group import Event
+from infini_run.core.group import Event, forking
 from infini_run.crews.exec_spawner import python_command
 from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.crews.zygote_protocol import MessageSocket, receive_with_fds, send_with_fds
@@ -26,7 +26,7 @@ from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.text import describe_end
-from infini_run.system.fork_hooks import call_in_forked_children
+from infini_run.system.fork_hooks import before_close, call_in_forked_children
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -50,18 +50,19 @@ class ZygoteProcess:
 
     def __init__(self, environ: Mapping[str, str], cwd: str | None) -> None:
         self._lock = RLock()
-        self._control, theirs = socket.socketpair()
         self._run: NodeLaunch | None = None
-        call_in_forked_children(self)
+        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+            self._control, self._theirs = socket.socketpair()
+            call_in_forked_children(self)
         try:
             plan, options = _zygote_plan(environ)
-            self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: theirs.fileno()})
+            self._run = NodeLaunch(plan, options, environ=environ, cwd=cwd, stdins={0: self._theirs.fileno()})
             self._run.start()
         except BaseException:
             self.close()
             raise
         finally:
-            theirs.close()
+            _close(self._theirs)
 
     def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
@@ -105,7 +106,7 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Close its control socket, at which it ends, and wait for its end. Safe twice."""
-        self._control.close()
+        _close(self._control)
         if self._run is not None:
             deadline_s = time.monotonic() + KILL_ANSWER_S
             while not self._run.ended and time.monotonic() < deadline_s:
@@ -115,6 +116,7 @@ class ZygoteProcess:
     def after_fork_in_child(self) -> None:
         """In a forked child."""
         self._control.close()
+        self._theirs.close()
         if self._run is not None:
             self._run.after_fork_in_child()
 
@@ -156,6 +158,7 @@ class ZygoteLaunch:
         self._channels = [stdins[worker.rank] for worker in plan.workers]
         self._lock = RLock()
         self._connection: MessageSocket | None = None
+        self._theirs: socket.socket | None = None
         self._has_started = False
         self._last_output: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
         self._pings: dict[int, float] = {}  # by rank, its last WATCHDOG=1 (monotonic)
@@ -167,18 +170,19 @@ class ZygoteLaunch:
 
     def start(self) -> None:
         """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
-        ours, theirs = socket.socketpair()
-        self._connection = MessageSocket(ours)
+        with forking:  # as above
+            ours, self._theirs = socket.socketpair()
+            self._connection = MessageSocket(ours)
         console: list[int] = []
         try:
             console += (_copy(1), _copy(2))
-            self._zygote.send(self._request, [theirs.fileno(), *console, *self._channels])
+            self._zygote.send(self._request, [self._theirs.fileno(), *console, *self._channels])
         except BaseException:
             self._connection.close()
             self._ended = True
             raise
         finally:
-            theirs.close()
+            _close(self._theirs)
             for fd in console:
                 os.close(fd)
         try:
@@ -305,6 +309,13 @@ class ZygoteLaunch:
         self._lock, self._ended = RLock(), True
         if self._connection is not None:
             self._connection.close()
+        if self._theirs is not None:
+            self._theirs.close()
+
+
+def _close(sock: socket.socket) -> None:
+    before_close(sock.fileno())
+    sock.close()
 
 
 def _copy(fd: int) -> int:

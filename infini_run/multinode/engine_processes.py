@@ -14,6 +14,7 @@ from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand
 from infini_run.record import record
+from infini_run.system.fork_hooks import before_close
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
 from infini_run.system.shell import find_program
@@ -193,6 +194,7 @@ class EngineProcesses:
         finally:
             os.close(null)
             if theirs is not None:
+                before_close(theirs.fileno())
                 theirs.close()
         nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()
         running = _Running(command, tries, group, nodes, cleans_up)

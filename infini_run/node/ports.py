@@ -13,6 +13,7 @@ import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
 from infini_run.core.group import forking
+from infini_run.system.fork_hooks import before_close
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def let_go(port: int) -> None:
     """
     lock = _locks.pop(port, None)
     if lock is not None:
+        before_close(lock.fileno())
         lock.close()
 
 

@@ -355,6 +355,78 @@ def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, 
     assert run_host(host, "".join(map(textwrap.dedent, (text, STARTS[start], after)))) == "0 True\n"
 
 
+def test_a_child_that_is_forked_while_a_launch_ends_closes_what_was_closed_just_then(host):
+    """The kernel copies descriptors before memory: low in memory is a large block, and what is closed while that is
+    copied is open in the child, whose memory says that it is closed."""
+    text = """
+        import ctypes, mmap, os, threading
+        import infini_run as ir
+
+        libc, low, size = ctypes.CDLL(None), 0x10000000, 64 << 20
+        libc.mmap.restype = ctypes.c_void_p
+        MAP_FIXED_NOREPLACE, MADV_NOHUGEPAGE = 0x100000, 15
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+        sizes = ctypes.c_void_p(low), ctypes.c_size_t(size)
+        assert libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) == low
+        assert libc.madvise(*sizes, MADV_NOHUGEPAGE) in (0, -1)  # -1: this kernel has no huge pages
+        ctypes.memset(low, 1, size)
+
+        def is_link(fd):
+            path = f"/proc/self/fd/{fd}"
+            return int(fd) > 2 and os.path.exists(path) and os.readlink(path).startswith(("socket:", "pipe:"))
+
+        def fork():
+            while not stop:
+                pid = os.fork()
+                if pid == 0:
+                    os._exit(any(map(is_link, os.listdir("/proc/self/fd"))))
+                held.append(os.waitpid(pid, 0)[1])
+        stop, held = [], []
+        thread = threading.Thread(target=fork)
+        thread.start()
+        for _ in range(100):
+            ir.run(["sh", "-c", "exit 0"], nproc_per_node=16)
+        stop.append(1)
+        thread.join()
+        print(sum(map(bool, held)), len(held) > 0)
+    """
+    assert run_host(host, text) == "0 True\n"
+
+
+def test_a_socket_that_is_closed_while_the_process_forks_is_closed_in_the_child(host):
+    text = """
+        import os, socket
+        from infini_run.system.fork_hooks import before_close
+
+        def end_of(pid):
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+        def is_open(fd):
+            try:
+                os.fstat(fd)
+            except OSError:
+                return False
+            return True
+
+        ours, theirs = socket.socketpair()
+        before_close(ours.fileno())
+        pid = os.fork()
+        if pid == 0:
+            os._exit(10 * is_open(ours.fileno()) + is_open(theirs.fileno()))
+        print(end_of(pid), is_open(ours.fileno()))
+
+        number = ours.fileno()
+        ours.close()
+        taken = socket.socket()  # the host's own, of the same number
+        assert taken.fileno() == number
+        pid = os.fork()
+        if pid == 0:
+            os._exit(is_open(number))
+        print(end_of(pid))
+    """
+    assert run_host(host, text) == "1 True\n1\n"
+
+
 # ---- the host has left SIGPIPE at its default
 
 
