@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from infini_run.errors import NodeLost
 from infini_run.jobs.records import JobResult
-from infini_run.jobs.schedulers.scheduler import CANCELLED, COMPLETED, FAILED, NODE_FAIL, OOM, PREEMPTED, TIMEOUT
+from infini_run.jobs.schedulers.scheduler import (
+    CANCELLED,
+    COMPLETED,
+    END_REASONS,
+    FAILED,
+    NODE_FAIL,
+    OOM,
+    PREEMPTED,
+    TIMEOUT,
+)
 from infini_run.jobs.schedulers.slurm_output import is_out_of_memory
 from infini_run.report.text import signal_name
 from infini_run.system.signal_numbers import SIGKILL, SIGTERM
@@ -74,11 +83,11 @@ def _of_signal(stop_signal: int, end: JobResult, is_cancelled: bool, is_preempte
     """From outside. Where Slurm signals every process (linuxproc), a rank may have died of it before we were told."""
     end = _changed(end, end.state, "", code=128 + stop_signal, node="")
     if is_cancelled:
-        return _changed(end, CANCELLED, "it was cancelled")
+        return _changed(end, CANCELLED, END_REASONS[CANCELLED])
     if is_preempted:
-        return _changed(end, PREEMPTED, "it was preempted")
+        return _changed(end, PREEMPTED, END_REASONS[PREEMPTED])
     if is_late:
-        return _changed(end, TIMEOUT, "its time limit was reached", scheduler_ended_it=True)
+        return _changed(end, TIMEOUT, END_REASONS[TIMEOUT], scheduler_ended_it=True)
     return _changed(end, CANCELLED, f"it was told to stop ({signal_name(stop_signal)})", scheduler_ended_it=True)
 
 

@@ -15,6 +15,7 @@ from infini_run.jobs.records import REQUEUED, JobResult
 from infini_run.jobs.schedulers.scheduler import (
     CANCELLED,
     COMPLETED,
+    END_REASONS,
     FAILED,
     LIVE,
     LOST,
@@ -200,13 +201,14 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     """It has ended without a word of its own, or with one that the scheduler knows better."""
     if status.scheduler_ended_it:
         state = status.state if answer.state in (COMPLETED, FAILED, LOST) else answer.state
-        return _record_end(folder, replace(status, state=state), now_s, replaces=True)
+        reason = status.reason if state == status.state else END_REASONS.get(state, status.reason)
+        return _record_end(folder, replace(status, state=state, reason=reason), now_s, replaces=True)
     reason, last_line = answer.reason, _out_of_memory(folder)
     if last_line and answer.state in (FAILED, CANCELLED, OOM):
         return _record_end(folder, replace(status, state=OOM, code=answer.code, reason=last_line), now_s)
     state = CANCELLED if folder.is_cancelled and answer.state in (FAILED, LOST) else answer.state
     if state == CANCELLED and status.attempt < 0:
-        reason = "it was cancelled" if state != answer.state else reason or "it was cancelled"
+        reason = END_REASONS[state] if state != answer.state else reason or END_REASONS[state]
     elif status.attempt < 0 and state in (FAILED, COMPLETED):
         why = _last_line(folder) or f"nothing of it has run: do its nodes share {folder.path}? --dir says another"
         reason = f"{reason}: {why}" if reason else why
@@ -222,7 +224,7 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
     if status.state not in LIVE:  # scheduler_ended_it, and forgotten: its own word is all that there is
         return _record_end(folder, status, now_s, replaces=True)
     if folder.is_cancelled:
-        return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason="it was cancelled"), now_s)
+        return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason=END_REASONS[CANCELLED]), now_s)
     if is_left_out and has_accounting:
         return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
     if is_left_out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -349,7 +350,7 @@ def shell(window):
 
 def test_in_the_background_nothing_is_drawn_until_fg(shell, bell):
     ring = ["sh", "-c", f"echo up > {bell.path}; echo said; exec sleep 1000"]
-    shell.type(" ".join([*COMMAND, "--live", "--nproc_per_node=2", "sh", "-c", f"'{ring[2]}'"]) + " &\n")
+    shell.type(shlex.join([*COMMAND, "--live", "--nproc_per_node=2", *ring]) + " &\n")
     bell.hear(2)
     shell.type("echo at''tention\n")
     shell.see(lambda: "attention" in shell.text)

@@ -166,16 +166,17 @@ def test_nobody_writes_over_its_own_word(folder):
 
 
 @pytest.mark.parametrize(
-    ("said", "state"),
-    [("PREEMPTED", "PREEMPTED"), ("TIMEOUT", "TIMEOUT"), ("NODE_FAIL", "NODE_FAIL"), ("FAILED", "CANCELLED"),
-     ("CANCELLED", "CANCELLED"), ("COMPLETED", "CANCELLED")],
+    ("said", "state", "reason"),
+    [("PREEMPTED", "PREEMPTED", "it was preempted"), ("TIMEOUT", "TIMEOUT", "its time limit was reached"),
+     ("NODE_FAIL", "NODE_FAIL", "told"), ("FAILED", "CANCELLED", "told"), ("CANCELLED", "CANCELLED", "told"),
+     ("COMPLETED", "CANCELLED", "told")],
 )  # fmt: skip
-def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, state):
+def test_the_scheduler_may_know_why_it_was_told_to_stop(folder, slurm, said, state, reason):
     begin(folder)
     folder.write_result(JobResult(state="CANCELLED", code=143, reason="told", scheduler_ended_it=True, end_s=NOW_S))
     slurm.seen[folder.name] = SchedulerJob(id=ID, state=said)
     status = ask(folder, slurm)
-    assert (status.state, status.is_final, status.code) == (state, True, 143)
+    assert (status.state, status.is_final, status.code, status.reason) == (state, True, 143, reason)
     ask(folder, slurm)
     assert len(slurm.asked) == 1
 

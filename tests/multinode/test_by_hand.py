@@ -249,13 +249,13 @@ def test_a_killed_joiner_is_a_lost_node(node, bell):
 
 
 def test_a_stopped_joiner_is_silent_and_lost(node, bell):
-    flags = ("--node_timeout=1", "--grace=1")
+    flags = ("--node_timeout=3", "--grace=1")
     commands = [node(rank, *ring(bell), flags=flags) for rank in range(2)]
     bell.hear(4)
     commands[1].suspend()
     assert commands[0].wait() == 1
     assert told(commands[0])[0].endswith(
-        "nothing was heard of it for 1 s (--node_timeout); its agent may only be suspended: its ranks then stay"
+        "nothing was heard of it for 3 s (--node_timeout); its agent may only be suspended: its ranks then stay"
     )
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1

@@ -52,7 +52,7 @@ def test_a_node_is_lost_from_when_it_was_last_heard(node, bell, tmp_path):  # no
 def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, tmp_path):  # noqa: F811
     """And a node that is lost after that is told of, too."""
     tells, stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM", "while :; do sleep 0.1; done"
-    flags = ("--stdin=0", "--node_timeout=1", "--grace=1000")
+    flags = ("--stdin=0", "--node_timeout=3", "--grace=1000")
     then = f"[ $RANK = 0 ] && {{ read x; exit 7; }}; [ $RANK = 2 ] || exec sleep 1000; {stays}"
     words = ring(bell, then, f"[ $RANK != 2 ] || {tells}")
     head = node(0, *words, flags=(*flags, f"--report={tmp_path}/r"), stdin=subprocess.PIPE)
@@ -67,7 +67,7 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
     assert "rank 0 on " in lines[0]
     assert "failed: exit code 7" in lines[0]
     assert "node 1 (" in lines[-1]
-    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in lines[-1]
+    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in lines[-1]
     report = json.loads((tmp_path / "r").read_text())
     assert (report["exit_code"], report["first_failure"], report["error"]) == (7, 0, None)
     assert len(report["lost"]) == 1
@@ -78,7 +78,7 @@ def test_a_rank_that_failed_while_all_nodes_were_there_is_to_blame(node, bell, t
 
 
 def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(node, bell, tmp_path):  # noqa: F811
-    flags = ("--node_timeout=1", "--grace=4", f"--report={tmp_path}/r")
+    flags = ("--node_timeout=3", "--grace=12", f"--report={tmp_path}/r")
     tells, stays = f"trap 'echo $RANK has got TERM > {shlex.quote(bell.path)}' TERM", "while :; do sleep 0.1; done"
     head, joiner = (node(rank, *ring(bell, stays, tells), flags=flags) for rank in range(2))
     bell.hear(4)
@@ -87,9 +87,9 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     joiner.suspend()
     assert head.wait() == 143
     first, last = told(head)
-    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 4 s, or at once when told again"
+    assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or at once when told again"
     assert "node 1 (" in last
-    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in last
+    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in last
     assert [f"infini-run: {text}" for text in json.loads((tmp_path / "r").read_text())["lost"]] == [last]
     joiner.signal(signal.SIGKILL)
     joiner.wait()
@@ -121,14 +121,14 @@ def sleepers():
 
 def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  # noqa: F811
     """SIGSTOP, or a machine that slept: it is told of nothing, and has to see by itself that it was not there."""
-    flags = ("--node_timeout=1", "--grace=1", f"--report={tmp_path}/r")
+    flags = ("--node_timeout=3", "--grace=1", f"--report={tmp_path}/r")
     head, joiner = (node(rank, *ring(bell), flags=flags) for rank in range(2))
     bell.hear(4)
     head.suspend()
     until(lambda: not sleepers())  # they have heard nothing for too long
     head.signal(signal.SIGCONT)
     assert [head.wait(), joiner.wait()] == [1, 1]
-    assert told(joiner) == ["infini-run: nothing was heard of the head for 1 s (--node_timeout)"]
+    assert told(joiner) == ["infini-run: nothing was heard of the head for 3 s (--node_timeout)"]
     lines = [line for line in told(head) if "heard of the head" not in line]
     assert len(lines) == 1, lines
     assert lines[0].startswith("infini-run: infini-run itself was stopped for ")
@@ -138,7 +138,7 @@ def test_a_head_that_was_stopped_does_not_blame_a_node(node, bell, tmp_path):  #
 
 def test_a_network_that_dies_while_the_head_is_stopped_by_ctrl_z_ends_the_ranks_there(cabled_bed, many, bell):  # noqa: F811
     command = many(
-        "--grace=1", "--node_timeout=1", *ring(bell), on=cabled_bed, hosts="host[1-2]", preexec_fn=lead_group
+        "--grace=1", "--node_timeout=3", *ring(bell), on=cabled_bed, hosts="host[1-2]", preexec_fn=lead_group
     )
     bell.hear(4)
     until(lambda: len(sleepers()) == 4)
@@ -193,22 +193,22 @@ def test_a_node_that_ctrl_z_has_stopped_before_all_have_come_is_not_given_up(nod
 
 
 def test_an_agent_that_is_stopped_for_ever_is_killed_with_its_ranks(many, bell):  # noqa: F811
-    command = many("--grace=1", "--node_timeout=1", *ring(bell), hosts="host[1-2]")
+    command = many("--grace=1", "--node_timeout=3", *ring(bell), hosts="host[1-2]")
     bell.hear(4)
     victim = min(pid for pid, words in agents().items() if not words.startswith(("ssh ", "sshd")))
     os.kill(victim, signal.SIGSTOP)
     assert command.wait() == 1
     first, second = own_lines(command)
     assert first.endswith("): its agent did not answer, and was killed there with its ranks")
-    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in second
+    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in second
     until(lambda: not marked())
 
 
 def test_an_ssh_that_is_stopped_for_ever_leaves_no_rank(many, bell):  # noqa: F811
-    command = many("--grace=1", "--node_timeout=1", *ring(bell), hosts="host[1-2]")
+    command = many("--grace=1", "--node_timeout=3", *ring(bell), hosts="host[1-2]")
     bell.hear(4)
     ours = [pid for pid, (parent, _, name) in processes().items() if parent == command.pid and name == "ssh"]
     os.kill(ours[0], signal.SIGSTOP)
     assert command.wait() == 1
-    assert "was lost: nothing was heard of it for 1 s (--node_timeout)" in own_lines(command)[-1]
+    assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in own_lines(command)[-1]
     until(lambda: not marked())

@@ -337,7 +337,7 @@ def test_a_node_that_dies_is_named_and_ends_the_job(slurm, run, case):
 
 def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
     """Its node is told silent; what the Link cannot reach any more, scancel of the step does."""
-    command = run("--node_timeout=1", "--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000")
+    command = run("--node_timeout=3", "--nproc_per_node=1", "sh", "-c", "echo up; exec sleep 1000")
     read_up(command, 4)
     agents = [
         pid for pid in case.alive() if b"infini_run.multinode.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -346,7 +346,7 @@ def test_an_agent_that_hangs_is_ended_by_slurm(run, case, slurm, four):
     here = [pid for pid in here if b"srun" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]]
     os.kill(here[0], signal.SIGSTOP)
     assert command.wait() == 1
-    assert b"node 2 (node3) was lost: nothing was heard of it for 1 s" in command.err
+    assert b"node 2 (node3) was lost: nothing was heard of it for 3 s" in command.err
     case.end()
     until(lambda: not left(slurm, four.job))
 

@@ -402,7 +402,7 @@ def test_a_host_that_dies_ends_all_and_is_named(many, bed, bell):
 
 @pytest.mark.skipif(not os.environ.get("CI") and os.geteuid() != 0, reason="namespaces are made by root")
 def test_a_pulled_cable_is_a_lost_node(cabled_bed, many, bell):
-    command = many("--grace=1", "--node_timeout=1", *ring(bell), on=cabled_bed)
+    command = many("--grace=1", "--node_timeout=3", *ring(bell), on=cabled_bed)
     there = bell.hear(8)
     inner = {line.split()[1] for line in there if line.endswith("host3")}
     assert len(inner) == 2
@@ -410,7 +410,7 @@ def test_a_pulled_cable_is_a_lost_node(cabled_bed, many, bell):
     try:
         assert command.wait() == 1
         told = own_lines(command)
-        assert told == ["infini-run: node 2 (host3) was lost: nothing was heard of it for 1 s (--node_timeout)"]
+        assert told == ["infini-run: node 2 (host3) was lost: nothing was heard of it for 3 s (--node_timeout)"]
         until(lambda: not marked())  # the ranks there are ended by their own agent, which hears nothing either
     finally:
         cabled_bed.tell("cable", 3, "up")

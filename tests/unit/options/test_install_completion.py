@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from infini_run.options.install_completion import completion_path, install_compl
 from tests.support.cluster import needs
 from tests.support.command import COMMAND
 
-JOB = Path(COMMAND[0]).with_name("infini-job")
+SCRIPTS = sysconfig.get_path("scripts")
+JOB = Path(SCRIPTS, "infini-job")
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_the_folders_are_those_of_the_shells_and_xdg():
 @needs("fish")
 def test_fish_finds_it(home):
     install(COMMAND, home)
-    environ = environment(home, PATH=f"{Path(COMMAND[0]).parent}:{os.environ['PATH']}")
+    environ = environment(home, PATH=f"{SCRIPTS}:{os.environ['PATH']}")
     line = ["fish", "-c", "complete -C 'infini-run --nnod'"]
     done = subprocess.run(line, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("--nnodes=\t")
