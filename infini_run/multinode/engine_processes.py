@@ -243,10 +243,11 @@ class EngineProcesses:
         return next((line.strip() for lines in texts for line in reversed(lines) if line.strip()), "")
 
     def stderr(self) -> str:
-        """Return the last output of the commands that have not ended."""
+        """Return the last output of the commands that have not ended, or whose end was not taken yet."""
         for running in list(self._running):
             self._read_events(running)
-        return "\n".join(running.group.tail(0).decode("utf-8", "replace") for running in self._running)
+        texts = [running.group.tail(0).decode("utf-8", "replace") for running in self._running]
+        return "\n".join([*texts, *(ended.stderr for ended in self._ended)])
 
     def take_ended(self) -> Iterator[EngineExit]:
         """Yield the commands that have ended since the last call. Each is taken when the caller asks for the next."""

@@ -209,7 +209,9 @@ class NodeLosses:
             self._cancelled_s = now_s
         if state.engine.is_allocation_over(ended.stderr):
             text = state.engine.explain_exit("", ended.code, ended.stderr)
-            changes.on_allocation_over(text, was_cancelled=now_s - self._cancelled_s < _CANCELLED_S)
+            # the command that was told so may still end, where one that came later has asked for a step in vain
+            is_told = state.engine.was_cancelled(self._processes.stderr())
+            changes.on_allocation_over(text, was_cancelled=is_told or now_s - self._cancelled_s < _CANCELLED_S)
         for agent in agents:
             if not ended.command.nodes and self._processes.has_own_command(agent.index):
                 continue  # whoever was there before was the one that it had started
