@@ -1,9 +1,10 @@
 """A lease: for how long the ranks of a node may live, though its agent hears nothing of the head.
 
-The agent sends the time by its own clock, and the head sends it back. The head has heard what comes back, at that
-time or later. So a lease that is counted from then is over before the head starts other ranks (FENCE_S of
-world_changes.py), whatever either direction of the network drops, delays or delivers late. Both clocks need the same
-rate, not the same time: they are CLOCK_BOOTTIME, which goes on while a machine sleeps.
+The agent sends the time by its own clock, and the head sends back what that clock shows at least when it hears that:
+the same time, or a later one where the request came behind much output, and those before it came faster. So a lease
+that is counted from then is over before the head starts other ranks (FENCE_S of world_changes.py), whatever either
+direction of the network drops, delays or delivers late. Both clocks need the same rate, not the same time: they are
+CLOCK_BOOTTIME, which goes on while a machine sleeps.
 
 While the head reads nothing (its own reader does not read, or Ctrl-Z has suspended it) it gives nobody up, and hears
 no requests. Then it sends what the agent's clock shows at least by now, as the requests before have told.
@@ -74,12 +75,14 @@ class AgentTime:
         now_ns = _now_ns()
         # what has come late says less than what was known
         self._ahead_ns, self._since_ns = max(asked_ns - now_ns, self._ahead_at(now_ns)), now_ns
-        return pack(LEASE, request)
+        return self._at(now_ns)
 
     def grant(self) -> bytes:
         """Return the frame for an agent whose requests are not read: a request that is sent now would be answered
         so."""
-        now_ns = _now_ns()
+        return self._at(_now_ns())
+
+    def _at(self, now_ns: int) -> bytes:
         return pack(LEASE, _TIME.pack(max(0, now_ns + self._ahead_at(now_ns))))
 
     def _ahead_at(self, now_ns: int) -> int:
