@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import py_compile
 import select
 import shlex
 import signal
@@ -16,6 +17,8 @@ from tests.support.processes import state_of
 from tests.support.waiting import LIMIT_S, until
 
 CHILDREN = Path(__file__).parent / "children"
+# compiled once: what is started as a file is compiled at every start, and a run of the tests starts thousands
+_PLAY = py_compile.compile(str(CHILDREN / "play.py"), doraise=True)
 
 
 PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
@@ -50,7 +53,7 @@ class Bell:
 
 def play(*words: str) -> list[str]:
     """A worker that does what the words say (children/play.py)."""
-    return [sys.executable, "-ISu", str(CHILDREN / "play.py"), *map(str, words)]
+    return [sys.executable, "-ISu", str(_PLAY), *map(str, words)]
 
 
 class Gate:

@@ -25,9 +25,9 @@ exit=3, die=SEGV  the end
 +0 ... +*         they are for the first attempt only (+1: the one after the first restart, ...)
 """
 
+import _signal as signal  # the C module: `signal` makes enumerations, a quarter of this program's start
 import os
 import select
-import signal
 import sys
 import time
 
