@@ -53,7 +53,9 @@ static void *writing_main(void *argument) {
     }
     /* its end, or this and its end, is what writer_finish waits for */
     if (error != 0) (void)send(writing->from, &error, sizeof error, MSG_DONTWAIT | MSG_NOSIGNAL);
-    (void)close(writing->from);
+    /* a child that the host program forked meanwhile has a copy: closing alone would end nothing */
+    (void)shutdown(writing->from, SHUT_RDWR);
+    (void)fd_close(writing->from);
     (void)close(writing->to);
     free(writing);
     return NULL;
@@ -157,7 +159,8 @@ int ir_writer_finish(struct ir_writer *writer) {
 
 struct ir_writer *ir_writer_free(struct ir_writer *writer) {
     if (writer == NULL) return NULL;
-    if (writer->kind == WRITER_REOPENED || writer->kind == WRITER_THREAD) (void)close(writer->fd);
+    if (writer->kind == WRITER_REOPENED || writer->kind == WRITER_THREAD)
+        (void)fd_close(writer->fd);
     free(writer);
     return NULL;
 }

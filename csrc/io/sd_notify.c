@@ -133,7 +133,7 @@ static bool close_descriptors(struct msghdr *header) {
         for (size_t at = 0; CMSG_LEN(at + sizeof(int)) <= c->cmsg_len; at += sizeof(int)) {
             int fd;
             memcpy(&fd, data + at, sizeof fd);
-            (void)close(fd);
+            (void)fd_close(fd);
         }
     }
     return may_read;

@@ -44,7 +44,11 @@ static void target_close(const struct ir_group *g, struct target *target) {
 
 void input_close(struct ir_group *g) {
     for (uint32_t i = 0; i < g->input.n; i++) target_close(g, &g->input.targets[i]);
-    g->input.fd = fd_release(g, g->input.fd);
+    if (g->input.fd < 0) return;
+    fd_unwatch(g, g->input.fd);
+    (void)close(
+        g->input.fd); /* no fd_close: it may be a copy of the host program's, which a child keeps */
+    g->input.fd = -1;
 }
 
 static void target_wait(struct ir_group *g, uint32_t index, bool wait) {

@@ -14,10 +14,13 @@
 
 /* fork(2) copies descriptors before memory, so what another thread closes between the two is open in the
  * child, whose memory says that it is closed: the end of a pipe that nothing there knows of. So a closing
- * is noted, and the child repeats it. A lock would do, too, but whoever forks would wait for it. */
+ * is noted, and the child repeats it. A lock around every close would deadlock with a host program's
+ * signal handlers. */
 enum { CLOSINGS_KEPT = 4096 };
 struct closing {
-    _Atomic ino_t inode; /* no two pipes or sockets ever have the same, 2^32 of them aside */
+    _Atomic dev_t device;
+    _Atomic ino_t
+        inode; /* with the device: no other pipe or socket has it until 2^32 more were made */
     _Atomic int fd;
     _Atomic uint32_t done; /* its number, from 1, once it is closed */
 };
@@ -25,11 +28,9 @@ static struct closing closings[CLOSINGS_KEPT];
 static _Atomic uint32_t last_closing;
 static _Thread_local uint32_t last_before_fork; /* all up to it were done */
 
-static bool fd_is_link(int fd, ino_t *ret_inode) {
-    struct stat status;
-    if (fstat(fd, &status) < 0) return false;
-    *ret_inode = status.st_ino;
-    return S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode);
+static bool fd_is_link(int fd, struct stat *ret_status) {
+    return fstat(fd, ret_status) == 0 &&
+           (S_ISFIFO(ret_status->st_mode) || S_ISSOCK(ret_status->st_mode));
 }
 
 static void fork_prepare(void) {
@@ -44,8 +45,10 @@ static void fork_child(void) {
     const uint32_t last = last_closing;
     for (uint32_t back = 0; back < last - last_before_fork && back < CLOSINGS_KEPT; back++) {
         struct closing *was = &closings[(last - back) % CLOSINGS_KEPT];
-        ino_t inode;
-        if (fd_is_link(was->fd, &inode) && inode == was->inode) (void)close(was->fd);
+        struct stat status;
+        if (fd_is_link(was->fd, &status) && status.st_ino == was->inode &&
+            status.st_dev == was->device)
+            (void)close(was->fd);
         was->done = last - back;
     }
 }
@@ -55,16 +58,17 @@ __attribute__((constructor)) static void fork_watch(void) {
 }
 
 int fd_close(int fd) {
-    ino_t inode;
+    struct stat status;
     if (fd < 0) return -1;
-    if (!fd_is_link(fd, &inode)) {
+    if (!fd_is_link(fd, &status)) {
         (void)close(fd);
         return -1;
     }
     const uint32_t number = ++last_closing;
     struct closing *now = &closings[number % CLOSINGS_KEPT];
     now->fd = -1;
-    now->inode = inode;
+    now->device = status.st_dev;
+    now->inode = status.st_ino;
     now->fd = fd;
     (void)close(fd);
     now->done = number;

@@ -6,7 +6,6 @@ coroutine never waits for the lock: it tries, and waits for the socket, or for w
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 import time
@@ -16,7 +15,7 @@ from threading import get_ident
 
 from infini_run.channel.errors import ChannelClosed, ChannelError
 from infini_run.number_arguments import LONGEST_S, read_wait
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import call_for_module, close_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +46,7 @@ class SharedSocket:
         with self.lock:
             self._holders -= 1
             if not self._holders:
-                before_close(self.sock.fileno())
-                self.sock.close()
+                close_link(self.sock)
 
 
 class Endpoint:
@@ -245,4 +243,4 @@ def _after_fork_in_child() -> None:
         endpoint._after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+call_for_module(_after_fork_in_child)

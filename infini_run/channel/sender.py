@@ -37,6 +37,7 @@ class Sender(Endpoint):
     """The end that messages go into. Threads and coroutines take turns."""
 
     _too_late = "nobody made room for the message in time"
+    _wakeup_fd = -1  # wakes who waits for room when we close; there from the first such wait on
 
     def __init__(self, line: SharedSocket, limit: int = LIMIT) -> None:
         super().__init__(line, limit)
@@ -50,11 +51,10 @@ class Sender(Endpoint):
         self._broken = ""
         self._last: OutgoingFrame | None = None  # END, once we close
         self._is_widened = False
-        self._wakeup_fd = -1  # wakes who waits for room when we close; there from the first such wait on
 
     def __del__(self) -> None:
         """The socket is closed by its own; this one is a bare number."""
-        wakeup_fd, self._wakeup_fd = self.__dict__.get("_wakeup_fd", -1), -1
+        wakeup_fd, self._wakeup_fd = self._wakeup_fd, -1
         if wakeup_fd >= 0:
             os.close(wakeup_fd)
 

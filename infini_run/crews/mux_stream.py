@@ -11,7 +11,7 @@ from collections import deque
 from struct import Struct
 
 from infini_run.errors import LinkError
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.io_sizes import LARGE_CHUNK
 from infini_run.system.poller import READ, WRITE
 
@@ -198,8 +198,7 @@ class MuxStream:
         """Safe twice."""
         if self._sock.fileno() >= 0:
             self._mux.poller.unwatch(self._sock.fileno())
-            before_close(self._sock.fileno())
-            self._sock.close()
+            close_link(self._sock)
         self._can_read = self._can_write = False
         self._out.clear()
         for call in (*self._when_read, *self._when_written):

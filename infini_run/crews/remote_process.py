@@ -12,12 +12,13 @@ import socket
 import time
 from _functools import partial
 from _thread import RLock
+from _weakref import ref
 
 from infini_run.channel import connect
 from infini_run.core.group import forking
 from infini_run.crews.spawner import KILL_ANSWER_S
 from infini_run.report.exit import Exit
-from infini_run.system.fork_hooks import before_close, call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, close_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,20 +55,20 @@ class RemoteWorkerProcess:
         self._start_s = time.time()
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-            ours, self._theirs = socket.socketpair()  # the link's thread takes the second
+            ours, theirs = socket.socketpair()
+            self._theirs = ref(theirs)  # it is the link's thread's
             self.tasks, self.events = connect(ours.detach())
             call_in_forked_children(self)
-        link.call(self._begin)
+        link.call(partial(self._begin, theirs))
 
-    def _begin(self) -> None:
+    def _begin(self, theirs: socket.socket) -> None:
         """In the link's thread."""
         if self.node.problem is not None:
-            before_close(self._theirs.fileno())
-            self._theirs.close()
+            close_link(theirs)
             self.note("lost", self.node.problem)
             return
         self.node.workers[self.number] = self
-        self.node.streams.add(self.number, self._theirs)
+        self.node.streams.add(self.number, theirs)
 
     @property
     def clock_s(self) -> float:
@@ -201,6 +202,8 @@ class RemoteWorkerProcess:
     def after_fork_in_child(self) -> None:
         self._lock = RLock()  # another thread may have had it
         self.ended = True  # the channel's copies are closed by its own module
-        self._theirs.close()
+        theirs = self._theirs()
+        if theirs is not None:
+            theirs.close()
         if self._wakeup_fd >= 0:
             self._close_wakeup_fd()

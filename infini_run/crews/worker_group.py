@@ -10,7 +10,7 @@ from infini_run.node.last_output import last_output
 from infini_run.node.launch import NodeLaunch
 from infini_run.record import replace
 from infini_run.report.exit import name_processes
-from infini_run.system.fork_hooks import before_close, call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, close_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ class WorkerGroup:
             raise
         finally:
             for end in worker_ends.values():
-                before_close(end.fileno())
-                end.close()
+                close_link(end)
         self.poll()
 
     def _make_run(

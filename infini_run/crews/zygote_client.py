@@ -26,7 +26,7 @@ from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.text import describe_end
-from infini_run.system.fork_hooks import before_close, call_in_forked_children
+from infini_run.system.fork_hooks import call_in_forked_children, close_link
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -62,7 +62,7 @@ class ZygoteProcess:
             self.close()
             raise
         finally:
-            _close(self._theirs)
+            close_link(self._theirs)
 
     def prepare(self, hello: tuple[object, ...], timeout_s: float | None) -> None:
         """Have it import modules. hello: its first message (zygote.py). timeout_s: None: no limit. Raises UsageError:
@@ -106,7 +106,7 @@ class ZygoteProcess:
 
     def close(self) -> None:
         """Close its control socket, at which it ends, and wait for its end. Safe twice."""
-        _close(self._control)
+        close_link(self._control)
         if self._run is not None:
             deadline_s = time.monotonic() + KILL_ANSWER_S
             while not self._run.ended and time.monotonic() < deadline_s:
@@ -170,7 +170,7 @@ class ZygoteLaunch:
 
     def start(self) -> None:
         """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
-        with forking:  # as above
+        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             ours, self._theirs = socket.socketpair()
             self._connection = MessageSocket(ours)
         console: list[int] = []
@@ -182,7 +182,7 @@ class ZygoteLaunch:
             self._ended = True
             raise
         finally:
-            _close(self._theirs)
+            close_link(self._theirs)
             for fd in console:
                 os.close(fd)
         try:
@@ -311,11 +311,6 @@ class ZygoteLaunch:
             self._connection.close()
         if self._theirs is not None:
             self._theirs.close()
-
-
-def _close(sock: socket.socket) -> None:
-    before_close(sock.fileno())
-    sock.close()
 
 
 def _copy(fd: int) -> int:

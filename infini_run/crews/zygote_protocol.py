@@ -12,7 +12,7 @@ import socket
 from struct import Struct
 
 from infini_run.core.write_buffer import write_pending
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.io_sizes import READ_CHUNK
 
 TYPE_CHECKING = False
@@ -79,8 +79,7 @@ class MessageSocket:
 
     def close(self) -> None:
         """Safe twice."""
-        before_close(self._socket.fileno())
-        self._socket.close()
+        close_link(self._socket)
 
 
 def send_with_fds(sock: socket.socket, message: object, fds: Sequence[int] = ()) -> None:

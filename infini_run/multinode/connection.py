@@ -12,7 +12,7 @@ import os
 from infini_run.core.write_buffer import write_pending
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LIMIT, Decoder, with_tags
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 
 TYPE_CHECKING = False
@@ -149,8 +149,7 @@ class Connection:
     def close(self) -> None:
         """Close both descriptors. Safe twice."""
         for fd in {self._read_fd, self._write_fd} - {-1}:
-            before_close(fd)
-            os.close(fd)
+            close_link(fd)
         self._read_fd = self._write_fd = -1
         self.has_ended = True
         self._pending = (

@@ -14,7 +14,7 @@ from infini_run.errors import ProgramMissing, StartError
 from infini_run.multinode.connection import Connection
 from infini_run.multinode.engines import EngineCommand
 from infini_run.record import record
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import explain_command
 from infini_run.system.shell import find_program
@@ -189,13 +189,12 @@ class EngineProcesses:
             if group is not None:
                 group.close()
             if ours is not None:
-                ours.close()
+                close_link(ours)
             raise
         finally:
             os.close(null)
             if theirs is not None:
-                before_close(theirs.fileno())
-                theirs.close()
+                close_link(theirs)
         nodes = set(command.nodes or range(self._nodes)) if tries < _TRIES else set()
         running = _Running(command, tries, group, nodes, cleans_up)
         self._running[running] = None

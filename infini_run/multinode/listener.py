@@ -19,7 +19,7 @@ from infini_run.multinode.handshake import Handshake
 from infini_run.multinode.protocol import HANDSHAKE_S, unpack_json
 from infini_run.multinode.tcp import accept, find_address, listen, own_addresses
 from infini_run.record import record
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import close_link
 from infini_run.system.poller import READ
 from infini_run.system.resource_limits import LIMITS
 
@@ -279,7 +279,6 @@ class AgentListener:
             self._drop(connection)
         if self._listener is not None:
             self._poller.unwatch(self._listener.fileno())
-            before_close(self._listener.fileno())
-            self._listener.close()
+            close_link(self._listener)
             self._listener = None
             self._pause_end_s = float("inf")

@@ -209,7 +209,7 @@ class NodeLosses:
             self._cancelled_s = now_s
         if state.engine.is_allocation_over(ended.stderr):
             text = state.engine.explain_exit("", ended.code, ended.stderr)
-            # the command that was told so may still end, where one that came later has asked for a step in vain
+            # the command that was told of a cancelling may not have ended yet
             is_told = state.engine.was_cancelled(self._processes.stderr())
             changes.on_allocation_over(text, was_cancelled=is_told or now_s - self._cancelled_s < _CANCELLED_S)
         for agent in agents:

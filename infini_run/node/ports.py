@@ -13,7 +13,7 @@ import os
 from _socket import AF_INET, AF_UNIX, SOCK_DGRAM, SOCK_STREAM, socket  # the C module: `socket` costs 5 ms
 
 from infini_run.core.group import forking
-from infini_run.system.fork_hooks import before_close
+from infini_run.system.fork_hooks import call_for_module, close_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def let_go(port: int) -> None:
     """
     lock = _locks.pop(port, None)
     if lock is not None:
-        before_close(lock.fileno())
-        lock.close()
+        close_link(lock)
 
 
 def _after_fork_in_child() -> None:
@@ -70,7 +69,7 @@ def _after_fork_in_child() -> None:
         let_go(port)
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+call_for_module(_after_fork_in_child)
 
 
 def _choices(ephemeral: str, reserved: str) -> Sequence[int]:

@@ -1,28 +1,33 @@
 """In a child that the host program forks (os.fork, multiprocessing), objects close their copies of descriptors: a
 copy of a pipe's end that stays open there would keep a rank, or the launcher, waiting for the end of the pipe.
 
-Two rules: an object that opens descriptors is registered here before it starts anything; and a socket that may be
-closed while another thread forks is announced to `before_close`, as the core does by itself (csrc/sys/fd.c).
+Two rules: an object that opens descriptors is registered here before it starts anything; and a socket or pipe of ours
+that may be closed while another thread forks is closed by `close_link`, as the core does by itself (csrc/sys/fd.c).
 """
 
 from __future__ import annotations
 
-from _collections import deque  # type: ignore[import-not-found]  # the C module: `collections` costs a head 3 ms
 from _weakref import ref
 
 import infini_run.lean_os as os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     class ForkAware(Protocol):
         def after_fork_in_child(self) -> None:
             """Close the copies, and touch nothing of the parent. Safe twice, and on an object that is half made."""
 
+    class Link(Protocol):
+        def fileno(self) -> int: ...
+        def close(self) -> None: ...
 
+
+_modules: list[Callable[[], None]] = []
 _known: set[ref[ForkAware]] = set()
-_closings: deque[tuple[int, int]] = deque(maxlen=1024)  # descriptors with their inode numbers, which never come again
+_closings: list[tuple[int, int, int]] = []  # that go on: the descriptor, its device and inode
 
 
 def call_in_forked_children(owner: ForkAware) -> None:
@@ -34,42 +39,67 @@ def call_in_forked_children(owner: ForkAware) -> None:
     _known.add(ref(owner, _known.discard))
 
 
-def before_close(fd: int) -> None:
-    """Call right before a socket, or the end of a pipe, that this process made is closed.
-
-    The kernel copies descriptors before memory, so a child that another thread is forking may have it open, and its
-    memory say that it is closed: it is closed there once more.
+def call_for_module(function: Callable[[], None]) -> None:
+    """Call it in every forked child, and in the children of those, before the owners' turn.
 
     Args:
-        fd: -1: none.
+        function: closes copies of descriptors that a module keeps.
     """
-    if fd >= 0:
-        _closings.append((fd, os.fstat(fd).st_ino))
+    _modules.append(function)
+
+
+def close_link(link: Link | int) -> None:
+    """Close a socket or the end of a pipe that this process made, so that no child keeps it that is forked meanwhile.
+
+    The kernel copies descriptors before memory. So a child may have the descriptor though its memory says that it is
+    closed; then the child closes it.
+
+    Args:
+        link: may be closed already.
+    """
+    closing = _identity(link if isinstance(link, int) else link.fileno())
+    if closing is None:
+        return
+    _closings.append(closing)
+    try:
+        if isinstance(link, int):
+            os.close(link)
+        else:
+            link.close()
+    finally:
+        _closings.remove(closing)
+
+
+def _identity(fd: int) -> tuple[int, int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:  # it is closed
+        return None
+    return fd, status.st_dev, status.st_ino
 
 
 def _close_again() -> None:
-    for fd, inode in _closings:
-        try:
-            if os.fstat(fd).st_ino == inode:
-                os.close(fd)
-        except OSError:  # it is closed, as nearly all of them
-            continue
+    """Close what no owner knows of, since it is closed in our memory."""
+    for closing in _closings:
+        if _identity(closing[0]) == closing:
+            os.close(closing[0])
     _closings.clear()
 
 
 def _after_fork_in_child() -> None:
-    _close_again()
-    error = None
-    for known in list(_known):
-        owner = known()
-        try:
-            if owner is not None:
-                owner.after_fork_in_child()
-        except BaseException as of_this_one:  # the others have their turn
-            error = of_this_one
+    owners = [known() for known in list(_known)]
     _known.clear()
-    if error is not None:
-        raise error
+    _call_all([*_modules, *(owner.after_fork_in_child for owner in owners if owner is not None), _close_again])
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    """Call all, even if one of them raises."""
+    for at, function in enumerate(functions):
+        try:
+            function()
+        except BaseException:
+            _call_all(functions[at + 1 :])
+            raise
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -393,38 +393,117 @@ def test_a_child_that_is_forked_while_a_launch_ends_closes_what_was_closed_just_
     assert run_host(host, text) == "0 True\n"
 
 
-def test_a_socket_that_is_closed_while_the_process_forks_is_closed_in_the_child(host):
+CLOSING = """
+    import os, socket
+    from infini_run import channel
+    from infini_run.system import fork_hooks
+
+    def is_open(fd):
+        try:
+            os.fstat(fd)
+        except OSError:
+            return False
+        return True
+
+    def in_a_child(look):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(look())
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_socket_that_is_being_closed_while_the_process_forks_is_closed_in_the_child(host):
+    """Its object says that it is closed; the system call is yet to come."""
     text = """
-        import os, socket
-        from infini_run.system.fork_hooks import before_close
+    class HalfClosed(socket.socket):
+        def close(self):
+            self.number = self.detach()
+            print(in_a_child(lambda: is_open(self.number)), is_open(self.number))
+            os.close(self.number)
 
-        def end_of(pid):
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-        def is_open(fd):
-            try:
-                os.fstat(fd)
-            except OSError:
-                return False
-            return True
-
-        ours, theirs = socket.socketpair()
-        before_close(ours.fileno())
-        pid = os.fork()
-        if pid == 0:
-            os._exit(10 * is_open(ours.fileno()) + is_open(theirs.fileno()))
-        print(end_of(pid), is_open(ours.fileno()))
-
-        number = ours.fileno()
-        ours.close()
-        taken = socket.socket()  # the host's own, of the same number
-        assert taken.fileno() == number
-        pid = os.fork()
-        if pid == 0:
-            os._exit(is_open(number))
-        print(end_of(pid))
+    ours, theirs = socket.socketpair()
+    half_closed = HalfClosed(fileno=ours.detach())
+    fork_hooks.close_link(half_closed)
+    fork_hooks.close_link(half_closed)  # it is closed
+    taken = socket.socket()  # the host's own, of the same number
+    assert taken.fileno() == half_closed.number
+    print(in_a_child(lambda: is_open(half_closed.number)))
     """
-    assert run_host(host, text) == "1 True\n1\n"
+    assert run_host(host, textwrap.dedent(CLOSING) + textwrap.dedent(text)) == "0 True\n1\n"
+
+
+def test_what_a_closing_had_not_reached_is_its_owners_to_close_and_ends_no_other_hook(host):
+    text = """
+    import sys
+    failed, parent = [], os.getpid()
+    sys.unraisablehook = failed.append
+
+    class Unclosed(socket.socket):
+        def close(self):
+            if os.getpid() == parent:
+                print(in_a_child(look))
+            super().close()
+
+    (tx, rx), theirs = channel.pair()
+    others = [channel.pair() for _ in range(3)]
+    numbers = [side[0].fileno() for pair in (((tx, rx), theirs), *others) for side in pair]
+    line = tx._line.sock
+    tx._line.sock = Unclosed(fileno=line.detach())
+    def look():
+        return bool(failed) + 2 * any(map(is_open, numbers))
+    tx.close_copy()
+    rx.close_copy()
+    """
+    assert run_host(host, textwrap.dedent(CLOSING) + textwrap.dedent(text)) == "0\n"
+
+
+def test_a_child_of_the_host_does_not_hold_up_a_console_that_cannot_be_reopened(host, tmp_path):
+    """A pipe of another user: a thread of ours writes to it, which alone knows its descriptors."""
+    text = """
+        import os, subprocess, sys
+        os.seteuid(65534)
+        end, pipe = os.pipe()
+        os.seteuid(0)
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-c", sys.argv[1]]
+        with subprocess.Popen(words, stdout=pipe, stderr=pipe, cwd="/") as launch:
+            os.close(pipe)
+            with open(end) as said:
+                print(*sorted(said), sep="", end="")
+        """
+    inner = f"""
+        import os, threading
+        try:
+            os.open("/proc/self/fd/1", os.O_WRONLY)
+        except PermissionError:
+            os.write(2, b"0 no new opening\\n")
+        import infini_run as ir
+
+        def fork():
+            with open({str(tmp_path / "up")!r}) as up:
+                up.read()
+            pid = os.fork()
+            if pid == 0:
+                os.closerange(1, 3)
+                os.read(hold, 1)
+                os._exit(0)
+            pids.append(pid)
+            with open({str(tmp_path / "go")!r}, "w"):
+                pass
+        hold, go_on = os.pipe()
+        os.mkfifo({str(tmp_path / "up")!r})
+        os.mkfifo({str(tmp_path / "go")!r})
+        pids = []
+        thread = threading.Thread(target=fork)
+        thread.start()
+        ir.run(["sh", "-c", "echo 1 up; : > {tmp_path}/up; : < {tmp_path}/go"], console="prefix", nproc_per_node=1)
+        os.write(2, b"2 the launch has ended\\n")
+        thread.join()
+        os.write(go_on, b".")
+        os.waitpid(pids[0], 0)
+    """
+    said = run_host(host, text, textwrap.dedent(inner))
+    assert said == "0 no new opening\n2 the launch has ended\n[rank 0] 1 up\n", said
 
 
 # ---- the host has left SIGPIPE at its default

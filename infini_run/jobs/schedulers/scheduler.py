@@ -94,6 +94,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CANCELLED",
     "COMPLETED",
+    "END_REASONS",
     "FAILED",
     "HOPELESS",
     "LIVE",
