@@ -210,8 +210,8 @@ class NodeLosses:
         if state.engine.is_allocation_over(ended.stderr):
             text = state.engine.explain_exit("", ended.code, ended.stderr)
             # the command that was told of a cancelling may not have ended yet
-            is_told = state.engine.was_cancelled(self._processes.stderr())
-            changes.on_allocation_over(text, was_cancelled=is_told or now_s - self._cancelled_s < _CANCELLED_S)
+            is_cancelled = state.engine.was_cancelled(self._processes.stderr())
+            changes.on_allocation_over(text, was_cancelled=is_cancelled or now_s - self._cancelled_s < _CANCELLED_S)
         for agent in agents:
             if not ended.command.nodes and self._processes.has_own_command(agent.index):
                 continue  # whoever was there before was the one that it had started

@@ -168,6 +168,8 @@ def test_a_launcher_that_is_suspended_while_it_starts_ranks_starts_no_more_of_th
         time.sleep(LEASE_S)
         until(lambda: not marked())
         command.signal(signal.SIGCONT)
+        while b"failed" not in command.out and b"over\n" not in command.out:
+            command.read_more()
         command.process.stdin.close()
         command.process.stdin = None
         assert command.wait() == 0
