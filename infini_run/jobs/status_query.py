@@ -81,12 +81,16 @@ def _query_all(
         try:
             scheduler = scheduler_of(group[0].read_submission())
             ids = {folder.name: folder.id for folder in group if folder.id}
+            unsubmitted = {folder.name for folder in group if not _is_submitted(folder)}
             seen = scheduler.query([folder.name for folder in group], ids)
         except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for folder in group:
                 found[folder.name] = replace(found[folder.name], query_error=str(error))
             continue
         for folder in group:
+            if folder.name in unsubmitted and folder.name not in seen and _is_submitted(folder):
+                found[folder.name] = read_status(folder)  # after the question: the answer could not know it
+                continue
             found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now, scheduler.has_accounting)
     return [found[folder.name] for folder in folders]
 
@@ -176,6 +180,11 @@ def _combine(
     return _gone(folder, status, answer, now_s)
 
 
+def _is_submitted(folder: JobDir) -> bool:
+    """Whether the scheduler has given an id: to a task, that of its array."""
+    return bool(folder.array.id if isinstance(folder, Task) else folder.id)
+
+
 def _knows_array(task: Task, seen: Mapping[str, SchedulerJob]) -> bool:
     """Whether the answer has the array itself: another id under its name is that of a task that runs again."""
     return task.array.name in seen and seen[task.array.name].id == task.array.id
@@ -229,10 +238,9 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
         return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
     if is_left_out:
         return replace(status, state=LOST, reason=_LEFT_OUT_OR_FORGOTTEN)
-    has_id = bool(folder.array.id if isinstance(folder, Task) else folder.id)
-    if not has_id and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
+    if not _is_submitted(folder) and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
         return status
-    if not has_id:
+    if not _is_submitted(folder):
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
     if status.scheduler == LOCAL:  # nothing is hidden from us here
         who = "its process" if folder.id else "what starts the tasks of its array"

@@ -253,6 +253,17 @@ def test_a_task_that_slurm_leaves_out_is_not_settled(tmp_path, slurm, array_id):
     assert (ask(task, slurm).headline, ask(task, slurm).is_final) == ("FAILED 1", True)
 
 
+@pytest.mark.parametrize("array", ["", "0-2"])
+def test_one_whose_id_came_after_the_question_is_not_lost(tmp_path, slurm, array):
+    """It is submitted just now: the scheduler was asked when it did not know it yet."""
+    folder = made(tmp_path, "ir-0123456789", scheduler="local", array=array)
+    os.unlink(f"{folder.path}/id")
+    slurm.meanwhile = lambda: folder.write_id("1.1@h")
+    status = ask(folder, slurm)
+    assert (status.state, status.is_final, folder.result()) == ("QUEUED", False, None)
+    assert [(task.state, task.is_final) for task in status.tasks] == [("QUEUED", False)] * (3 if array else 0)
+
+
 def test_a_task_of_which_neither_slurm_nor_its_accounting_knows_was_cancelled(tmp_path, slurm):
     """Slurm's accounting has every task that ended, and none that was cancelled while it waited."""
     array = made(tmp_path, "ir-00000000aa", array="0-1")
