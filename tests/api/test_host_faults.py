@@ -326,71 +326,57 @@ STARTS = {
 }
 
 
+FORKING = """
+import os, threading
+import infini_run as ir
+
+def is_link(fd):
+    path = f"/proc/self/fd/{fd}"
+    return int(fd) > 2 and os.path.exists(path) and os.readlink(path).startswith(("socket:", "pipe:"))
+
+def fork():
+    while not stop:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(any(map(is_link, os.listdir("/proc/self/fd"))))
+        held.append(os.waitpid(pid, 0)[1])
+stop, held = [], []
+ir.run, ir.Launcher  # imported: a fork that has begun before knows nothing of us
+thread = threading.Thread(target=fork)
+thread.start()
+"""
+HELD = """
+stop.append(1)
+thread.join()
+print(sum(map(bool, held)), len(held) > 0)
+"""
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_a_child_that_is_forked_while_a_launch_goes_on_has_no_link_of_it(start, host, fake_ssh):
-    text = """
-        import os, threading
-        import infini_run as ir
-
-        def is_link(fd):
-            path = f"/proc/self/fd/{fd}"
-            return int(fd) > 2 and os.path.exists(path) and os.readlink(path).startswith(("socket:", "pipe:"))
-
-        def fork():
-            while not stop:
-                pid = os.fork()
-                if pid == 0:
-                    os._exit(any(map(is_link, os.listdir("/proc/self/fd"))))
-                held.append(os.waitpid(pid, 0)[1])
-        stop, held = [], []
-        ir.run, ir.Launcher  # imported: a fork that has begun before knows nothing of us
-        thread = threading.Thread(target=fork)
-        thread.start()
-    """
-    after = """
-        stop.append(1)
-        thread.join()
-        print(sum(map(bool, held)), len(held) > 0)
-    """
-    assert run_host(host, "".join(map(textwrap.dedent, (text, STARTS[start], after)))) == "0 True\n"
+    assert run_host(host, FORKING + textwrap.dedent(STARTS[start]) + HELD) == "0 True\n"
 
 
 def test_a_child_that_is_forked_while_a_launch_ends_closes_what_was_closed_just_then(host):
-    """The kernel copies descriptors before memory: low in memory is a large block, and what is closed while that is
-    copied is open in the child, whose memory says that it is closed."""
-    text = """
-        import ctypes, mmap, os, threading
-        import infini_run as ir
+    """The kernel copies descriptors before memory. A large block low in memory makes that take long, so that much is
+    closed between the two."""
+    block = """
+    import ctypes, mmap
 
-        libc, low, size = ctypes.CDLL(None), 0x10000000, 64 << 20
-        libc.mmap.restype = ctypes.c_void_p
-        MAP_FIXED_NOREPLACE, MADV_NOHUGEPAGE = 0x100000, 15
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
-        sizes = ctypes.c_void_p(low), ctypes.c_size_t(size)
-        assert libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) == low
-        assert libc.madvise(*sizes, MADV_NOHUGEPAGE) in (0, -1)  # -1: this kernel has no huge pages
-        ctypes.memset(low, 1, size)
-
-        def is_link(fd):
-            path = f"/proc/self/fd/{fd}"
-            return int(fd) > 2 and os.path.exists(path) and os.readlink(path).startswith(("socket:", "pipe:"))
-
-        def fork():
-            while not stop:
-                pid = os.fork()
-                if pid == 0:
-                    os._exit(any(map(is_link, os.listdir("/proc/self/fd"))))
-                held.append(os.waitpid(pid, 0)[1])
-        stop, held = [], []
-        thread = threading.Thread(target=fork)
-        thread.start()
-        for _ in range(100):
-            ir.run(["sh", "-c", "exit 0"], nproc_per_node=16)
-        stop.append(1)
-        thread.join()
-        print(sum(map(bool, held)), len(held) > 0)
+    libc, low, size = ctypes.CDLL(None), 0x10000000, 64 << 20
+    libc.mmap.restype = ctypes.c_void_p
+    MAP_FIXED_NOREPLACE, MADV_NOHUGEPAGE = 0x100000, 15
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    sizes = ctypes.c_void_p(low), ctypes.c_size_t(size)
+    assert libc.mmap(*sizes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0)) == low
+    assert libc.madvise(*sizes, MADV_NOHUGEPAGE) in (0, -1)  # -1: this kernel has no huge pages
+    ctypes.memset(low, 1, size)
     """
-    assert run_host(host, text) == "0 True\n"
+    launches = """
+    for _ in range(100):
+        ir.run(["sh", "-c", "exit 0"], nproc_per_node=16)
+    """
+    assert run_host(host, textwrap.dedent(block) + FORKING + textwrap.dedent(launches) + HELD) == "0 True\n"
 
 
 CLOSING = """
