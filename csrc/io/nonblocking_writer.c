@@ -24,12 +24,14 @@ struct ir_writer {
     enum writer_kind kind;
     int fd;
     bool shut; /* nothing more goes to the thread */
+    pid_t self;
+    struct writing {
+        int from, to;
+    } of_thread; /* for a forked child, which has copies of these, and no thread */
+    ino_t from_inode;
 };
 
 /* ---- the thread. It owns its two descriptors and nothing of the writer, so it may outlive it. */
-struct writing {
-    int from, to;
-};
 
 static int write_whole(int fd, const char *bytes, ssize_t size) {
     while (size > 0) {
@@ -61,6 +63,11 @@ static void *writing_main(void *argument) {
     return NULL;
 }
 
+static ino_t inode_of(int fd) {
+    struct stat status;
+    return fstat(fd, &status) < 0 ? 0 : status.st_ino;
+}
+
 /* With all signals blocked: a host program's handlers belong to its own threads, and SIGPIPE stays
  * pending here for ever. */
 static int thread_start(struct writing *writing) {
@@ -79,7 +86,7 @@ static int thread_start(struct writing *writing) {
 }
 
 /* Our end of the pair, or -errno. */
-static int thread_open(int fd) {
+static int thread_open(struct ir_writer *writer, int fd) {
     int ends[2], size = THREAD_BUFFER;
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0) return -errno;
     struct writing *writing = malloc(sizeof *writing);
@@ -87,7 +94,8 @@ static int thread_open(int fd) {
     int r = writing == NULL ? -ENOMEM : ours < 0 ? ours : theirs < 0 ? theirs : to < 0 ? to : 0;
     if (r == 0) {
         (void)setsockopt(ours, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-        *writing = (struct writing){.from = theirs, .to = to};
+        *writing = writer->of_thread = (struct writing){.from = theirs, .to = to};
+        writer->from_inode = inode_of(theirs);
         r = thread_start(writing);
     }
     if (r == 0) return ours;
@@ -108,7 +116,7 @@ static int writer_open(struct ir_writer *writer, int fd) {
     if (S_ISSOCK(status.st_mode) || S_ISREG(status.st_mode) || S_ISBLK(status.st_mode)) return 0;
     int own = fd_reopen(fd, O_WRONLY);
     writer->kind = own >= 0 ? WRITER_REOPENED : WRITER_THREAD;
-    if (own < 0) own = thread_open(fd);
+    if (own < 0) own = thread_open(writer, fd);
     if (own < 0) return own;
     writer->fd = own;
     return 0;
@@ -118,6 +126,7 @@ int ir_writer_new(int fd, struct ir_writer **ret_writer) {
     *ret_writer = NULL;
     struct ir_writer *writer = calloc(1, sizeof *writer);
     if (writer == NULL) return -ENOMEM;
+    writer->self = getpid();
     int r = writer_open(writer, fd);
     if (r < 0) {
         free(writer);
@@ -159,8 +168,15 @@ int ir_writer_finish(struct ir_writer *writer) {
 
 struct ir_writer *ir_writer_free(struct ir_writer *writer) {
     if (writer == NULL) return NULL;
-    if (writer->kind == WRITER_REOPENED || writer->kind == WRITER_THREAD)
+    if (writer->kind == WRITER_REOPENED) (void)close(writer->fd); /* as input_close */
+    if (writer->kind == WRITER_THREAD) {
         (void)fd_close(writer->fd);
+        /* the thread closes `from` first: while that is there, both are */
+        if (getpid() != writer->self && inode_of(writer->of_thread.from) == writer->from_inode) {
+            (void)close(writer->of_thread.from);
+            (void)close(writer->of_thread.to);
+        }
+    }
     free(writer);
     return NULL;
 }

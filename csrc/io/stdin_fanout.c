@@ -46,8 +46,8 @@ void input_close(struct ir_group *g) {
     for (uint32_t i = 0; i < g->input.n; i++) target_close(g, &g->input.targets[i]);
     if (g->input.fd < 0) return;
     fd_unwatch(g, g->input.fd);
-    (void)close(
-        g->input.fd); /* no fd_close: it may be a copy of the host program's, which a child keeps */
+    /* no fd_close: it may be a copy of the host program's, which a child keeps */
+    (void)close(g->input.fd);
     g->input.fd = -1;
 }
 

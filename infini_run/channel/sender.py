@@ -54,9 +54,7 @@ class Sender(Endpoint):
 
     def __del__(self) -> None:
         """The socket is closed by its own; this one is a bare number."""
-        wakeup_fd, self._wakeup_fd = self._wakeup_fd, -1
-        if wakeup_fd >= 0:
-            os.close(wakeup_fd)
+        self._close_wakeup_fd()
 
     def send(self, thing: object, timeout_s: float | None = None) -> None:
         """Send an object; return when the kernel has all of it. bytes go as they are, all else by (cloud)pickle.
@@ -274,15 +272,17 @@ class Sender(Endpoint):
 
     def _drop(self) -> None:
         super()._drop()
-        if self._wakeup_fd >= 0:
-            os.close(self._wakeup_fd)
-            self._wakeup_fd = -1
+        self._close_wakeup_fd()
 
     def _after_fork(self) -> None:
         super()._after_fork()
-        if self._wakeup_fd >= 0:
-            os.close(self._wakeup_fd)
-            self._wakeup_fd = -1
+        self._close_wakeup_fd()
+
+    def _close_wakeup_fd(self) -> None:
+        """Forget it first: in a child that is forked meanwhile its number may be another's."""
+        wakeup_fd, self._wakeup_fd = self._wakeup_fd, -1
+        if wakeup_fd >= 0:
+            os.close(wakeup_fd)
 
     def __enter__(self) -> Sender:
         return self

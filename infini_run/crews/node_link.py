@@ -331,7 +331,7 @@ class NodeLink:
             self._is_over = True
             self._calls.clear()
             self._poller.close()
-            os.close(self._wakeup_fd)
-            self._wakeup_fd = -1
+            fd, self._wakeup_fd = self._wakeup_fd, -1  # forgotten first, for a child that is forked meanwhile
+            os.close(fd)
             self._changed.notify_all()
         self.world_changed()

@@ -285,8 +285,8 @@ class Supervisor:
         self.try_step("closing the spawner", self._release)
         self.try_step("closing the poller", self.poller.close)
         with self._wakeup_lock:
-            os.close(self._wakeup_fd)
-            self._wakeup_fd = -1
+            fd, self._wakeup_fd = self._wakeup_fd, -1  # forgotten first, for a child that is forked meanwhile
+            os.close(fd)
         self.phase = "CLOSED"
         while self._calls:
             self.try_step("a last call", self._calls.popleft())

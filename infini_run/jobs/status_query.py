@@ -81,17 +81,21 @@ def _query_all(
         try:
             scheduler = scheduler_of(group[0].read_submission())
             ids = {folder.name: folder.id for folder in group if folder.id}
-            unsubmitted = {folder.name for folder in group if not _is_submitted(folder)}
+            submitted = {folder.name for folder in group if _is_submitted(folder)}
             seen = scheduler.query([folder.name for folder in group], ids)
         except (QueryError, UsageError) as error:  # it does not answer, or is not here: no news
             for folder in group:
                 found[folder.name] = replace(found[folder.name], query_error=str(error))
             continue
         for folder in group:
-            if folder.name in unsubmitted and folder.name not in seen and _is_submitted(folder):
-                found[folder.name] = read_status(folder)  # after the question: the answer could not know it
-                continue
-            found[folder.name] = _combine(folder, ids.get(folder.name, ""), seen, now, scheduler.has_accounting)
+            found[folder.name] = _combine(
+                folder,
+                ids.get(folder.name, ""),
+                seen,
+                now,
+                was_submitted=folder.name in submitted,
+                has_accounting=scheduler.has_accounting,
+            )
     return [found[folder.name] for folder in folders]
 
 
@@ -161,17 +165,25 @@ def _ended(status: Status, ending: JobResult) -> Status:
 
 
 def _combine(
-    folder: JobDir, asked_id: str, seen: Mapping[str, SchedulerJob], now_s: float, has_accounting: bool
+    folder: JobDir,
+    asked_id: str,
+    seen: Mapping[str, SchedulerJob],
+    now_s: float,
+    *,
+    was_submitted: bool,
+    has_accounting: bool,
 ) -> Status:
-    """The scheduler has answered. The directory is read anew: meanwhile the job may have ended, or have been queued
-    again under another id, of which the answer says nothing."""
+    """The scheduler has answered. was_submitted: it had the job when it was asked. The directory is read anew:
+    meanwhile the job may have ended, or have been queued again under another id, of which the answer says nothing."""
     status = read_status(folder)
     if status.is_final or (asked_id and status.id != asked_id):
         return status
     answer = seen.get(folder.name)
     if answer is None:
         is_left_out = isinstance(folder, Task) and status.attempt < 0 and _knows_array(folder, seen)
-        return _missing(folder, status, now_s, is_left_out, has_accounting)
+        return _missing(
+            folder, status, now_s, is_left_out, was_submitted=was_submitted, has_accounting=has_accounting
+        )
     if not answer.state:
         return replace(status, query_error=answer.reason)
     status = replace(status, id=answer.id)
@@ -226,7 +238,9 @@ def _gone(folder: JobDir, status: Status, answer: SchedulerJob, now_s: float) ->
     return _record_end(folder, replace(status, state=state, code=answer.code, reason=reason), now_s)
 
 
-def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, has_accounting: bool) -> Status:
+def _missing(
+    folder: JobDir, status: Status, now_s: float, is_left_out: bool, *, was_submitted: bool, has_accounting: bool
+) -> Status:
     """The scheduler does not know it (any more). is_left_out: it knows the array of this task, which never began:
     Slurm says nothing of a task that was cancelled while it waited, not even in its accounting, and forgets one that
     ended (MinJobAge), unless there is accounting."""
@@ -238,9 +252,9 @@ def _missing(folder: JobDir, status: Status, now_s: float, is_left_out: bool, ha
         return _record_end(folder, replace(status, state=CANCELLED, code=-1, reason=_LEFT_OUT), now_s)
     if is_left_out:
         return replace(status, state=LOST, reason=_LEFT_OUT_OR_FORGOTTEN)
-    if not _is_submitted(folder) and now_s - status.submitted_s < _KNOWN_S:  # it is being submitted
-        return status
-    if not _is_submitted(folder):
+    if not was_submitted and (_is_submitted(folder) or now_s - status.submitted_s < _KNOWN_S):
+        return status  # it is being submitted, or was while the scheduler was asked
+    if not was_submitted:
         return replace(status, state=LOST, reason="it was never submitted: nobody but its directory knows it")
     if status.scheduler == LOCAL:  # nothing is hidden from us here
         who = "its process" if folder.id else "what starts the tasks of its array"

@@ -8,6 +8,7 @@ from _functools import partial
 
 from infini_run.errors import LinkError
 from infini_run.multinode.agent_state import NOT_READY, RemoteAgent, StateCounts
+from infini_run.multinode.lease import AgentTime
 from infini_run.multinode.output import is_readable
 from infini_run.system.poller import READ, WRITE
 
@@ -64,6 +65,7 @@ class AgentSet:
     def attach(self, agent: RemoteAgent, connection: Connection) -> None:
         """The connection is that agent's from now on."""
         agent.connection, agent.last_received_s = connection, time.monotonic()
+        agent.time = AgentTime()  # another machine may answer to the name now
         self._watch(agent, connection)
         self.set_state(agent, "connected")
 

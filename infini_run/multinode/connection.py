@@ -8,11 +8,12 @@ of a pipe begins with a line of its own (MAGIC), because a login script may prin
 from __future__ import annotations
 
 import os
+from _functools import partial
 
 from infini_run.core.write_buffer import write_pending
 from infini_run.errors import LinkError
 from infini_run.multinode.protocol import LIMIT, Decoder, with_tags
-from infini_run.system.fork_hooks import close_link
+from infini_run.system.fork_hooks import close_fd
 from infini_run.system.io_sizes import BACKLOG_LIMIT, LARGE_CHUNK
 
 TYPE_CHECKING = False
@@ -148,13 +149,17 @@ class Connection:
 
     def close(self) -> None:
         """Close both descriptors. Safe twice."""
-        for fd in {self._read_fd, self._write_fd} - {-1}:
-            close_link(fd)
-        self._read_fd = self._write_fd = -1
+        if self._write_fd != self._read_fd:
+            close_fd(self._write_fd, partial(setattr, self, "_write_fd", self._read_fd))
+        if self._read_fd >= 0:
+            close_fd(self._read_fd, self._forget)
         self.has_ended = True
         self._pending = (
             bytearray()
         )  # not cleared: in a forked child a write of the parent's may still hold the old one
+
+    def _forget(self) -> None:
+        self._read_fd = self._write_fd = -1
 
 
 def from_socket(socket: object) -> Connection:

@@ -1,13 +1,15 @@
 """A lease: for how long the ranks of a node may live, though its agent hears nothing of the head.
 
-The agent sends the time by its own clock, and the head sends back what that clock shows at least when it hears that:
-the same time, or a later one where the request came behind much output, and those before it came faster. So a lease
-that is counted from then is over before the head starts other ranks (FENCE_S of world_changes.py), whatever either
-direction of the network drops, delays or delivers late. Both clocks need the same rate, not the same time: they are
-CLOCK_BOOTTIME, which goes on while a machine sleeps.
+The agent sends the time by its own clock, and the head sends it back. The head has heard what comes back, at that
+time or later. So a lease that is counted from then is over before the head starts other ranks (FENCE_S of
+world_changes.py), whatever either direction of the network drops, delays or delivers late. Both clocks need the same
+rate, not the same time: they are CLOCK_BOOTTIME, which goes on while a machine sleeps.
+
+A request that comes behind much output is old when the head hears it. Then the head sends a later time: what the
+agent's clock shows at least by now, as the requests before have told.
 
 While the head reads nothing (its own reader does not read, or Ctrl-Z has suspended it) it gives nobody up, and hears
-no requests. Then it sends what the agent's clock shows at least by now, as the requests before have told.
+no requests. Then it sends that time, too.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from infini_run.multinode.protocol import LEASE, pack
 
 _TIME = Struct(">q")  # ns
 _LIMIT_NS = 2**62
-_DRIFT = 0.0005  # by which the rates of two clocks may differ: more than the kernel corrects one by (adjtimex(2))
+_DRIFT = 0.0005  # by which the rates of two clocks may differ: as much as the kernel corrects one by (adjtimex(2))
+_LATE_NS = 500_000_000  # a request that took so much longer than others came behind output
 _REQUESTS = 4.5  # within one lease: a cut of a third of --node_timeout, and TCP's next try after it, cost no rank
 
 
@@ -73,9 +76,10 @@ class AgentTime:
         if not 0 <= asked_ns < _LIMIT_NS:
             raise LinkError("what it says is not what infini-run says: a request for a lease")
         now_ns = _now_ns()
+        known_ns = self._ahead_at(now_ns)
         # what has come late says less than what was known
-        self._ahead_ns, self._since_ns = max(asked_ns - now_ns, self._ahead_at(now_ns)), now_ns
-        return self._at(now_ns)
+        self._ahead_ns, self._since_ns = max(asked_ns - now_ns, known_ns), now_ns
+        return self._at(now_ns) if known_ns - (asked_ns - now_ns) > _LATE_NS else pack(LEASE, request)
 
     def grant(self) -> bytes:
         """Return the frame for an agent whose requests are not read: a request that is sent now would be answered

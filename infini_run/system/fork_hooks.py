@@ -2,7 +2,8 @@
 copy of a pipe's end that stays open there would keep a rank, or the launcher, waiting for the end of the pipe.
 
 Two rules: an object that opens descriptors is registered here before it starts anything; and a socket or pipe of ours
-that may be closed while another thread forks is closed by `close_link`, as the core does by itself (csrc/sys/fd.c).
+that may be closed while another thread forks is closed by `close_link` or `close_fd`, as the core does by itself
+(csrc/sys/fd.c).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _modules: list[Callable[[], None]] = []
 _known: set[ref[ForkAware]] = set()
-_closings: list[tuple[int, int, int]] = []  # that go on: the descriptor, its device and inode
+_closings: list[tuple[int, int, int]] = []  # what is being closed now: descriptor, device, inode
 
 
 def call_in_forked_children(owner: ForkAware) -> None:
@@ -48,26 +49,42 @@ def call_for_module(function: Callable[[], None]) -> None:
     _modules.append(function)
 
 
-def close_link(link: Link | int) -> None:
-    """Close a socket or the end of a pipe that this process made, so that no child keeps it that is forked meanwhile.
+def close_link(link: Link) -> None:
+    """Close a socket of ours so that no child keeps it that another thread forks meanwhile.
 
     The kernel copies descriptors before memory. So a child may have the descriptor though its memory says that it is
     closed; then the child closes it.
 
     Args:
-        link: may be closed already.
+        link: its `close` forgets the descriptor before it closes it.
     """
-    closing = _identity(link if isinstance(link, int) else link.fileno())
-    if closing is None:
-        return
-    _closings.append(closing)
+    _close(link.fileno(), link.close)
+
+
+def close_fd(fd: int, forget: Callable[[], None]) -> None:
+    """Do the same for a descriptor that its owner keeps as a number.
+
+    Args:
+        fd: the end of a pipe, or a socket, that this process made.
+        forget: called before it is closed; its owner has it no more then.
+    """
+
+    def close() -> None:
+        forget()
+        os.close(fd)
+
+    _close(fd, close)
+
+
+def _close(fd: int, close: Callable[[], None]) -> None:
+    closing = _identity(fd)
+    if closing is not None:
+        _closings.append(closing)
     try:
-        if isinstance(link, int):
-            os.close(link)
-        else:
-            link.close()
+        close()
     finally:
-        _closings.remove(closing)
+        if closing in _closings:  # else a signal handler has forked meanwhile, and this is the child
+            _closings.remove(closing)
 
 
 def _identity(fd: int) -> tuple[int, int, int] | None:

@@ -7,6 +7,7 @@ import resource
 import select
 import signal
 import socket
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -462,7 +463,10 @@ def test_a_grant_says_no_more_than_the_last_requests_have_shown():
     theirs.extend(ours.grant()[-8:])
     assert 9.5 < theirs.left_s <= 10
     late = ours.note((1).to_bytes(8, "big"))  # it came behind much output: the node is heard now all the same
-    assert int.from_bytes(late[-8:], "big") >= int.from_bytes(payload, "big")
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert int.from_bytes(payload, "big") <= int.from_bytes(late[-8:], "big") <= now_ns
+    soon = theirs.request()
+    assert ours.note(soon[-8:]) == soon
     assert int.from_bytes(ours.grant()[-8:], "big") >= int.from_bytes(payload, "big")
 
 

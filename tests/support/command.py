@@ -17,8 +17,17 @@ from tests.support.processes import state_of
 from tests.support.waiting import LIMIT_S, until
 
 CHILDREN = Path(__file__).parent / "children"
-# compiled once: what is started as a file is compiled at every start, and a run of the tests starts thousands
-_PLAY = py_compile.compile(str(CHILDREN / "play.py"), doraise=True)
+
+
+def _compiled(path: Path) -> str:
+    """What is started as a file is compiled at every start, and a run of the tests starts thousands."""
+    try:
+        return str(py_compile.compile(str(path), doraise=True))
+    except OSError:  # nothing can be written there
+        return str(path)
+
+
+_PLAY = _compiled(CHILDREN / "play.py")
 
 
 PATHS = ("", "fork", "nopidfd", "fork,nopidfd")  # both ways to spawn, both ways to wait
@@ -53,7 +62,7 @@ class Bell:
 
 def play(*words: str) -> list[str]:
     """A worker that does what the words say (children/play.py)."""
-    return [sys.executable, "-ISu", str(_PLAY), *map(str, words)]
+    return [sys.executable, "-ISu", _PLAY, *map(str, words)]
 
 
 class Gate:
