@@ -152,13 +152,13 @@ class Connection:
         if self._write_fd != self._read_fd:
             close_fd(self._write_fd, partial(setattr, self, "_write_fd", self._read_fd))
         if self._read_fd >= 0:
-            close_fd(self._read_fd, self._forget)
+            close_fd(self._read_fd, self._mark_closed)
         self.has_ended = True
         self._pending = (
             bytearray()
         )  # not cleared: in a forked child a write of the parent's may still hold the old one
 
-    def _forget(self) -> None:
+    def _mark_closed(self) -> None:
         self._read_fd = self._write_fd = -1
 
 
