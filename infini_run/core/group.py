@@ -275,6 +275,8 @@ def _end_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
+# once more: a signal that came during the fork is handled as the first hook begins, and may end that by an exception
+os.register_at_fork(after_in_parent=_end_fork, after_in_child=_end_fork_in_child)
 
 
 class Group:

@@ -380,6 +380,34 @@ def test_a_child_that_is_forked_while_a_launch_ends_closes_what_was_closed_just_
     assert run_host(host, textwrap.dedent(block) + FORKING + textwrap.dedent(launches) + HELD) == "0 True\n"
 
 
+def test_an_exception_of_a_signal_during_a_fork_holds_up_no_launch(host):
+    """It comes in the first hook in Python after the fork."""
+    text = """
+    import functools, os, signal, sys, threading
+    os.register_at_fork(before=functools.partial(signal.setitimer, signal.ITIMER_REAL, 1e-6))
+    import infini_run as ir
+
+    def leave(*given):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, leave)
+    raised = []
+    sys.unraisablehook = raised.append
+    ir.run(["true"])
+    try:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+    finally:
+        os.waitpid(pid, 0)
+    thread = threading.Thread(target=ir.run, args=(["true"],), daemon=True)
+    thread.start()
+    thread.join(20)
+    print(len(raised), thread.is_alive(), flush=True)
+    os._exit(0)  # a thread that waits for ever is not waited for
+    """
+    assert run_host(host, text) == "1 False\n"
+
+
 CLOSING = """
     import os, socket
     from infini_run import channel
