@@ -481,7 +481,8 @@ def test_a_child_of_the_host_does_not_hold_up_a_console_that_cannot_be_reopened(
         os.seteuid(65534)
         end, pipe = os.pipe()
         os.seteuid(0)
-        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-c", sys.argv[1]]
+        python = [sys.executable, "-W", "ignore", "-c", sys.argv[1]]  # of a fork beside a thread
+        words = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *python]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=pipe, stderr=pipe, cwd="/") as launch:
             os.close(pipe)
             with open(end) as said:
