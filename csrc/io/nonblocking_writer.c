@@ -32,7 +32,6 @@ struct ir_writer {
 };
 
 /* ---- the thread. It owns its two descriptors and nothing of the writer, so it may outlive it. */
-
 static int write_whole(int fd, const char *bytes, ssize_t size) {
     while (size > 0) {
         ssize_t n = write(fd, bytes, (size_t)size);

@@ -19,8 +19,7 @@
 enum { CLOSINGS_KEPT = 4096 };
 struct closing {
     _Atomic dev_t device;
-    _Atomic ino_t
-        inode; /* with the device: no other pipe or socket has it until 2^32 more were made */
+    _Atomic ino_t inode; /* the kernel gives one again after 2^32 others */
     _Atomic int fd;
     _Atomic uint32_t done; /* its number, from 1, once it is closed */
 };
