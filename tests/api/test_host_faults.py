@@ -472,6 +472,25 @@ def test_what_a_closing_had_not_reached_is_its_owners_to_close_and_ends_no_other
     assert run_host(host, textwrap.dedent(CLOSING) + textwrap.dedent(text)) == "0\n"
 
 
+def test_a_hook_that_raises_in_a_child_keeps_no_other_from_its_turn(host):
+    text = """
+    import sys
+    failed, had = [], []
+    sys.unraisablehook = failed.append
+
+    class Owner:
+        def after_fork_in_child(self):
+            had.append(self)
+            raise RuntimeError("of one owner")
+
+    owners = [Owner() for _ in range(3)]
+    for owner in owners:
+        fork_hooks.call_in_forked_children(owner)
+    print(in_a_child(lambda: 10 * len(had) + len(failed)))
+    """
+    assert run_host(host, textwrap.dedent(CLOSING) + textwrap.dedent(text)) == "31\n"
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
 def test_a_child_of_the_host_does_not_hold_up_a_console_that_cannot_be_reopened(host, tmp_path):
