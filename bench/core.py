@@ -21,7 +21,7 @@ from launchers import TRUE
 from sample import Case, CommandFailed, interleave, raw, read_output
 
 COUNTS = (64, 256)
-TURNS = 5
+TURNS = 20
 ROUNDS_A_TURN = 5
 INSIDE = "--inside"
 
