@@ -133,7 +133,8 @@ class RemoteWorkerProcess:
             self.ended = self.ended or kind in ("ended", "lost")
 
     def _unknown(self) -> Exit:
-        """The Exit of a process whose node was lost: how it ended is not known."""
+        """The Exit of a process whose node was lost: how it ended is not known, nor when. It is dated from when its
+        node was last heard of, since a rank elsewhere may fail for that reason before the loss is noticed."""
         return Exit(
             rank=self.rank,
             local_rank=self.local_rank,
@@ -141,7 +142,7 @@ class RemoteWorkerProcess:
             pid=self.pid or None,
             status_lost=True,
             start_s=self._start_s,
-            end_s=time.time(),
+            end_s=max(self._start_s, self.node.last_heard_s),
         )
 
     # ---- as a WorkerProcess

@@ -169,6 +169,23 @@ def test_a_node_that_is_not_reached_writes_nothing_after_the_first_word_of_the_n
     assert max(times["0"]) < min(times["1"])
 
 
+def test_a_silent_node_is_the_cause_though_a_rank_elsewhere_fails_before_it_is_given_up(hosts, tmp_path, suspended):
+    """The usual order with NCCL: what was heard last of a node is all that is known of its end."""
+    gate = tmp_path / "gate"
+
+    def run():
+        tell(tmp_path, gate=gate if os.environ["RANK"] == "0" else None)
+        raise ConnectionError("the peer does not answer")
+
+    with ir.Launcher(**hosts(2, node_timeout=3)).start(run) as handle:
+        world(tmp_path, 0, 2)
+        suspended(launcher_of(1))
+        gate.touch()
+        with pytest.raises(ir.NodeLost, match=r"node 1 \(host2\) was lost") as caught:
+            handle.result(LIMIT_S)
+    assert caught.value.__notes__ == ["later: rank 0: ConnectionError: the peer does not answer"]
+
+
 def fail_on(host, fails):
     """A rank on that host fails in the first few worlds."""
     restarts, name = ir.this_worker().restarts, os.uname().nodename
