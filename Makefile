@@ -4,6 +4,7 @@ PYTHON ?= python3
 JOBS ?= $(shell echo $$(( 3 * $$(nproc) )))
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
+EXTRAS ?= test,check
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*/*)
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Werror
@@ -44,7 +45,7 @@ help:
 $(VENV)/made: pyproject.toml setup.py csrc/build.py $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check --upgrade 'pip>=23' 'setuptools>=77.0.3'
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[test,check]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q infini_run
 	@touch $@
 
@@ -68,7 +69,7 @@ torch-env: $(TORCH)/made
 
 torch: torch-env
 	tests/support/beds/install.sh openssh-server openssh-client iproute2 slurm-wlm munge || true
-	TEST_TORCH=required $(TORCH)/bin/python -m pytest -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
+	TEST_TORCH=required $(TORCH)/bin/python -m pytest -n $$(nproc) --dist loadgroup --no-loadscope-reorder -m torch $(TORCH_TESTS) $(PYTEST_ARGS)
 
 # Debian has no package of OpenPBS, and it takes minutes to build, so these tests are not among the others.
 pbs: $(VENV)/made
@@ -101,7 +102,7 @@ generated: $(VENV)/made
 # A venv of its own: the sanitized core must not be mistaken for the real one. Leaks are not asked for:
 # the interpreter keeps what it likes until its end, and the core's own tests count descriptors and memory.
 asan:
-	JOBS="$(JOBS)" PYTHON="$(PYTHON)" SANITIZE="$(SANITIZE)" scripts/asan.sh $(PYTEST_ARGS)
+	JOBS="$(JOBS)" PYTHON="$(PYTHON)" EXTRAS="$(EXTRAS)" SANITIZE="$(SANITIZE)" scripts/asan.sh $(PYTEST_ARGS)
 
 coverage:
 	PYTHON="$(PYTHON)" scripts/coverage.sh $(PYTEST_ARGS)

@@ -11,7 +11,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 venv=.venv/asan
-: "${PYTHON:=python3}" "${SANITIZE:=-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1}"
+: "${PYTHON:=python3}" "${EXTRAS:=test,check}" "${SANITIZE:=-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1}"
 : "${CC:=gcc}"
 export CC
 
@@ -25,7 +25,7 @@ rm -f .venv/asan-source/infini_run/*.so
 [ ! -d examples ] || cp -r examples .venv/asan-source
 cd .venv/asan-source
 venv=../asan
-IRUN_CFLAGS="$SANITIZE -include $PWD/tests/c/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e '.[test,check]'
+IRUN_CFLAGS="$SANITIZE -include $PWD/tests/c/asan.h" $venv/bin/python -m pip install -q --disable-pip-version-check -e ".[$EXTRAS]"
 
 loader=$($venv/bin/python -c 'import re; print(re.search(r"/\S*/ld-[^ \n]*", open("/proc/self/maps").read())[0])')
 # libstdc++: what a C++ library throws (matplotlib's) is looked up by the sanitizer at the start, or never

@@ -14,6 +14,8 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     exit 1
 fi
 export DEBIAN_FRONTEND=noninteractive
+exec 9</var/lib/dpkg # one such script at a time, for the policy below
+flock 9
 # no service of a package is to be started: a bed starts its own
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
@@ -21,7 +23,10 @@ if [ ! -e "$policy" ]; then
     chmod 755 "$policy"
     trap 'rm -f "$policy"' EXIT
 fi
-apt-get install -qy --no-install-recommends $missing >&2 || {
+install() {
+    apt-get install -qy --no-install-recommends -o DPkg::Lock::Timeout=600 $missing >&2
+}
+install || {
     apt-get update -qq >&2
-    apt-get install -qy --no-install-recommends $missing >&2
+    install
 }
