@@ -7,6 +7,7 @@ slurm_queue, pbs_queue      fixtures: Queue, with the environment that has them
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,28 +63,35 @@ class Queue:
         self.env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "TEST_BATCH": self.folder}
 
     def _write(self, book: dict[str, object]) -> None:
-        Path(self.folder, "book.json").write_text(json.dumps(book))
+        Path(self.folder, "book.new").write_text(json.dumps(book))
+        os.rename(f"{self.folder}/book.new", f"{self.folder}/book.json")
 
     def book(self) -> dict[str, object]:
         return json.loads(Path(self.folder, "book.json").read_text())
 
+    @contextlib.contextmanager
+    def _changed_book(self) -> Iterator[dict[str, object]]:
+        """As a Book of its commands: a job's keeper writes whenever something happens to the job."""
+        with open(f"{self.folder}/lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            book = self.book()
+            yield book
+            self._write(book)
+
     def set(self, **settings: object) -> None:
-        """Change what it has, while no command runs: hold="Resources" keeps new jobs waiting."""
-        book = self.book()
-        book["settings"].update(settings)
-        self._write(book)
+        """Change what it has: hold="Resources" keeps new jobs waiting."""
+        with self._changed_book() as book:
+            book["settings"].update(settings)
 
     def change(self, number: str, **attributes: object) -> None:
-        """What a job that does not run is like, while no command runs."""
-        book = self.book()
-        book["jobs"][number].update(attributes)
-        self._write(book)
+        """What a job that does not run is like."""
+        with self._changed_book() as book:
+            book["jobs"][number].update(attributes)
 
     def fail(self, command: str, *faults: str) -> None:
         """What the next calls of a command do wrong (batch_queue.py); "" for one that does not."""
-        book = self.book()
-        book["faults"].setdefault(command, []).extend(faults)
-        self._write(book)
+        with self._changed_book() as book:
+            book["faults"].setdefault(command, []).extend(faults)
 
     def jobs(self) -> list[dict[str, object]]:
         return list(self.book()["jobs"].values())
