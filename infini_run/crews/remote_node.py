@@ -74,7 +74,7 @@ class RemoteNode:
         return -self.peer.clock.offset_s
 
     @property
-    def last_heard_s(self) -> float:
+    def last_received_s(self) -> float:
         """When something was last heard of it, since the epoch."""
         return time.time() - (time.monotonic() - self.peer.last_received_s)
 

@@ -8,7 +8,6 @@ import resource
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +32,7 @@ NAMES = [
     "processes", "core files", "port", "addresses", "ssh", "/dev/shm", "left-over files", "temporary files", "HOME",
 ]  # fmt: skip
 needs_root = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounts are made by root, in a namespace"
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces are made by root"
 )
 
 
@@ -156,15 +155,19 @@ def test_what_the_core_is_told_to_do_without_is_not_reported_as_there(doctor):
     assert "of their own with v2 alone" in text or "not delegated" in text or "none is to be seen" in text
 
 
+TAKES_PORT = """
+import os, socket, sys
+taken = socket.create_server(("", 29500))
+taken.set_inheritable(True)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@needs_root
 def test_a_taken_port_and_a_home_that_is_not_there_are_notes(doctor):
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind(("", 29500))
-            taken.listen()
-        except OSError:
-            pytest.skip("another program has port 29500")
-        answer = doctor(env={**os.environ, "HOME": "/nosuch", "TMPDIR": "/nosuch/tmp"})
+    """In a network of its own: reports of other tests would tell of the port."""
+    env = {**os.environ, "HOME": "/nosuch", "TMPDIR": "/nosuch/tmp"}
+    answer = doctor(under=("unshare", "--net", sys.executable, "-ISc", TAKES_PORT), env=env)
     grade, text = answer.of("port")
     assert grade == NOTE
     assert text.startswith("29500, the usual MASTER_PORT, cannot be had (Address already in use): give --standalone")
