@@ -36,7 +36,7 @@ def test_a_still_shows_each_command_beside_the_others_as_it_was_at_the_end(tmp_p
 
 def test_a_recording_has_a_frame_for_each_change_and_ends_with_the_last(tmp_path):
     svg = record(
-        tmp_path / "out.svg", "--", "count", "sh", "-c", r"for n in 1 2 3; do printf '\r%s' $n; sleep 0.3; done"
+        tmp_path / "out.svg", "--", "count", "sh", "-c", r"for n in 1 2 3; do printf '\r%s' $n; sleep 1; done"
     )
     frames = [group for group in svg.iter(f"{SVG}g") if group.get("id")]
     seen = [texts(frame) for frame in frames]

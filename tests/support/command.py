@@ -131,9 +131,9 @@ class Command:
         with contextlib.suppress(ProcessLookupError):
             until(lambda: self.process.poll() is not None or self.signal(number))
 
-    def read_error_until(self, text: bytes) -> None:
-        """The same for stderr."""
-        while text not in self.err:
+    def read_error_until(self, *texts: bytes) -> None:
+        """The same for stderr, and for one of several texts."""
+        while not any(text in self.err for text in texts):
             ready, _, _ = select.select([self.process.stderr], [], [], LIMIT_S)
             assert ready, f"nothing more came; so far {self.err!r}"
             chunk = os.read(self.process.stderr.fileno(), 65536)
