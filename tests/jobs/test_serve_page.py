@@ -48,9 +48,9 @@ def address(service):
 
 
 @pytest.fixture
-def page(browser, address):
-    """The page, open. What its console says wrong fails the test."""
-    context = browser.new_context()
+def page(request, browser, address):
+    """The page, open, in a window of the size that is the parameter. What its console says wrong fails the test."""
+    context = browser.new_context(viewport=getattr(request, "param", None))
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -225,13 +225,13 @@ def test_it_can_be_used_by_keyboard_in_light_and_dark(page, local, bell):
     end(local, name)
 
 
+@pytest.mark.parametrize("page", [{"width": 390, "height": 844}], indirect=True, ids=["phone"])
 def test_nothing_is_cut_off_on_a_phone(page, local):
     long = "--name=" + "long-" * 40
     failed = local.submit("--slots=3", "--", *play("@1", "exit=7", "@*", "wait"), long)
     array = local.submit("--array=0-1", "--", "sh", "-c", "exit $((INFINI_JOB_TASK * 7))", long)
     for name in (failed, array):
         local.wait(name)
-    page.set_viewport_size({"width": 390, "height": 844})
     for name, shown in ((failed, "exit 7, first failure"), (array, f"rank 0 on {HOST} failed: exit code 7")):
         row(page, name).get_by_role("link").click()
         expect(page.locator("#runs")).to_contain_text(shown)
