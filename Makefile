@@ -4,6 +4,7 @@ PYTHON ?= python3
 JOBS ?= $(shell echo $$(( 3 * $$(nproc) )))
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := .venv/$(VERSION)
+# What the environment has besides the package; .ci/run makes smaller ones, each as a VENV of its own.
 EXTRAS ?= test,check
 BIN := $(VENV)/bin
 CORE := $(wildcard csrc/*/*)

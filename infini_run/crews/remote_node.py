@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from _functools import partial
 
 from infini_run.crews.stream_multiplexer import Multiplexer
@@ -72,11 +71,6 @@ class RemoteNode:
     def clock_s(self) -> float:
         """What makes its clock's times ours."""
         return -self.peer.clock.offset_s
-
-    @property
-    def last_received_s(self) -> float:
-        """When something was last heard of it, since the epoch."""
-        return time.time() - (time.monotonic() - self.peer.last_received_s)
 
     def send_control(self, word: Mapping[str, object]) -> None:
         """In the link's thread."""

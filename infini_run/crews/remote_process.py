@@ -142,7 +142,7 @@ class RemoteWorkerProcess:
             pid=self.pid or None,
             status_lost=True,
             start_s=self._start_s,
-            end_s=max(self._start_s, self.node.last_received_s),
+            end_s=max(self._start_s, self.node.peer.last_received_wall_s),
         )
 
     # ---- as a WorkerProcess

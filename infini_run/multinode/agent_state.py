@@ -70,6 +70,11 @@ class RemoteAgent:
         self.fence_s = float("-inf")  # until then what it ran may live (monotonic), for independent_nodes.py
 
     @property
+    def last_received_wall_s(self) -> float:
+        """When its last frame came, since the epoch."""
+        return self.last_received_s + time.time() - time.monotonic()
+
+    @property
     def is_not_ready(self) -> bool:
         """Whether its HELLO has not come yet."""
         return self.state in NOT_READY

@@ -31,10 +31,13 @@ def attempt_report(state: HeadState) -> Report:
     reports = []
     for agent in state.world:
         if agent.loss and agent.ranks:
-            wall_s = agent.last_received_s + time.time() - time.monotonic()
             is_first = isinstance(error, NodeLost) and error.node == agent.node_rank and not state.stop_signal
             report = lost_report(
-                agent.name, agent.ranks, agent.rank_pids, last_received_s=wall_s, is_first_failure=is_first
+                agent.name,
+                agent.ranks,
+                agent.rank_pids,
+                last_received_s=agent.last_received_wall_s,
+                is_first_failure=is_first,
             )
             reports.append((report, agent.last_received_s))
         elif agent.report is not None:

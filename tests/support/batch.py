@@ -71,7 +71,7 @@ class Queue:
 
     @contextlib.contextmanager
     def _changed_book(self) -> Iterator[dict[str, object]]:
-        """As a Book of its commands: a job's keeper writes whenever something happens to the job."""
+        """Under the lock that its commands and the jobs' keepers take, too."""
         with open(f"{self.folder}/lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             book = self.book()
