@@ -33,7 +33,7 @@ WRITABLE = 1 << 63  # in the table of sizes: the part was writable where it came
 ROOM = 1 << 16  # many small frames come with one read; a large one goes by it
 _HEAD_SIZE, _OVERHEAD, _unpack_head = HEAD.size, HEAD.size + 1, HEAD.unpack_from
 _NO_LENGTH = (0,)
-_NOT_OURS = "what came over the channel is not what infini-run sends"
+NOT_OURS = "what came over the channel is not what infini-run sends"
 _DATA = frozenset((PICKLE, BYTES))
 _SMALL = frozenset((*_DATA, END))  # kinds of one piece
 _KINDS = frozenset((*_SMALL, PARTS))
@@ -150,7 +150,7 @@ class FrameDecoder:
             body = start + _HEAD_SIZE
             if stop < body:
                 if stop > start and self._memory[start] not in _KINDS:  # nothing more may come
-                    raise ChannelBroken(_NOT_OURS)
+                    raise ChannelBroken(NOT_OURS)
                 return None
             kind, count, size = _unpack_head(self._memory, start)
             end = body + size
@@ -162,7 +162,7 @@ class FrameDecoder:
                 if is_valid:
                     return kind, payload
             elif count if kind in _SMALL else kind != PARTS or not 0 < count * SIZE.size <= size:
-                raise ChannelBroken(_NOT_OURS)
+                raise ChannelBroken(NOT_OURS)
             elif size >= _DIRECT or kind == PARTS:
                 self._begin(_LargeFrame(kind, count, size, self._limit))
             else:
@@ -262,7 +262,7 @@ class _LargeFrame:
             return
         sizes = [size for (size,) in SIZE.iter_unpack(self._table)]
         if self._table_size + sum(size & ~WRITABLE for size in sizes) != self.size:
-            raise ChannelBroken(_NOT_OURS)
+            raise ChannelBroken(NOT_OURS)
         self._open_all(sizes)
 
     def _open(self, start: int, size: int) -> None:

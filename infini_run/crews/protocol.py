@@ -1,7 +1,9 @@
 """The messages between a supervisor and its workers.
 
-A message is one BYTES frame of a channel: the length of a head (u32), the head (marshal: a tuple of plain values, the
-kind first), and then the body, a pickled object of the user's. A process that passes a message on never unpickles.
+A message is one BYTES frame of a channel: the length of a head (u32), the head (JSON: a list, the kind first), and
+then the body, a pickled object of the user's. A process that passes a message on never unpickles.
+
+The one rule: code behind `decode` can rely on every value. Whatever a process sends is a message or ChannelBroken.
 
 Down: Hello, Task, Cancel, Shutdown. Up: Ready, TaskStarted, Emit, Done, Failed, Cancelled, Log, Status, Progress,
 Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the worker starts or stops.
@@ -9,17 +11,18 @@ Extend, Ping. The task of an Emit, a Failed or a Progress is NO_TASK while the w
 
 from __future__ import annotations
 
-import marshal
-
+from infini_run.channel.decoder import NOT_OURS
 from infini_run.channel.endpoint import LIMIT
-from infini_run.channel.errors import MessageTooLong
+from infini_run.channel.errors import ChannelBroken, MessageTooLong
 from infini_run.channel.serializer import load_pickle, serialize
 from infini_run.record import fields as fields_of
 from infini_run.record import record
+from infini_run.system.json_codec import decode as read_json
+from infini_run.system.json_codec import encode as write_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any, TypeAlias
 
     from infini_run.channel.serializer import Buffer
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 
 NO_TASK = -1
 _HEAD = 1 << 16  # bytes of a message beside its body, at most
-_VERSION = 2  # of marshal: what every Python 3 reads and writes alike
+_MOST = 1 << 63  # of a number
 
 
 @record
@@ -224,31 +227,63 @@ def encode(message: Message) -> list[Buffer]:
     body: Body = fields.pop(_BODY[kind]) if kind in _BODY else _NOTHING
     parts = body.parts
     sizes = tuple(memoryview(part).nbytes for part in parts)
-    head = marshal.dumps((_NAMES[kind], sizes, body.writable, *(fields[name] for name in _PLAIN[kind])), _VERSION)
+    head = write_json((_NAMES[kind], sizes, body.writable, *(fields[name] for name in _PLAIN[kind])))
     return [len(head).to_bytes(4, "big") + head, *parts]
 
 
 def decode(frame: Buffer) -> Message:
-    """The message of a frame; its body is a view of it."""
+    """The message of a frame; its body is a view of it. Raises ChannelBroken: it is none."""
     view = memoryview(frame).cast("B")
     at = 4 + int.from_bytes(view[:4], "big")
-    name, sizes, writable, *values = marshal.loads(view[4:at])
-    kind: Any = _KINDS[name]
-    fields = dict(zip(_PLAIN[kind], values, strict=True))
+    try:
+        name, sizes, writable, *values = read_json(bytes(view[4:at]))
+        kind: Any = _KINDS[name]
+        fields = dict(zip(_PLAIN[kind], values, strict=True))
+        fit = all(_FITS[kind.__annotations__[field]](value) for field, value in fields.items())
+        if not fit or not _fits_body(kind, sizes, writable) or at + sum(sizes) != view.nbytes:
+            raise ValueError
+    except (ValueError, TypeError, KeyError, RecursionError):  # no JSON, no list, no kind, another number of fields
+        raise ChannelBroken(NOT_OURS) from None
+    fields = {field: tuple(value) if type(value) is list else value for field, value in fields.items()}
     if kind in _BODY:
         parts = []
         for size in sizes:
             parts.append(view[at : at + size])
             at += size
-        fields[_BODY[kind]] = Body(parts=parts, writable=writable)
+        fields[_BODY[kind]] = Body(parts=parts, writable=tuple(writable))
     message: Message = kind(**fields)
     return message
 
 
+def _fits_body(kind: object, sizes: object, writable: object) -> bool:
+    if type(sizes) is not list or not all(type(size) is int and size >= 0 for size in sizes):
+        return False
+    if type(writable) is not list or not all(type(flag) is bool for flag in writable):
+        return False
+    is_there = bool(sizes)
+    allowed = (True,) if kind in _NEEDS_BODY else (True, False) if kind in _BODY else (False,)
+    return is_there in allowed and len(writable) == len(sizes) - is_there
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int and -_MOST <= value < _MOST
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {  # by the annotation of a field
+    "int": _is_whole,
+    "float": lambda value: type(value) is float or _is_whole(value),
+    "str": _is_text,
+    "tuple[str, ...]": lambda value: type(value) is list and all(map(_is_text, value)),
+}
 _NOTHING = Body()
 _BODY: dict[object, str] = {
     kind: "target" if kind is Hello else "body" for kind in (Hello, Task, Emit, Done, Failed, Log)
 }
+_NEEDS_BODY = _BODY.keys() - {Hello, Failed}
 _PLAIN: dict[object, list[str]] = {
     kind: [name for name in fields_of(kind) if name != _BODY.get(kind)] for kind in _KINDS.values()
 }

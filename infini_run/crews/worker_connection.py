@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from infini_run.channel.errors import ChannelEnd, ChannelError
+from infini_run.channel.errors import ChannelBroken, ChannelEnd, ChannelError
 from infini_run.crews.protocol import decode, encode
 from infini_run.system.poller import READ, WRITE
 
@@ -86,17 +86,25 @@ class WorkerConnection:
             if self.end_s is not None or (self._process.exit is None and self._is_backlogged()):
                 return
             try:
-                message = decode(self._events.recv_bytes(0.0))
+                frame = self._events.recv_bytes(0.0)
             except TimeoutError:
                 return
             except ChannelEnd:
                 self._end(ENDED)
             except ChannelError:
                 self._end(TORN if self._events.is_torn else BROKEN)
-            except (TypeError, ValueError, KeyError, EOFError):  # bytes, but no message of ours
+            except TypeError:  # an object, and no bytes
                 self._end(TORN)
             else:
-                self._on_message(message)
+                self._take(frame)
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = decode(frame)
+        except ChannelBroken:
+            self._end(TORN)
+        else:
+            self._on_message(message)
 
     def _end(self, how: str) -> None:
         self.end_s = time.time()

@@ -227,7 +227,7 @@ def test_a_worker_that_speaks_nonsense_about_tasks_is_not_believed():
         from infini_run.crews.protocol import Body, Done
 
         for number in (-7, task + 1, 1 << 40):
-            ctx._sender.send_bytes(encode(Done(task=number, body=Body())))
+            ctx._sender.send_bytes(encode(Done(task=number, body=Body(parts=(b"?",)))))
         ctx._sender.send_bytes(encode(TaskStarted(task=99)))
         return "mine"
 
