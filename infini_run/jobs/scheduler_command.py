@@ -1,7 +1,8 @@
 """One command of a scheduler: run, with a limit in time, and what it said.
 
 The one rule: a command that does not end in time is killed with all that it has started, and that is an answer too.
-What it says goes into memory files, not pipes: what it may leave behind cannot hold us.
+What it says goes into memory files, not pipes: what it may leave behind cannot hold us. So does its exit code, by way
+of a shell: a host program may ignore SIGCHLD, or reap every child of the process.
 
 Without `subprocess`, whose import takes longer than most commands: posix_spawn(3).
 """
@@ -12,6 +13,7 @@ import _signal as signal
 import errno
 import os
 import select
+from contextlib import suppress
 
 from infini_run.record import record, replace
 from infini_run.system.shell import find_program
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 LIMIT_S = 60.0  # sbatch and qsub give up by themselves before that
 MISSING = 127
 _LIMIT = 1 << 26  # bytes of an answer
+_SHELL = 'exec 4>&2 2>/dev/null; (exec "$@" 2>&4 3>&- 4>&-); echo $? >&3'  # itself it says nothing, such as "Killed"
 
 
 @record
@@ -65,27 +68,38 @@ def run_command(
     Returns:
         How it ended; a command that is not there, or was too slow, is an answer too.
     """
-    source, out, error = (above_stdio(os.memfd_create(name)) for name in ("in", "out", "error"))
+    stdio = [above_stdio(os.memfd_create(name)) for name in ("in", "out", "error", "code")]
+    source, out, error, exit_code = stdio
     try:
         os.pwrite(source, given.encode(), 0)
         try:
-            pid = start(argv, environ, (source, out, error))
+            words = (_path_of(argv[0], environ), *argv[1:])
+            pid = start(("/bin/sh", "-c", _SHELL, "sh", *words), environ, stdio)
         except OSError as problem:
             return CommandResult(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
-        in_time, code = _wait(pid, limit_s)
-        return CommandResult(code=code, out=_text(out), error=_text(error), timed_out=not in_time)
+        in_time = _wait(pid, limit_s)
+        code = _text(exit_code) or 128 + signal.SIGKILL  # the shell was killed too
+        return CommandResult(code=int(code), out=_text(out), error=_text(error), timed_out=not in_time)
     finally:
-        for fd in (source, out, error):
+        for fd in stdio:
             os.close(fd)
 
 
-def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int, int]) -> int:
+def _path_of(program: str, environ: Mapping[str, str]) -> str:
+    """Where a program is. Raises OSError: nowhere."""
+    path = program if "/" in program else find_program(program, environ.get("PATH", os.defpath))
+    if not path:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+    return path
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int]) -> int:
     """Start a command in a session of its own.
 
     Args:
         argv: Its words.
         environ: Its environment, in which it is looked for on PATH.
-        stdio: The descriptors that become 0, 1 and 2; it gets no others.
+        stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is above all of these.
 
     Returns:
         Its pid.
@@ -93,11 +107,9 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int
     Raises:
         OSError: It was not started.
     """
-    path = argv[0] if "/" in argv[0] else find_program(argv[0], environ.get("PATH", os.defpath))
-    if not path:
-        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    path = _path_of(argv[0], environ)
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
-    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd > 2]
+    actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd >= len(stdio)]
     rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         return os.posix_spawn(path, list(argv), dict(environ), **rest, setsid=True)  # type: ignore[arg-type]
@@ -106,12 +118,13 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: tuple[int, int
 
 
 def above_stdio(fd: int) -> int:
-    """The same file, as no descriptor of stdio: where our own are closed, one would stand in the way of another."""
-    if fd > 2:
+    """The same file, as none of the first four descriptors: where our own are closed, one would stand in the way of
+    another."""
+    if fd > 3:
         return fd
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
-    other = fcntl(fd, F_DUPFD_CLOEXEC, 3)
+    other = fcntl(fd, F_DUPFD_CLOEXEC, 4)
     os.close(fd)
     return other
 
@@ -128,44 +141,49 @@ def _inherited() -> list[int]:
     return found
 
 
-def _wait(pid: int, limit_s: float) -> tuple[bool, int]:
-    """Whether it ended in time, and its exit code, 128 + signal. It is reaped in any case."""
+def _wait(pid: int, limit_s: float) -> bool:
+    """Whether it ended in time. It is reaped in any case."""
+    pidfd = -1
+    with suppress(OSError):  # before Linux 5.3, or forbidden, or reaped by another part of this process
+        pidfd = os.pidfd_open(pid)
     is_over = False
     try:
-        is_over = _ends_within(pid, limit_s)
+        is_over = _ends_within(pid, pidfd, limit_s)
     finally:
         if not is_over:
             kill_group(pid)
-        code = reap(pid)
-    return is_over, code
+        reap(pid, pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
+    return is_over
 
 
-def reap(pid: int) -> int:
-    """Wait for the end of a child; its exit code, 128 + signal; 0 if another part of this process has reaped it."""
-    try:
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:
-        return 0
-    return code if code >= 0 else 128 - code
+def reap(pid: int, pidfd: int = -1) -> None:
+    """Wait for the end of a child, unless another part of this process has reaped it.
+
+    Args:
+        pid: Of the child.
+        pidfd: Its pidfd, if there is one: the number alone may be another child's by now.
+    """
+    with suppress(ChildProcessError):
+        if pidfd >= 0:
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        else:
+            os.waitid(os.P_PID, pid, os.WEXITED)
 
 
-def _ends_within(pid: int, limit_s: float) -> bool:
+def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:
     """It is not reaped."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:  # before Linux 5.3, or forbidden: a thread waits
-        from threading import Thread
-
-        waiting = Thread(target=_wait_unreaped, args=(pid,), daemon=True)
-        waiting.start()
-        waiting.join(limit_s)
-        return not waiting.is_alive()
-    try:
+    if pidfd >= 0:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(limit_s * 1000))
-    finally:
-        os.close(pidfd)
+    from threading import Thread
+
+    waiting = Thread(target=_wait_unreaped, args=(pid,), daemon=True)
+    waiting.start()
+    waiting.join(limit_s)
+    return not waiting.is_alive()
 
 
 def _wait_unreaped(pid: int) -> None:

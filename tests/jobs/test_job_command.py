@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -102,6 +103,32 @@ def test_without_pidfds_a_command_has_its_limit_too():
     assert "code=137, out='so far\\n', error='', timed_out=True" in done.stdout, done.stderr
     assert "code=3, out='', error='', timed_out=False" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("host", ["ignores", "reaps"])
+def test_a_host_that_reaps_every_child_does_not_hide_how_a_command_ended(host):
+    code = """
+        import os, signal, sys, threading
+        from infini_run.jobs.scheduler_command import run_command
+
+        def reap():
+            while True:
+                try:
+                    os.wait()
+                except ChildProcessError:
+                    pass
+
+        if sys.argv[1] == "ignores":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        else:
+            threading.Thread(target=reap, daemon=True).start()
+        for text in ("exit 3", "exit 0", "kill -9 $$", "exec sleep 1000"):
+            said = run_command(["sh", "-c", text], os.environ, 2.0 if "sleep" in text else 60.0)
+            print(said.code, said.error, said.timed_out)
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code), host]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["3  False", "0  False", "137  False", "137  True"], done.stderr
 
 
 def test_the_group_of_a_child_that_was_reaped_is_nobodys():
