@@ -370,9 +370,9 @@ class CrewSupervisor(Supervisor):
         if self.is_dropped:  # its end tells it
             return
         if self.failure is not failure:
-            raise self.over_error()
-        if self.drain_error is not None:
-            raise self.drain_error
+            _print_error(self.over_error())
+        elif self.drain_error is not None:
+            _print_error(self.drain_error)
 
     def close_at_exit(self) -> None:
         """The interpreter exits: end the workers while there is one."""
@@ -434,7 +434,11 @@ class CrewSupervisor(Supervisor):
     def _on_closed(self) -> None:
         error = self.failure or self.drain_error
         if error is not None and self.is_dropped:
-            print_line("; ".join(map(str.strip, str(error).split("\n"))))
+            _print_error(error)
         closed(self._exit_number)
         self._wake_idle_waiters()
         self.events.end()
+
+
+def _print_error(error: BaseException) -> None:
+    print_line("; ".join(map(str.strip, str(error).split("\n"))))

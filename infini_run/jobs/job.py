@@ -16,7 +16,6 @@ from infini_run.jobs.job_store import all_folders, find_folder, home, remove
 from infini_run.jobs.options.table import TABLES
 from infini_run.jobs.prepare import prepare, read_flags
 from infini_run.jobs.schedulers.scheduler import HOPELESS, LOST
-from infini_run.jobs.stderr import print_line
 from infini_run.jobs.submit import submit as hand_in
 from infini_run.jobs.task import Task, task_of
 from infini_run.options.from_python import check_names, check_words, make_environment
@@ -68,11 +67,17 @@ def submit(
     values = read_flags(flags, environ)
     if cwd is not None:
         values["cwd"] = check_words("cwd", (cwd,))[0]
-    planned, scheduler = prepare(command, values, environ, print_line=print_line)
+    planned, scheduler = prepare(command, values, environ, print_line=_print_line)
     if planned.layout.remark:
-        print_line(planned.layout.remark)
-    folder, _ = hand_in(planned, scheduler, environ, print_line=print_line)
+        _print_line(planned.layout.remark)
+    folder, _ = hand_in(planned, scheduler, environ, print_line=_print_line)
     return Job(folder, scheduler)
+
+
+def _print_line(text: str) -> None:
+    from infini_run.node.host_stderr import print_line  # with it comes the core, and rarely is anything said
+
+    print_line(text, "infini-job")
 
 
 class Job:

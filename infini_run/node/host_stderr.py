@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from infini_run.core.group import Quietly, write
+from infini_run.core.group import Quietly
+from infini_run.core.nonblocking_writer import CONSOLE_WAIT_S, write_all
 from infini_run.errors import printable
 
 
@@ -17,22 +18,22 @@ def has_own_stderr() -> bool:
         return False
 
 
-def print_line(text: str) -> None:
-    """Write a line of infini-run's own to the host program's stderr.
+def print_line(text: str, name: str = "infini-run") -> None:
+    """Write a line of our own to the host program's stderr.
 
-    The buffer of sys.stderr is bypassed: a line that finds no reader must not come up again when the program ends.
+    The buffer of sys.stderr is bypassed: a line that finds no reader must not come up again when the program ends. A
+    reader that does not read costs the line, and no more than CONSOLE_WAIT_S: who prints may be about to stop ranks.
 
     Args:
-        text: The line, without `infini-run: `. Bytes that are not printable are written out.
+        text: The line, without the name. Bytes that are not printable are written out.
+        name: Of the program that says it.
     """
-    line = f"infini-run: {printable(text)}\n"
+    line = f"{name}: {printable(text)}\n"
     try:
         if sys.stderr is not sys.__stderr__:
             with Quietly():
                 print(line, end="", file=sys.stderr or sys.__stderr__, flush=True)
         elif sys.stderr is not None:
-            data = os.fsencode(line)
-            while data:
-                data = data[write(sys.stderr.fileno(), data) :]
+            write_all(sys.stderr.fileno(), os.fsencode(line), CONSOLE_WAIT_S)
     except (OSError, ValueError):
         return  # nobody reads it, or it is closed: no reason to end a job

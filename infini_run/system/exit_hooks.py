@@ -20,8 +20,6 @@ from contextlib import suppress
 from itertools import count
 from weakref import WeakValueDictionary
 
-from infini_run.errors import InfiniRunError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
@@ -29,9 +27,8 @@ if TYPE_CHECKING:
     class Closable(Protocol):
         def close_at_exit(self) -> None:
             """End the processes, and wait until none is left. Called once, in the main thread. An owner that accepts
-            work may have a method `finish_at_exit` too, which is called before: it waits until that work is done, and
-            raises InfiniRunError if it will not be; the text is shown. Its attribute `has_work` says whether more has
-            come meanwhile."""
+            work may have a method `finish_at_exit` too, which is called before: it waits until that work is done. Its
+            attribute `has_work` says whether more has come meanwhile."""
 
 
 _numbers = count()
@@ -69,7 +66,9 @@ def _finish_all() -> None:
         owners = _latest_first()
         while owners:
             for owner in owners:
-                _finish(owner)
+                finish = getattr(owner, "finish_at_exit", None)
+                if finish is not None:
+                    finish()
             owners = [owner for owner in _latest_first() if getattr(owner, "has_work", False)]
     except BaseException:  # Ctrl-C
         _close_all()
@@ -85,19 +84,6 @@ def _is_interrupted() -> bool:
 def _latest_first() -> list[Closable]:
     """What is open now. Another thread may close some of it meanwhile."""
     return [owner for ref in reversed(_open.valuerefs()) if (owner := ref()) is not None]
-
-
-def _finish(owner: Closable) -> None:
-    finish = getattr(owner, "finish_at_exit", None)
-    try:
-        if finish is not None:
-            finish()
-    except InfiniRunError as error:
-        if sys.stderr is not None:  # None: print would take stdout
-            with suppress(
-                OSError, ValueError
-            ):  # nobody reads it, or it is closed: the others are finished all the same
-                print(f"infini-run: {error}", file=sys.stderr)
 
 
 def _close_all() -> None:

@@ -581,6 +581,25 @@ WRITERS = {
         os.close(reader)
         print_line("a line")
     """,
+    "a job's remark": """
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+        import tempfile
+        with tempfile.TemporaryDirectory() as jobs:
+            flags = {"layout": "determined", "gres": False, "tres": True, "slots": 1, "dir": jobs}
+            job = ir.submit(["true"], scheduler="local", **flags)
+            assert job.wait().code == 0
+    """,
+    "the exit": """
+        crew = ir.Crew(lambda ctx, task: signal.pause(), drain_s=0.1, grace=0.1)
+        crew.ask("")
+        reader, writer = os.pipe()
+        os.dup2(writer, 2)
+        os.close(writer)
+        os.close(reader)
+    """,
     "core": """
         reader, writer = os.pipe()
         os.dup2(writer, 1)
@@ -612,6 +631,29 @@ def test_a_reader_that_has_gone_does_not_end_a_host_with_sigpipe(writer, host, f
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set() == signal.sigpending()
     """
     run_host(host, "".join(map(textwrap.dedent, (before, WRITERS[writer], after))))
+
+
+def test_a_line_of_ours_waits_a_moment_for_a_reader_that_does_not_read(host):
+    """The thread that prints it may be about to stop ranks."""
+    text = """
+        import os
+        from infini_run.node.host_stderr import print_line
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        try:
+            while True:
+                os.write(writer, b"x" * 4096)
+        except BlockingIOError:
+            os.set_blocking(writer, True)
+        stderr = os.dup(2)
+        os.dup2(writer, 2)
+        print_line("a line")
+        os.dup2(stderr, 2)
+        print_line("another")
+    """
+    command = host(text)
+    assert command.wait() == 0
+    assert command.err == b"infini-run: another\n"
 
 
 def test_a_sigpipe_that_was_pending_before_is_not_taken(host):
