@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 # Set by ourselves, for ourselves, one level down: the signal mask that we found, the inner launch's id, and the
 # descriptor on which it asks to be stopped.
 ISOLATED = "INFINI_RUN_ISOLATED"
-# Flags that a training script hardly has itself, and whose absence is seen late; and who has them: a launcher.
-LAUNCHERS_OWN = frozenset(
-    ("nnodes", "nproc_per_node", "node_rank", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "standalone", "hostfile",
-     "gpus_per_proc", "max_restarts", "stop_signal", "stop_scope", "ranks_on_console", "local_ranks_filter")
-)  # fmt: skip
-LAUNCHERS = frozenset(
-    ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
-     "mpiexec", "accelerate", "deepspeed")
-)  # fmt: skip
 
 
 def main() -> None:
@@ -115,29 +106,13 @@ def _warn_of_words(request: Request, argv: list[str], options: Options) -> None:
     """Of what was given, and does nothing."""
     if request.without_effect and not options.dry_run:
         _print_line(f"infini-run: {printable(request.without_effect)}")
-    _warn_of_late_flag(argv, options.program)
+    from infini_run.options.options import LAUNCHERS_OWN, find_late_flag
 
+    late = find_late_flag(argv, options.program, LAUNCHERS_OWN)
+    if late:
+        from infini_run.options.hints import of_late_flag
 
-def _warn_of_late_flag(argv: list[str], program: tuple[str, ...]) -> None:
-    """A flag that only a launcher has, after the program, is the program's: one line, and nothing else is done about
-    it. Nothing is said where `--` came before the program, where that is a launcher itself, or where we were given
-    the flag, too."""
-    at = len(argv) - len(program)
-    for word in program[1:]:
-        if word[:2] == "--":
-            name = word[2:].partition("=")[0].replace("-", "_")
-            if name in LAUNCHERS_OWN:
-                break
-            if not name:
-                return
-    else:
-        return
-    ours = {other.lstrip("-").partition("=")[0].replace("-", "_") for other in argv[:at]}
-    if argv[at - 1 : at] == ["--"] or name in ours or any(other.rpartition("/")[2] in LAUNCHERS for other in program):
-        return
-    from infini_run.options.hints import of_late_flag
-
-    _print_line(f"infini-run: {printable(of_late_flag(program, word.partition('=')[0]))}")
+        _print_line(f"infini-run: {printable(of_late_flag(options.program, late))}")
 
 
 def _take_over_process(mask_at_entry: set[int] | None) -> ProcessAtEntry:

@@ -96,9 +96,9 @@ class WorkerConnection:
             except TypeError:  # an object, and no bytes
                 self._end(TORN)
             else:
-                self._take(frame)
+                self._deliver(frame)
 
-    def _take(self, frame: bytes) -> None:
+    def _deliver(self, frame: bytes) -> None:
         try:
             message = decode(frame)
         except ChannelBroken:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from infini_run.jobs.schedulers.scheduler import Scheduler
 
 _HELP = ("help", "helpfull", "h")
+_SUBMITS_OWN = frozenset(("slots", "slots_per_node", "slot_type", "cpus_per_slot", "mem_per_slot", "single_node"))
 
 
 def main() -> None:
@@ -83,6 +84,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     values, args, question = _read(verb, argv[1:], environ)
     if question:
         return _help(verb)
+    if verb == "submit" and args:
+        _warn_of_words(argv, args, values, environ)
     return int(_DO[verb](values, args, environ))
 
 
@@ -98,7 +101,8 @@ def _verb_first(argv: Sequence[str]) -> list[str]:
     for at, word in enumerate(argv):
         if word in VERBS:  # its own error says what is wrong before it
             return [word, *argv[:at], *argv[at + 1 :]]
-    raise UsageError(f"{quote(argv[0])} is a flag, but of what? give a verb: {', '.join(VERBS)}")
+    text = f"{quote(argv[0])} is a flag, but of what? give a verb: {', '.join(VERBS)}"
+    raise UsageError(text + ("; --version prints the version" if argv[0] == "-V" else ""))
 
 
 def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...], bool]:
@@ -108,7 +112,7 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
     rest = tuple(argv)
     environ = {name: text for name, text in environ.items() if name not in OF_A_RANK}
     while True:
-        parsed = parse(rest, environ, TABLES[verb], PREFIXES)
+        parsed = parse(rest, environ, TABLES[verb], PREFIXES, _hint_of_flag if verb == "submit" else None)
         if parsed.question:
             return values, (), True
         first = not args
@@ -117,6 +121,33 @@ def _read(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[d
             return values, (*args, *(parsed.program if verb == "submit" else ())), False
         args.append(parsed.program[0])
         rest = parsed.program[1:]
+
+
+def _warn_of_words(
+    argv: Sequence[str], program: Sequence[str], values: Mapping[str, Any], environ: Mapping[str, str]
+) -> None:
+    """What is probably a mistake, and would be known only once the job has waited for its turn. The nodes may differ
+    from here, so nothing is refused."""
+    from infini_run.errors import NotExecutable, ProgramMissing
+    from infini_run.options.hints import of_late_flag
+    from infini_run.options.options import find_late_flag
+    from infini_run.plan.program import find_command
+
+    late = find_late_flag(list(argv), program, _SUBMITS_OWN)
+    if late:
+        print_line(of_late_flag(program, late, "infini-job"))
+    if values["container"] or values["run_options"] or values["env"]:  # then something else may be meant, or found
+        return
+    try:
+        find_command(program, environ, cwd=values["cwd"])
+    except (ProgramMissing, NotExecutable) as error:
+        print_line(f"here {error}")
+
+
+def _hint_of_flag(name: str) -> str:
+    from infini_run.jobs.options.hints import of_flag
+
+    return of_flag(name)
 
 
 def _help(verb: str) -> int:

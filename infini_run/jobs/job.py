@@ -77,7 +77,7 @@ def submit(
 def _print_line(text: str) -> None:
     from infini_run.node.host_stderr import print_line  # with it comes the core, and rarely is anything said
 
-    print_line(text, "infini-job")
+    print_line(text, name="infini-job")
 
 
 class Job:

@@ -13,7 +13,6 @@ import _signal as signal
 import errno
 import os
 import select
-from contextlib import suppress
 
 from infini_run.record import record, replace
 from infini_run.system.shell import find_program
@@ -143,9 +142,10 @@ def _inherited() -> list[int]:
 
 def _wait(pid: int, limit_s: float) -> bool:
     """Whether it ended in time. It is reaped in any case."""
-    pidfd = -1
-    with suppress(OSError):  # before Linux 5.3, or forbidden, or reaped by another part of this process
+    try:
         pidfd = os.pidfd_open(pid)
+    except OSError:  # before Linux 5.3, or forbidden, or reaped by another part of this process
+        pidfd = -1
     is_over = False
     try:
         is_over = _ends_within(pid, pidfd, limit_s)
@@ -165,11 +165,13 @@ def reap(pid: int, pidfd: int = -1) -> None:
         pid: Of the child.
         pidfd: Its pidfd, if there is one: the number alone may be another child's by now.
     """
-    with suppress(ChildProcessError):
+    try:
         if pidfd >= 0:
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         else:
             os.waitid(os.P_PID, pid, os.WEXITED)
+    except ChildProcessError:
+        return
 
 
 def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:

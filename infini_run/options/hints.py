@@ -63,9 +63,22 @@ _FLAGS = {
     **dict.fromkeys(("dry", "n_dry_run", "print", "show"), "--dry_run prints the plan"),
 }
 
-# Keywords of torchrunx, concurrent.futures, joblib and Ray, and ours
+# Keywords of torchrunx, concurrent.futures, joblib, Ray and accelerate, flags of mpirun and srun, and ours
 _KEYWORDS = {
-    **dict.fromkeys(("max_workers", "num_workers", "n_jobs", "workers_per_host", "processes"), "nproc_per_node"),
+    **dict.fromkeys(
+        (
+            "max_workers",
+            "num_workers",
+            "n_jobs",
+            "workers_per_host",
+            "processes",
+            "n",
+            "np",
+            "ntasks",
+            "num_processes",
+        ),
+        "nproc_per_node",
+    ),
     **dict.fromkeys(("hostnames", "hostlist", "nodes"), "hosts"),
     **dict.fromkeys(("extra_env_vars", "env_vars", "environ"), "env"),
     **dict.fromkeys(("copy_env_vars", "default_env_vars"), "copy_env"),
@@ -79,8 +92,11 @@ _NEAR = 400  # files of a folder that are compared
 
 
 def of_flag(name: str) -> str:
-    """What stands here for a flag of another launcher; "": nothing that is known."""
-    return _FLAGS.get(name, "") or (_of_dash(name[0]) if name[:1] in _DASHES else "")
+    """What stands here for a flag of another launcher, perhaps with its value joined to it (n4, xHOME); "": nobody
+    knows."""
+    is_export = name[:1] == "x" and name[1:].isidentifier() and name[1:].isupper()
+    front = "x" if is_export else name.rstrip("0123456789")
+    return _FLAGS.get(name, "") or _FLAGS.get(front, "") or (_of_dash(name[0]) if name[:1] in _DASHES else "")
 
 
 def of_keyword(name: str, known: Iterable[str]) -> str:
@@ -138,10 +154,10 @@ def _nearest_file(folder: str, name: str) -> str:
     return nearest(name, sorted(found)[:_NEAR])
 
 
-def of_late_flag(words: Sequence[str], name: str) -> str:
-    """words: the program's; name: a flag of ours that is among them."""
+def of_late_flag(words: Sequence[str], name: str, command: str = "infini-run") -> str:
+    """words: the program's; name: a flag of `command` that is among them."""
     return (
-        f"{name} stands after {words[0]}, so it is for that program and none of ours: flags of infini-run come first"
+        f"{name} stands after {words[0]}, so it is for that program and none of ours: flags of {command} come first"
     )
 
 

@@ -32,6 +32,16 @@ HANDED_OUT = -1  # the node rank of a launcher that the head gives one
 _C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 _NO_FILES = "/dev/null"  # torchrun's: no logs, and what --redirects names goes nowhere
 _NO_PROGRAM = "true"  # of the doctor, who starts none
+# Flags that a training script hardly has itself, and whose absence is seen late; and who has them: a launcher.
+LAUNCHERS_OWN = frozenset(
+    ("nnodes", "nproc_per_node", "node_rank", "rdzv_endpoint", "rdzv_backend", "rdzv_id", "standalone", "hosts",
+     "hostfile", "gpus_per_proc", "max_restarts", "stop_signal", "stop_scope", "ranks_on_console",
+     "local_ranks_filter")
+)  # fmt: skip
+_LAUNCHERS = frozenset(
+    ("infini-run", "infini_run", "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun",
+     "mpiexec", "accelerate", "deepspeed")
+)  # fmt: skip
 _QUESTIONS = ("plot", "completion")  # answered in place of a launch; by a word of the command line only
 _ABOUT_NODES = ("ssh_config", "remote_python", "link_port", "link_address", "join_timeout", "node_timeout", "export",
                 "console", "node_check", "node_check_timeout")  # ineffective_flags.py  # fmt: skip
@@ -220,6 +230,32 @@ def _flags_without_effect(given: Given, values: Values, node_list: NodeList | No
     is_joined = has_token and values["nnodes"] > 1
     place = PEER if is_joined else "auto" if values["engine"] == "auto" else LOCAL
     return ineffective_flags(given, node_list.engine if node_list else place, is_one_of_several=values["nnodes"] > 1)
+
+
+def find_late_flag(argv: Sequence[str], program: Sequence[str], own: frozenset[str]) -> str:
+    """Return a flag that only a launcher has among the words of a program, to which it goes; "" if there is none.
+    Nothing is said where `--` came before the program, where that is a launcher itself, or where the flag was given
+    before it, too.
+
+    Args:
+        argv: the command line; `program` is its end.
+        program: the program and its arguments.
+        own: names of such flags.
+    """
+    at = len(argv) - len(program)
+    for word in program[1:]:
+        if word[:2] == "--":
+            written = word.partition("=")[0]
+            name = written[2:].replace("-", "_")
+            if name in own:
+                break
+            if not name:
+                return ""
+    else:
+        return ""
+    ours = {other.lstrip("-").partition("=")[0].replace("-", "_") for other in argv[:at]}
+    is_meant = argv[at - 1 : at] == ["--"] or any(other.rpartition("/")[2] in _LAUNCHERS for other in program)
+    return "" if is_meant or name in ours else written
 
 
 def _hint_of_flag(name: str) -> str:

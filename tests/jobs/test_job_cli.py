@@ -43,6 +43,12 @@ def bare(tmp_path):
         (("frobnicate",), "frobnicate is nothing that infini-job does; there are submit, status, list,"),
         (("submit",), "no program was given: infini-job submit [flags] [--] program [args...]"),
         (("submit", "--slotss=3", "--", "true"), "there is no flag --slotss; the nearest is --slots"),
+        (("submit", "-n", "4", "true"), "there is no flag -n; --slots=N is how many ranks in all"),
+        (("submit", "-N2", "true"), "there is no flag -N2; --slots=N is how many ranks in all"),
+        (("submit", "--nodes=2", "true"), "there is no flag --nodes; --slots=N is how many ranks in all"),
+        (("submit", "-t", "1h", "true"), "there is no flag -t; --time=TIME is the limit"),
+        (("submit", "--hang_timeout=1h", "true"), "there is no flag --hang_timeout; it is a flag of infini-run"),
+        (("-V",), "-V is a flag, but of what? give a verb: submit, status,"),
         (("submit", "--slots=0", "--", "true"), "--slots=0: a whole number from 1"),
         (("submit", "--slots=two", "--", "true"), "--slots=two: a whole number from 1"),
         (("submit", "--time=soon", "--", "true"), "--time=soon: a time "),
@@ -74,6 +80,49 @@ def test_what_makes_no_sense_is_one_line_that_says_what_to_do(local, words, said
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert local.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trian.py",), "here trian.py is neither in {folder} nor on PATH; the nearest is train.py"),
+        (
+            ("sh train.py",),
+            "here sh train.py is neither in {folder} nor on PATH; it is one word here: leave its quotes",
+        ),
+        (
+            ("train.py", "--slots=4"),
+            "--slots stands after train.py, so it is for that program and none of ours: flags",
+        ),
+        (("train.py", "--slots-per-node=4"), "--slots-per-node stands after train.py, so it is for that program"),
+    ],
+)
+def test_what_would_fail_only_in_its_turn_is_told_at_once(local, tmp_path, words, said):
+    (tmp_path / "train.py").touch()
+    done = local.call("submit", "--print", f"--cwd={tmp_path}", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"infini-job: {said.format(folder=tmp_path)}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("--", "train.py", "--slots=4"), ("train.py", "--engine=slurm", "--lr=1")])
+def test_what_may_be_meant_so_is_not_told(local, tmp_path, words):
+    (tmp_path / "train.py").touch()
+    done = local.call("submit", "--print", f"--cwd={tmp_path}", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("1d", "24:00:00"), ("90min", "1:30:00"), ("1h30m", "1:30:00"), ("4h", "4:00:00")]
+)
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_limit_in_any_unit_is_the_limit_of_the_job(slurm_queue, local, text, said, at):
+    env = {"PATH": f"{slurm_queue.folder}/bin:/usr/bin:/bin", "TEST_BATCH": slurm_queue.folder}
+    words = ["submit", "--scheduler=slurm", "--print", "--", "true"]
+    words.insert(at, f"--time={text}")
+    done = local.call(*words, env=env)
+    assert done.returncode == 0, done.stderr
+    assert f"#SBATCH --time={said}\n" in done.stdout
 
 
 def test_a_check_says_that_pbs_cannot_be_asked(local, pbs_queue):

@@ -32,6 +32,11 @@ def told(tmp_path):
         (("-n", "4"), ("--nproc_per_node=N", "--nnodes=N")),
         (("-np", "4"), ("--nproc_per_node=N",)),
         (("-N", "4"), ("--nnodes=N", "--nproc_per_node=N")),
+        (("-n4",), ("--nproc_per_node=N", "--nnodes=N")),
+        (("-np4",), ("--nproc_per_node=N",)),
+        (("-N2",), ("--nnodes=N",)),
+        (("-xHOME",), ("--export=NAME",)),
+        (("-xA=1",), ("--export=NAME",)),
         (("-V",), ("--version",)),
         (("-x", "A=1"), ("--export=NAME",)),
         (("--env", "A=1"), ("--export=NAME",)),
@@ -60,7 +65,7 @@ def test_no_hint_is_for_a_flag_of_ours_and_each_names_one():
         assert said <= ours, name
 
 
-@pytest.mark.parametrize("word", ["-z", "-q"])
+@pytest.mark.parametrize("word", ["-z", "-q", "-z4", "-xs"])
 def test_a_letter_is_near_to_no_other(told, word):
     assert told(word, "train.py") == (2, f"there is no flag {word}; --help lists them all")
 
@@ -100,7 +105,9 @@ def test_a_hostfile_that_is_not_there_is_named_once(told):
 # ---- a flag of ours after the program
 
 
-@pytest.mark.parametrize("word", ["--nproc_per_node=2", "--nproc-per-node", "--nnodes=2", "--standalone"])
+@pytest.mark.parametrize(
+    "word", ["--nproc_per_node=2", "--nproc-per-node", "--nnodes=2", "--standalone", "--hosts=a,b"]
+)
 def test_a_launchers_flag_after_the_program_is_told_in_one_line(told, word):
     name = word.partition("=")[0]
     code, text = told("train.py", "--lr=1", word)
