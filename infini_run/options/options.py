@@ -387,9 +387,9 @@ def _check_job(given: Given, values: Values, counts: Sequence[int], *, is_ours: 
     is_c10d = values["rdzv_backend"] == "c10d" and values["node_rank"] != HANDED_OUT
     if nnodes > 1 and not is_ours and is_c10d and "node_rank" not in given:
         raise UsageError(
-            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: which node is this? give every node the same "
-            f"{TOKEN}=..., and node ranks are handed out; or --node_rank, or --engine=auto: then Slurm, PBS, MPI or "
-            "Kubernetes says it"
+            f"{_quoted_setting(given, 'rdzv_backend')} with {nodes}: which node is this? --engine=auto asks Slurm, "
+            f"PBS, MPI or Kubernetes; with the same {TOKEN}=... on every node, node ranks are handed out; or give "
+            "--node_rank"
         )
     if nnodes > 1 and not is_ours and values["master_port"] == 0:
         port = _quoted_setting(given, "master_port" if "master_port" in given else "rdzv_endpoint")

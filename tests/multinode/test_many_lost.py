@@ -90,7 +90,9 @@ def test_a_node_that_is_lost_while_a_signal_ends_the_job_is_told_in_one_line(nod
     assert first == "infini-run: SIGTERM: stopping; SIGKILL in 12 s, or at once when told again"
     assert "node 1 (" in last
     assert "was lost: nothing was heard of it for 3 s (--node_timeout)" in last
-    assert [f"infini-run: {text}" for text in json.loads((tmp_path / "r").read_text())["lost"]] == [last]
+    report = json.loads((tmp_path / "r").read_text())
+    assert [f"infini-run: {text}" for text in report["lost"]] == [last]
+    assert report["exit_code"] == 143
     joiner.signal(signal.SIGKILL)
     joiner.wait()
     until(lambda: not marked())
