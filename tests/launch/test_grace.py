@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ import infini_run as ir
 from infini_run.node.launch import NodeLaunch
 from infini_run.options.options import resolve
 from tests.support.build_c import build
+from tests.support.cluster import free_ports
 from tests.support.command import play
 from tests.support.waiting import LIMIT_S
 
@@ -48,6 +50,50 @@ def test_a_failure_that_is_being_stopped_keeps_its_grace_when_we_are_told(infini
     command.signal(signal.SIGTERM)
     assert command.wait() == 137
     assert b"SIGTERM: stopping; SIGKILL in 10 s" in command.err
+
+
+WITH_GRACES = """
+import sys
+import infini_run.options.options as options
+from infini_run.cli import main
+
+options.GRACES_S = {}
+sys.argv[1:] = sys.argv[sys.argv.index("infini_run") + 1 :]
+main()
+"""
+
+
+@pytest.fixture(params=["one node", "two nodes"])
+def launch_with(request, infini_run):
+    """Start a launch for which those are the default graces, after a failure and by a signal."""
+
+    def start(graces, *words):
+        under = (sys.executable, "-c", WITH_GRACES.format(graces))
+        if request.param == "one node":
+            return infini_run("--nproc_per_node=2", *words, under=under)
+        shape = ("--nnodes=2", f"--rdzv_endpoint=127.0.0.1:{free_ports(2)}")
+        env = {**os.environ, "INFINI_RUN_TOKEN": "a-secret-that-nobody-guesses"}
+        head, _ = (infini_run(*shape, f"--node_rank={node}", *words, under=under, env=env) for node in (0, 1))
+        return head
+
+    return start
+
+
+def test_deaf_ranks_have_the_grace_of_a_signal_where_one_asks(launch_with, bell):
+    command = launch_with((1000.0, 0.2), "sh", "-c", f"trap '' TERM; echo > {bell.path}; while :; do sleep 1; done")
+    bell.hear(2)
+    command.signal(signal.SIGTERM)
+    assert command.wait() == 143
+
+
+def test_deaf_ranks_have_the_grace_of_a_failure_where_one_fails(launch_with, bell):
+    gate = f"{bell.path}.gate"
+    os.mkfifo(gate)
+    deaf = f"trap '' TERM; echo > {bell.path}; while :; do sleep 1; done"
+    command = launch_with((0.2, 1000.0), "sh", "-c", f"[ $RANK = 0 ] || {{ {deaf}; }}; read line < {gate}; exit 3")
+    bell.hear(1)
+    os.close(os.open(gate, os.O_WRONLY))
+    assert command.wait() == 3
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [({}, 10.0), ({"grace": 3}, 3.0)])

@@ -128,7 +128,7 @@ REFUSALS = [
     ),
     (
         "--rdzv_backend=c10d --nnodes=2",
-        "with --nnodes=2: which node is this? --engine=auto asks Slurm, PBS, MPI or Kubernetes; with the same INFINI_RUN",
+        "with --nnodes=2: which node is this? --engine=auto asks Slurm, PBS, MPI or Kubernetes; with the same",
     ),
     ("--run_path", "--run_path: this cannot be honoured; give the script as the program"),
     ("--logs_specs=x", "--logs_specs=x: this cannot be honoured; use --log_dir"),
