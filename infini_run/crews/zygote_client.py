@@ -26,7 +26,7 @@ from infini_run.plan.model import make_plan
 from infini_run.plan.program import find_command, inspect_node, new_launch_id
 from infini_run.record import replace
 from infini_run.report.text import describe_end
-from infini_run.system.fork_hooks import call_in_forked_children, close_link
+from infini_run.system.fork_hooks import call_in_forked_children, close_fd, close_link
 from infini_run.system.poller import poll_ms
 
 TYPE_CHECKING = False
@@ -159,6 +159,7 @@ class ZygoteLaunch:
         self._lock = RLock()
         self._connection: MessageSocket | None = None
         self._theirs: socket.socket | None = None
+        self._console: list[int] = []  # copies of our stdout and stderr, until they are sent
         self._has_started = False
         self._last_output: dict[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {}
         self._pings: dict[int, float] = {}  # by rank, its last WATCHDOG=1 (monotonic)
@@ -173,18 +174,17 @@ class ZygoteLaunch:
         with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
             ours, self._theirs = socket.socketpair()
             self._connection = MessageSocket(ours)
-        console: list[int] = []
+            for fd in (1, 2):
+                self._console.append(_copy(fd))
         try:
-            console += (_copy(1), _copy(2))
-            self._zygote.send(self._request, [self._theirs.fileno(), *console, *self._channels])
+            self._zygote.send(self._request, [self._theirs.fileno(), *self._console, *self._channels])
         except BaseException:
             self._connection.close()
             self._ended = True
             raise
         finally:
             close_link(self._theirs)
-            for fd in console:
-                os.close(fd)
+            self._close_console()
         try:
             while not self._has_started and not self._ended:
                 self._wait(None)
@@ -194,6 +194,13 @@ class ZygoteLaunch:
             raise
         if not self._has_started:
             raise self._zygote.lost()
+
+    def _close_console(self) -> None:
+        while self._console:
+            close_fd(self._console[-1], self._forget_copy)
+
+    def _forget_copy(self) -> None:
+        self._console.pop()
 
     def _wait(self, timeout_s: float | None) -> None:
         assert self._connection is not None
@@ -311,6 +318,7 @@ class ZygoteLaunch:
             self._connection.close()
         if self._theirs is not None:
             self._theirs.close()
+        self._close_console()
 
 
 def _copy(fd: int) -> int:

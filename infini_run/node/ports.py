@@ -58,9 +58,16 @@ def let_go(port: int) -> None:
     Args:
         port: As `free_port` returned it.
     """
+    lock = _locks.get(port)
+
+    if lock is not None:
+        close_link(lock, lambda: _forget_and_close(port))
+
+
+def _forget_and_close(port: int) -> None:
     lock = _locks.pop(port, None)
     if lock is not None:
-        close_link(lock)
+        lock.close()
 
 
 def _after_fork_in_child() -> None:

@@ -49,7 +49,7 @@ def call_for_module(function: Callable[[], None]) -> None:
     _modules.append(function)
 
 
-def close_link(link: Link) -> None:
+def close_link(link: Link, close: Callable[[], None] | None = None) -> None:
     """Close a socket of ours so that no child keeps it that another thread forks meanwhile.
 
     The kernel copies descriptors before memory. So a child may have the descriptor though its memory says that it is
@@ -57,8 +57,9 @@ def close_link(link: Link) -> None:
 
     Args:
         link: its `close` forgets the descriptor before it closes it.
+        close: called instead, where something else knows the link, too, and forgets it first.
     """
-    _close(link.fileno(), link.close)
+    _close(link.fileno(), close or link.close)
 
 
 def close_fd(fd: int, forget: Callable[[], None]) -> None:

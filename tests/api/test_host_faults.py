@@ -324,6 +324,10 @@ STARTS = {
     "a crew": """
         ir.Launcher(nproc_per_node=4).run(os.getpid)
     """,
+    "a zygote": """
+        for _ in range(8):
+            ir.Launcher(nproc_per_node=2, preload=["fractions"]).run(os.getpid)
+    """,
 }
 
 

@@ -128,8 +128,21 @@ def test_agents_by_hand_import_nothing_from_there(run, shadows):
         assert other.wait() == 0
 
 
-def test_jobs_import_nothing_from_there(run, tmp_path):
-    words = ["submit", "--scheduler=local", f"--dir={tmp_path / 'jobs'}", "--slots=1", "--wait"]
+@pytest.mark.parametrize("words", [(), ("--hosts=node1",)], ids=["here", "ssh"])
+def test_the_doctor_imports_nothing_from_there(run, words):
+    done = run(RUN, "--doctor", *words, programs={"ssh": SSH})
+    assert done.returncode in (0, 1), done.stderr
+    assert "machine" in done.stdout, done.stdout
+
+
+def test_the_check_of_a_node_imports_nothing_from_there(run):
+    words = ["--hosts=node1,node2", "--nnodes=1:2", "--node_check=true"]
+    is_fine(run(RUN, *words, "sh", "-c", "echo $RANK", programs={"ssh": SSH}), "0", "1")
+
+
+@pytest.mark.parametrize("kind", [(), ("--array=0-1",)], ids=["job", "array"])
+def test_jobs_import_nothing_from_there(run, tmp_path, kind):
+    words = ["submit", "--scheduler=local", f"--dir={tmp_path / 'jobs'}", "--slots=1", *kind, "--wait"]
     done = run(JOB, *words, "--", "sh", "-c", "echo $RANK")
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.splitlines()[-1] == "COMPLETED"
