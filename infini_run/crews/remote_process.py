@@ -134,7 +134,7 @@ class RemoteWorkerProcess:
 
     def _unknown(self) -> Exit:
         """The Exit of a process whose node was lost: how it ended is not known, nor when. It is dated from when its
-        node was last heard of, since a rank elsewhere may fail for that reason before the loss is noticed."""
+        node was last heard of, since a rank elsewhere may fail because of the loss before that is noticed."""
         return Exit(
             rank=self.rank,
             local_rank=self.local_rank,
@@ -160,6 +160,8 @@ class RemoteWorkerProcess:
         return 1
 
     def stop(self, number: int = 0) -> None:
+        """As WorkerProcess.stop. A rank elsewhere may have failed: the node's answer is later than that."""
+        self._link.call(lambda: self._link.head.ask(self.node.peer))
         self._request("stop", number=number)
 
     def kill(self) -> None:

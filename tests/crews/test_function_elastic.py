@@ -186,6 +186,29 @@ def test_a_silent_node_is_the_cause_though_a_rank_elsewhere_fails_before_it_is_g
     assert caught.value.__notes__ == ["later: rank 0: ConnectionError: the peer does not answer"]
 
 
+def test_a_node_that_is_lost_while_a_failure_stops_it_is_not_the_cause(hosts, tmp_path, bell):
+    """Its last heartbeat may be from before the failure; it answers when it is told to stop."""
+    gate, path = tmp_path / "gate", bell.path
+
+    def run():
+        def ring(*given):
+            with open(path, "w") as file:
+                file.write("told\n")
+
+        signal.signal(signal.SIGTERM, ring)
+        tell(tmp_path, gate=gate if os.environ["RANK"] == "0" else None)
+        raise ValueError("the first failure")
+
+    with ir.Launcher(**hosts(2, node_timeout=60, grace=1000)).start(run) as handle:
+        world(tmp_path, 0, 2)
+        gate.touch()
+        bell.hear(1)
+        os.kill(launcher_of(1), signal.SIGKILL)
+        with pytest.raises(ValueError, match="the first failure") as caught:
+            handle.result(LIMIT_S)
+    assert any("node 1 (host2) was lost" in note for note in caught.value.__notes__)
+
+
 def fail_on(host, fails):
     """A rank on that host fails in the first few worlds."""
     restarts, name = ir.this_worker().restarts, os.uname().nodename
