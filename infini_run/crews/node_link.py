@@ -318,6 +318,8 @@ class NodeLink:
         first = None if peer.report is None else peer.report.first_failure
         if not self._is_alone and peer.state == "done" and first is None and not peer.loss:
             return InfiniRunError(f"{peer.title}: this attempt has ended")
+        if self._is_alone and isinstance(error, NodeLost) and first is None and not peer.loss:
+            return error  # it was ended because another was lost, which may be heard of later than this
         how = f": what holds its workers ended: {describe_end(first)}" if first is not None else ""
         return NodeLost(peer.loss or f"{peer.title} was lost{how}", peer.name, peer.index)
 

@@ -43,7 +43,7 @@ class RemoteWorkerProcess:
         self.host = node.name
         self.pid = 0
         self.exit: Exit | None = None
-        self.problem: InfiniRunError | None = None
+        self._problem: InfiniRunError | None = None
         self.ended = False
         self.stuck = ""
         self._has_ended_there = False  # as the NodeLink knows
@@ -108,6 +108,12 @@ class RemoteWorkerProcess:
     def group(self) -> RemoteWorkerProcess:
         return self
 
+    @property
+    def problem(self) -> InfiniRunError | None:
+        """As of a WorkerProcess. The ranks of a lost node are told of it one by one: who asks before it is this one's
+        turn, because another was first, hears it too."""
+        return self._problem or (None if self.ended or self.exit is not None else self.node.problem)
+
     def fds(self) -> Sequence[int]:
         return () if self.ended else (self._wakeup_fd,)
 
@@ -126,7 +132,7 @@ class RemoteWorkerProcess:
             if kind == "exit":
                 self.exit = value
             elif kind == "lost":
-                self.problem = value
+                self._problem = value
                 self.exit = self.exit or self._unknown()
             elif kind == "ended":
                 self.stuck = value or ""

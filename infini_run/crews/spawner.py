@@ -68,7 +68,9 @@ if TYPE_CHECKING:
         tasks: Sender
         events: Receiver
         exit: Exit | None
-        problem: InfiniRunError | None
+
+        @property
+        def problem(self) -> InfiniRunError | None: ...
 
         @property
         def group(self) -> ProcessGroup: ...

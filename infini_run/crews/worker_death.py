@@ -60,6 +60,8 @@ def death_error(worker: FailedWorker) -> WorkerDied:
         error = WorkerDied(str(worker.cause), worker.cause.exit)
         error.__cause__ = worker.cause.__cause__
         return error
+    if worker.process is not None and worker.process.problem is not None:  # another rank of that node was the first
+        return cause_of_death(worker)
     return WorkerDied(
         f"rank {worker.rank} was stopped: {worker.stopped_for or 'the crew was closed'}", exit_of(worker)
     )

@@ -9,6 +9,7 @@ from infini_run.errors import InfiniRunError, LinkError, ProgramError, UsageErro
 from infini_run.multinode import message_schema, protocol
 from infini_run.multinode.clock_offset import clock_answer
 from infini_run.multinode.protocol import HANDSHAKE_S, pack_json
+from infini_run.report.text import duration_text
 from infini_run.system.poller import READ, WRITE
 
 TYPE_CHECKING = False
@@ -54,6 +55,8 @@ class HeadLink:
         self._handshake: Handshake | None = None
         self._frames: list[tuple[bytes, bytes]] = []
         self._last_received_s = time.monotonic()
+        self._last_wait_s = _boot_s()  # when the last wait has ended
+        self._absence_s = 0.0, -float("inf")  # how long this process was stopped or its machine slept, and its end
         self.silence_limit_s = float("inf")
         self.lease: Lease | None = None  # of a node without which the job goes on
         self.due_s = float("inf")  # when a watcher has something to do (monotonic)
@@ -147,12 +150,18 @@ class HeadLink:
             watch()
         if self.lease is not None and self.lease.due_in_s <= 0 and not self.is_lost:
             self.connection.send(self.lease.request())
-        self._poller.poll(timeout_s)
+        self._poller.poll(timeout_s, self._note_absence)
         left_s = self.silence_left_s()
         if left_s is not None and left_s <= 0 and not self.is_lost:
             self.give_up(f"nothing was heard of the head for {self.silence_limit_s:g} s (--node_timeout)")
         for watch in self.watchers:  # while ranks run, their group waits for the poller's own descriptor
             watch()
+
+    def _note_absence(self) -> None:
+        """No wait is so long, for the head's silence ends it."""
+        before_s, self._last_wait_s = self._last_wait_s, _boot_s()
+        if self._last_wait_s - before_s >= self.silence_limit_s:
+            self._absence_s = self._last_wait_s - before_s, self._last_wait_s
 
     def drain(self) -> None:
         """Wait until the head has taken all that was sent, or has gone."""
@@ -206,6 +215,11 @@ class HeadLink:
 
     def give_up(self, reason: str = "") -> None:
         """Give the head up: nothing is sent to it or read from it any more."""
+        away_s, end_s = self._absence_s
+        if not reason and _boot_s() - end_s < self.silence_limit_s:
+            limit = f"{self.silence_limit_s:g} s (--node_timeout)"
+            away = f"this launcher itself was stopped for {duration_text(away_s)}, or its machine slept"
+            reason = f"{away}: the head gives a node up after {limit}"
         self.is_lost, self.loss = True, reason or self.loss
         for fd in (self.connection.fileno(), self.connection.write_fd):
             self._poller.unwatch(fd)
@@ -232,4 +246,9 @@ class HeadLink:
         suspend()
         if substitute is not None:
             substitute.end()
+        self._last_wait_s = _boot_s()
         self.forgive_silence()
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -305,7 +305,7 @@ def test_a_limit_that_passes_at_the_exit_is_told():
 def test_a_crew_that_fails_at_the_exit_is_told():
     done = run_program("crew = ir.Crew(obey)\ncrew.ask(('sleep', 0.3))\ncrew.ask('killed')\ncrew.ask('pid')\n")
     assert done.returncode == 0
-    assert done.stderr.startswith("infini-run: the crew failed\n  rank 0 on ")
+    assert done.stderr.startswith("infini-run: the crew failed; rank 0 on ")
     assert "killed by SIGKILL" in done.stderr
 
 

@@ -165,7 +165,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 
 @needs_root
 def test_a_taken_port_and_a_home_that_is_not_there_are_notes(doctor):
-    """In a network of its own: reports of other tests would tell of the port."""
+    """In a network of its own: a test that reports at the same time would find the port taken."""
     env = {**os.environ, "HOME": "/nosuch", "TMPDIR": "/nosuch/tmp"}
     answer = doctor(under=("unshare", "--net", sys.executable, "-ISc", TAKES_PORT), env=env)
     grade, text = answer.of("port")

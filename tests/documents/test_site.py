@@ -68,7 +68,7 @@ def test_every_page_fits_and_loads_nothing_from_elsewhere(site, browser):
     from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
     wrong = []
-    for width in (390, 1280):  # a window of each, since Chromium 150 may hang while it changes one's size
+    for width in (390, 1280):  # a window of each, since Chromium 150 may hang while a window's size is changed
         context = browser.new_context(viewport={"width": width, "height": 844})
         page = context.new_page()
         page.on("request", lambda request: None if _is_ours(request.url, address) else wrong.append(request.url))

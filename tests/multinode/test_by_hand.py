@@ -259,6 +259,9 @@ def test_a_stopped_joiner_is_silent_and_lost(node, bell):
     )
     commands[1].signal(signal.SIGCONT)
     assert commands[1].wait() == 1
+    (line,) = told(commands[1])
+    assert line.startswith("infini-run: this launcher itself was stopped for "), line
+    assert line.endswith(", or its machine slept: the head gives a node up after 3 s (--node_timeout)")
 
 
 def test_a_node_that_is_done_early_waits_for_the_others(node):

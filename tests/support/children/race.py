@@ -90,8 +90,14 @@ def by_channel(play):
 
 def busy(start):
     """The supervisor takes one event, and the next when the worker has ended."""
-    _, receive, join, _ = start(burst)
+    taken = multiprocessing.get_context("fork").Event()
+
+    def burst_and_close_once_one_is_taken(send, close):
+        burst(send, lambda: taken.wait() and close())
+
+    _, receive, join, _ = start(burst_and_close_once_one_is_taken)
     got = [receive()]
+    taken.set()
     join()
     try:
         while True:
