@@ -149,7 +149,7 @@ class Crew(Generic[T, R]):
         may_hang = limits.watchdog_s or limits.ready_timeout_s or failure_options.hang_timeout_s
         hello = Hello(
             path=path_of_workers(),
-            argv=tuple(sys.argv),
+            argv=tuple(map(str, sys.argv)),
             log_level=read_log_level(log_level),
             watchdog_s=limits.watchdog_s,
             stack_signal=failure_options.stop_signal if may_hang else 0,

@@ -236,7 +236,7 @@ class Launcher:
         options = self._failure_options
         hello = Hello(
             path=path_of_workers(),
-            argv=tuple(sys.argv),
+            argv=tuple(map(str, sys.argv)),
             log_level=read_log_level(self._log_level),
             stack_signal=options.stop_signal if options.hang_timeout_s else 0,
         )

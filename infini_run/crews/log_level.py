@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from infini_run.errors import UsageError
+from infini_run.value_types import MAX_INT
 
 NO_RECORDS = -1
 
@@ -24,6 +25,6 @@ def read_log_level(asked: int | str | bool | None) -> int:
     if asked is None or asked is True:
         return logging.getLogger().getEffectiveLevel()
     level = logging.getLevelName(asked) if isinstance(asked, str) else asked
-    if not isinstance(level, int) or level < 0:
+    if not isinstance(level, int) or not 0 <= level <= MAX_INT:
         raise UsageError(f"log_level={asked!r}: a level ('INFO', 20), True, False or None")
     return level

@@ -87,7 +87,7 @@ class RemoteSpawner:
         self._cwd = check_path("cwd", cwd)
         self._setup: dict[str, object] = {
             "path": list(path_of_workers()),
-            "argv": list(sys.argv),
+            "argv": list(map(str, sys.argv)),
             "env": dict(env or {}),
             "nproc": self._nprocs,
             "preload": list(preload),

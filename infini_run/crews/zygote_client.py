@@ -171,19 +171,21 @@ class ZygoteLaunch:
 
     def start(self) -> None:
         """As NodeLaunch.start. Raises CannotFork, StartError, UsageError: then no worker is left."""
-        with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
-            ours, self._theirs = socket.socketpair()
-            self._connection = MessageSocket(ours)
-            for fd in (1, 2):
-                self._console.append(_copy(fd))
         try:
+            with forking:  # a child that is forked meanwhile lets go of it, or has nothing of it
+                ours, self._theirs = socket.socketpair()
+                self._connection = MessageSocket(ours)
+                for fd in (1, 2):
+                    self._console.append(_copy(fd))
             self._zygote.send(self._request, [self._theirs.fileno(), *self._console, *self._channels])
         except BaseException:
-            self._connection.close()
+            if self._connection is not None:
+                self._connection.close()
             self._ended = True
             raise
         finally:
-            close_link(self._theirs)
+            if self._theirs is not None:
+                close_link(self._theirs)
             self._close_console()
         try:
             while not self._has_started and not self._ended:

@@ -1,8 +1,9 @@
 """One command of a scheduler: run, with a limit in time, and what it said.
 
 The one rule: a command that does not end in time is killed with all that it has started, and that is an answer too.
-What it says goes into memory files, not pipes: what it may leave behind cannot hold us. So does its exit code, by way
-of a shell: a host program may ignore SIGCHLD, or reap every child of the process.
+What it says goes into memory files, not pipes: what it may leave behind cannot hold us. So does its exit code, which
+a shell writes: a host program may ignore SIGCHLD, or reap every child of the process. Variables with names that a
+shell drops (bash's functions) go around it by env(1).
 
 Without `subprocess`, whose import takes longer than most commands: posix_spawn(3).
 """
@@ -72,7 +73,7 @@ def run_command(
     try:
         os.pwrite(source, given.encode(), 0)
         try:
-            words = (_path_of(argv[0], environ), *argv[1:])
+            words = (*_around_the_shell(environ), _path_of(argv[0], environ), *argv[1:])
             pid = start(("/bin/sh", "-c", _SHELL, "sh", *words), environ, stdio)
         except OSError as problem:
             return CommandResult(code=MISSING, out="", error=f"{argv[0]}: {problem.strerror}")
@@ -84,10 +85,15 @@ def run_command(
             os.close(fd)
 
 
+def _around_the_shell(environ: Mapping[str, str]) -> tuple[str, ...]:
+    odd = [f"{name}={value}" for name, value in environ.items() if not (name.isascii() and name.isidentifier())]
+    return ("/usr/bin/env", *odd) if odd else ()
+
+
 def _path_of(program: str, environ: Mapping[str, str]) -> str:
     """Where a program is. Raises OSError: nowhere."""
     path = program if "/" in program else find_program(program, environ.get("PATH", os.defpath))
-    if not path:
+    if not path or not os.path.exists(path):
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), program)
     return path
 
@@ -98,7 +104,8 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int])
     Args:
         argv: Its words.
         environ: Its environment, in which it is looked for on PATH.
-        stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is above all of these.
+        stdio: The descriptors that become 0, 1, 2 and on; it gets no others. Each is its own number, or above all of
+            these.
 
     Returns:
         Its pid.
@@ -109,7 +116,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], stdio: Sequence[int])
     path = _path_of(argv[0], environ)
     actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited() if fd >= len(stdio)]
-    rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGPIPE, signal.SIGXFSZ)}
+    rest = {"file_actions": actions, "setsigmask": (), "setsigdef": (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)}
     try:
         return os.posix_spawn(path, list(argv), dict(environ), **rest, setsid=True)  # type: ignore[arg-type]
     except NotImplementedError:  # glibc before 2.26
@@ -166,12 +173,11 @@ def reap(pid: int, pidfd: int = -1) -> None:
         pidfd: Its pidfd, if there is one: the number alone may be another child's by now.
     """
     try:
-        if pidfd >= 0:
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        else:
-            os.waitid(os.P_PID, pid, os.WEXITED)
+        os.waitid(*((os.P_PIDFD, pidfd) if pidfd >= 0 else (os.P_PID, pid)), os.WEXITED)
     except ChildProcessError:
         return
+    except OSError:  # Linux 5.3 has pidfds, and no P_PIDFD
+        reap(pid)
 
 
 def _ends_within(pid: int, pidfd: int, limit_s: float) -> bool:

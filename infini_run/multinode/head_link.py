@@ -130,7 +130,7 @@ class HeadLink:
 
     def forgive_silence(self) -> None:
         """We have not listened until now: what the head has sent is still to be read."""
-        self._last_received_s = time.monotonic()
+        self._last_received_s, self._last_wait_s = time.monotonic(), _boot_s()
 
     def next_frame(self, *kinds: bytes) -> tuple[bytes, bytes]:
         """Wait for a SPEC, LAUNCH or GOODBYE of these kinds, and drop the others. Raises LinkError: the head has
@@ -244,10 +244,12 @@ class HeadLink:
         except OSError as error:
             print_line(f"infini-run: node 0 will hear nothing of us, and give up: {error.strerror}")
         suspend()
+        before_s = self._last_wait_s
+        self.forgive_silence()
         if substitute is not None:
             substitute.end()
-        self._last_wait_s = _boot_s()
-        self.forgive_silence()
+        else:  # then the head has heard nothing
+            self._last_wait_s = before_s
 
 
 def _boot_s() -> float:

@@ -40,6 +40,16 @@ def test_it_gets_the_environment_that_was_given_and_no_stdin():
     assert said.out == "1\n"
 
 
+def test_it_gets_variables_that_no_shell_would_keep():
+    """Modules of a site are functions of bash, which sbatch takes along."""
+    odd = {"BASH_FUNC_module%%": "() {  echo loaded\n}", "a.b": "it's"}
+    said = run_command(["env", "-0"], {**odd, "PATH": os.environ["PATH"], "A": "1"})
+    found = dict(each.split("=", 1) for each in said.out.split("\0") if each)
+    assert {name: found.get(name) for name in ("BASH_FUNC_module%%", "a.b", "A")} == {
+        "BASH_FUNC_module%%": "() {  echo loaded\n}", "a.b": "it's", "A": "1",
+    }  # fmt: skip
+
+
 def test_it_gets_no_descriptor_of_its_caller():
     """qsub leaves a daemon behind, which would hold a pipe of ours open."""
     read, write = os.pipe()
