@@ -448,9 +448,10 @@ def test_a_worker_that_crashes_with_large_data_on_the_way_is_one_error(crew, tmp
     os.mkfifo(gate)
     data = b"x" * 50_000_000
     asks = [crew.worker(0).ask((exit_when_opened, str(gate))), crew.worker(0).ask((len, data))]
+    until(lambda: crew.status().workers[0].tasks == 2)  # else the worker that comes next may do the second
     with open(gate, "w"):
         pass
-    assert all(isinstance(ask.exception(LIMIT_S), ir.WorkerDied) for ask in asks)
+    assert [type(ask.exception(LIMIT_S)) for ask in asks] == [ir.WorkerDied] * 2
     assert crew.worker(0).ask((len, data)).result(LIMIT_S) == len(data)
 
 
