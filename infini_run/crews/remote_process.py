@@ -110,8 +110,8 @@ class RemoteWorkerProcess:
 
     @property
     def problem(self) -> InfiniRunError | None:
-        """As of a WorkerProcess. The ranks of a lost node are told of it one by one: who asks before it is this one's
-        turn, because another was first, hears it too."""
+        """As of a WorkerProcess. The processes of a lost node are told of it one after the other; who asks before this
+        one was told has the same answer."""
         return self._problem or (None if self.ended or self.exit is not None else self.node.problem)
 
     def fds(self) -> Sequence[int]:
@@ -166,7 +166,8 @@ class RemoteWorkerProcess:
         return 1
 
     def stop(self, number: int = 0) -> None:
-        """As WorkerProcess.stop. A rank elsewhere may have failed: the node's answer is later than that."""
+        """As WorkerProcess.stop. If a rank elsewhere has failed, the node's answer shows that it was alive after
+        that."""
         self._link.call(lambda: self._link.head.ask(self.node.peer))
         self._request("stop", number=number)
 
