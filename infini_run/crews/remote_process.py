@@ -110,8 +110,8 @@ class RemoteWorkerProcess:
 
     @property
     def problem(self) -> InfiniRunError | None:
-        """As of a WorkerProcess. The processes of a lost node are told of it one after the other; who asks before this
-        one was told has the same answer."""
+        """As of a WorkerProcess. The processes of a lost node are told of it one after the other; who asks before
+        this one was told has the same answer."""
         return self._problem or (None if self.ended or self.exit is not None else self.node.problem)
 
     def fds(self) -> Sequence[int]:
